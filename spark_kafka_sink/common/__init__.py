@@ -1,0 +1,1 @@
+"""L0: what every room may use, made of the standard library alone."""

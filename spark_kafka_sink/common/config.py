@@ -1,0 +1,398 @@
+"""The producer's settings: one table, and the rules between them.
+
+A row of the table is a field of `ProducerConfig`: Kafka's key with dots for underscores, its type, default, check and meaning. Values may
+come as text (Spark hands every option over as text) or typed. Nothing is ignored: an unknown key is an error that names the nearest known
+one, and a key that only means something to the Java client is an error that says so.
+Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple, TypeVar
+
+from spark_kafka_sink.common.errors import ConfigError
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+
+T = TypeVar("T")
+
+
+class Secret:
+    """Text that shows itself to nobody who does not ask for it by name."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+class OptionRow(NamedTuple):
+    """A row of the option table as a reader wants it."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+
+
+class _Refused(Exception):
+    """What a check says about a value; `_parse_value` adds the option's name."""
+
+
+# ---- parsers: a value of the caller's → a value of ours ----------------------------------------------------------------------------
+
+
+def _whole_number(value: object) -> int:
+    if isinstance(value, bool):
+        raise _Refused("a whole number is wanted")
+    if isinstance(value, int):
+        return value
+    try:
+        return int(str(value).strip())
+    except ValueError:
+        raise _Refused("a whole number is wanted") from None
+
+
+def _between(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = _whole_number(value)
+        if not low <= number <= high:
+            raise _Refused(f"it must lie between {low} and {high}")
+        return number
+
+    return parse
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"true": True, "false": False}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise _Refused("true or false is wanted")
+    return known[text]
+
+
+def _text(value: object) -> str:
+    return str(value).strip()
+
+
+def _one_of(*allowed: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = str(value).strip()
+        by_lower = {known.lower(): known for known in allowed}
+        if text.lower() not in by_lower:
+            raise _Refused(f"one of {', '.join(allowed)} is wanted")
+        return by_lower[text.lower()]
+
+    return parse
+
+
+def _acks(value: object) -> int:
+    known = {"all": -1, "-1": -1, "0": 0, "1": 1}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise _Refused("one of all, -1, 0, 1 is wanted")
+    return known[text]
+
+
+def _gzip_level(value: object) -> int:
+    level = _whole_number(value)
+    if level != -1 and not 1 <= level <= 9:
+        raise _Refused("it must be -1 or lie between 1 and 9")
+    return level
+
+
+def _addresses(value: object) -> tuple[tuple[str, int], ...]:
+    """host:port pairs, IPv6 hosts in brackets."""
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    found: list[tuple[str, int]] = []
+    for item in (item.strip() for item in items):
+        if not item:
+            continue
+        host, colon, port_text = item.rpartition(":")
+        host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
+        if not colon or not host or not port_text.isdigit() or not 0 < int(port_text) < 65536:
+            raise _Refused(f"{item!r} is not host:port")
+        found.append((host, int(port_text)))
+    if not found:
+        raise _Refused("at least one host:port is wanted")
+    return tuple(found)
+
+
+def _option(parse: Callable[[object], T], default: object, type_name: str, doc: str) -> Any:
+    """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not give."""
+    metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc}
+    if default is None:
+        return field(default=None, metadata=metadata)
+    return field(default=parse(default), metadata=metadata)
+
+
+_ms = _between(0, LONG_MAX)
+_int_ms = _between(0, INT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig:
+    """Every setting, typed and checked. Make one with `from_mapping`."""
+
+    bootstrap_servers: tuple[tuple[str, int], ...] = field(
+        metadata={
+            "parse": _addresses,
+            "type": "list",
+            "default": None,
+            "doc": "host:port pairs to learn the cluster from, comma-separated.",
+        }
+    )
+    client_id: str = _option(_text, "", "string", "Name of this client in the brokers' logs, metrics and quotas.")
+    client_dns_lookup: str = _option(
+        _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+        "use_all_dns_ips",
+        "string",
+        "How a host name becomes addresses; every address is tried either way.",
+    )
+    acks: int = _option(_acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0.")
+    enable_idempotence: bool = _option(
+        _boolean, True, "boolean", "No doubles and no reordering when a send is retried. Needs acks=all."
+    )
+    transactional_id: str | None = _option(
+        _text, None, "string", "The name under which this producer's transactions run."
+    )
+    transaction_timeout_ms: int = _option(
+        _between(1, INT_MAX), 60_000, "int", "After this long the broker aborts an open transaction."
+    )
+    max_in_flight_requests_per_connection: int = _option(
+        _between(1, INT_MAX), 5, "int", "Unanswered requests a connection may have."
+    )
+    retries: int = _option(
+        _between(0, INT_MAX),
+        INT_MAX,
+        "int",
+        "How often a batch is sent again; delivery.timeout.ms is the limit to set.",
+    )
+    retry_backoff_ms: int = _option(
+        _ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580)."
+    )
+    retry_backoff_max_ms: int = _option(_ms, 1_000, "long", "The longest pause before a retry.")
+    delivery_timeout_ms: int = _option(
+        _int_ms, 120_000, "int", "A record is acknowledged or failed within this time of its send."
+    )
+    request_timeout_ms: int = _option(_int_ms, 30_000, "int", "How long an answer to one request may take.")
+    linger_ms: int = _option(_ms, 5, "long", "How long a batch that is not full waits for more records.")
+    batch_size: int = _option(
+        _int_ms,
+        262_144,
+        "int",
+        "Bytes of records after which a batch is full (before compression). Kafka's own default is 16384.",
+    )
+    max_request_size: int = _option(_int_ms, 1_048_576, "int", "The largest request, and so the largest record.")
+    buffer_memory: int = _option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
+    max_block_ms: int = _option(_ms, 60_000, "long", "How long a send may wait for metadata and for buffer.memory.")
+    compression_type: str = _option(
+        _one_of("none", "gzip", "snappy", "lz4", "zstd"), "none", "string", "Codec of the record batches."
+    )
+    compression_gzip_level: int = _option(
+        _gzip_level, -1, "int", "1 (fast) to 9 (small), -1 for the codec's own default."
+    )
+    compression_lz4_level: int = _option(_between(1, 17), 9, "int", "1 to 17; levels below 3 are the fast ones.")
+    compression_zstd_level: int = _option(_between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
+    partitioner_ignore_keys: bool = _option(_boolean, False, "boolean", "Choose partitions as if records had no key.")
+    partitioner_adaptive_partitioning_enable: bool = _option(
+        _boolean, True, "boolean", "Send more of the records without a key to brokers that keep up (KIP-794)."
+    )
+    partitioner_availability_timeout_ms: int = _option(
+        _ms, 0, "long", "Pass over a partition whose broker has taken nothing for this long; 0 turns it off."
+    )
+    metadata_max_age_ms: int = _option(
+        _ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
+    )
+    metadata_max_idle_ms: int = _option(
+        _between(5_000, LONG_MAX), 300_000, "long", "A topic that nobody wrote to for this long is forgotten."
+    )
+    metadata_recovery_strategy: str = _option(
+        _one_of("none", "rebootstrap"),
+        "rebootstrap",
+        "string",
+        "When no known broker can be reached: start again from bootstrap.servers, or go on as before (KIP-899).",
+    )
+    metadata_recovery_rebootstrap_trigger_ms: int = _option(
+        _ms, 300_000, "long", "Without fresh metadata for this long, start again from bootstrap.servers (KIP-1102)."
+    )
+    reconnect_backoff_ms: int = _option(
+        _ms, 50, "long", "Pause before the first reconnect to a broker; it doubles, with jitter."
+    )
+    reconnect_backoff_max_ms: int = _option(_ms, 1_000, "long", "The longest pause before a reconnect.")
+    socket_connection_setup_timeout_ms: int = _option(
+        _ms, 10_000, "long", "How long a connection may take to be made, the first time; it doubles, with jitter."
+    )
+    socket_connection_setup_timeout_max_ms: int = _option(
+        _ms, 30_000, "long", "The longest a connection may take to be made."
+    )
+    connections_max_idle_ms: int = _option(
+        _between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."
+    )
+    send_buffer_bytes: int = _option(_between(-1, INT_MAX), 131_072, "int", "SO_SNDBUF; -1 for the system's default.")
+    receive_buffer_bytes: int = _option(_between(-1, INT_MAX), 32_768, "int", "SO_RCVBUF; -1 for the system's default.")
+    security_protocol: str = _option(
+        _one_of("PLAINTEXT"), "PLAINTEXT", "string", "How connections are secured. So far PLAINTEXT alone."
+    )
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> ProducerConfig:
+        """Check and parse `settings`, Kafka's keys (dots) to text or typed values.
+
+        Raises ConfigError: unknown key, malformed value, missing bootstrap.servers, or settings that contradict each other.
+        """
+        table = _table()
+        for key in settings:
+            if key not in table:
+                raise ConfigError(_unknown_key(key, table))
+        if settings.get("bootstrap.servers") is None:
+            raise ConfigError(
+                "bootstrap.servers is missing: give it host:port pairs of the cluster's brokers, comma-separated."
+            )
+        given = {key: value for key, value in settings.items() if value is not None}
+        parsed = {
+            _field_name(key): _parse_value(key, value, table[key].metadata["parse"]) for key, value in given.items()
+        }
+        config = cls(**_with_dependent_defaults(parsed))
+        config._check_rules()
+        return config
+
+    @classmethod
+    def keys(cls) -> frozenset[str]:
+        """Every key that `from_mapping` takes."""
+        return frozenset(_table())
+
+    def canonical(self) -> tuple[tuple[str, object], ...]:
+        """Hashable identity: two configurations with equal settings have equal canonical forms."""
+        return tuple((_key(f.name), getattr(self, f.name)) for f in fields(self))
+
+    @property
+    def compression_level(self) -> int | None:
+        """The level of the codec in use, or None where it has none (or its own default was asked for)."""
+        levels = {
+            "gzip": None if self.compression_gzip_level == -1 else self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }
+        return levels.get(self.compression_type)
+
+    def _check_rules(self) -> None:
+        for broken, text in _RULES:
+            if broken(self):
+                raise ConfigError(text.format(config=self))
+
+
+_RULES: Final[tuple[tuple[Callable[[ProducerConfig], bool], str], ...]] = (
+    (
+        lambda c: c.delivery_timeout_ms < min(c.linger_ms + c.request_timeout_ms, INT_MAX),
+        "delivery.timeout.ms={config.delivery_timeout_ms} must be at least linger.ms + request.timeout.ms"
+        " ({config.linger_ms} + {config.request_timeout_ms}): raise it, or lower request.timeout.ms.",
+    ),
+    (
+        lambda c: c.enable_idempotence and c.acks != -1,
+        "enable.idempotence=true needs acks=all: set acks=all, or enable.idempotence=false.",
+    ),
+    (
+        lambda c: c.enable_idempotence and c.retries == 0,
+        "enable.idempotence=true needs retries above 0: remove retries, or set enable.idempotence=false.",
+    ),
+    (
+        lambda c: c.enable_idempotence and c.max_in_flight_requests_per_connection > 5,
+        "enable.idempotence=true allows at most 5 for max.in.flight.requests.per.connection,"
+        " not {config.max_in_flight_requests_per_connection}: lower it, or set enable.idempotence=false.",
+    ),
+    (
+        lambda c: c.transactional_id is not None and not c.enable_idempotence,
+        "transactional.id needs enable.idempotence=true.",
+    ),
+)
+
+_JAVA_ONLY: Final[Mapping[str, str]] = {
+    "key.serializer": "keys are string or binary columns here; cast the column instead",
+    "value.serializer": "values are string or binary columns here; cast the column instead",
+    "interceptor.classes": "no Java class is loaded here; change the DataFrame before it is written",
+    "partitioner.class": "no Java class is loaded here; add a 'partition' column instead",
+    "metric.reporters": "no Java class is loaded here; read the producer's metrics() instead",
+    "security.providers": "no Java class is loaded here",
+    "config.providers": "no Java class is loaded here; resolve the value before you pass it",
+    "auto.include.jmx.reporter": "there is no JMX here; read the producer's metrics() instead",
+    "enable.metrics.push": "this client pushes no metrics to brokers; leave it out",
+    "metrics.num.samples": "the producer's metrics keep fixed windows; leave it out",
+    "metrics.sample.window.ms": "the producer's metrics keep fixed windows; leave it out",
+    "metrics.recording.level": "the producer's metrics have one level; leave it out",
+    "transaction.two.phase.commit.enable": "brokers offer no stable form of it (KIP-939)",
+}
+
+
+def _key(field_name: str) -> str:
+    return field_name.replace("_", ".")
+
+
+def _field_name(key: str) -> str:
+    return key.replace(".", "_")
+
+
+def _table() -> Mapping[str, Any]:
+    return {_key(f.name): f for f in fields(ProducerConfig)}
+
+
+def _parse_value(key: str, value: object, parse: Callable[[object], object]) -> object:
+    try:
+        return parse(value)
+    except _Refused as refusal:
+        raise ConfigError(f"{key}={value!r}: {refusal}.") from None
+
+
+def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
+    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), and a delivery
+    time-out that nobody asked for to a longer request time-out."""
+    rules_it_out = (
+        parsed.get("acks", -1) != -1
+        or parsed.get("retries", INT_MAX) == 0
+        or parsed.get("max_in_flight_requests_per_connection", 5) > 5
+    )
+    if rules_it_out and parsed.get("transactional_id") is None:
+        parsed.setdefault("enable_idempotence", False)
+    if "delivery_timeout_ms" not in parsed and "request_timeout_ms" in parsed:
+        wanted = parsed["request_timeout_ms"] + parsed.get("linger_ms", 5)
+        parsed["delivery_timeout_ms"] = min(max(120_000, wanted), INT_MAX)
+    return parsed
+
+
+def _unknown_key(key: str, known: Iterable[str]) -> str:
+    if key in _JAVA_ONLY:
+        return f"{key} is a setting of the Java client: {_JAVA_ONLY[key]}."
+    if key.startswith(("ssl.", "sasl.")):
+        return f"{key}: connections are PLAINTEXT alone so far, and take no ssl.* or sasl.* setting."
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return f"{key} is not a producer setting. The nearest one is {nearest[0]}."
+
+
+def describe_options() -> list[OptionRow]:
+    """The table as rows for a reader, in its own order."""
+    rows = []
+    for f in fields(ProducerConfig):
+        default = f.metadata["default"]
+        text = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+        rows.append(OptionRow(_key(f.name), f.metadata["type"], text, f.metadata["doc"]))
+    return rows

@@ -1,0 +1,170 @@
+"""The rooms of the package: arrows point down, nobody goes in a circle, and what only one room may use, only it uses.
+
+Reads the imports with `ast`; nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "spark_kafka_sink"
+
+LAYERS = {"common": 0, "record": 1, "protocol": 1, "network": 2, "client": 3, "producer": 4, "sink": 5}
+"""`local` stands beside: it may use `common` alone, and no room may use it."""
+
+ONLY_ROOMS = {
+    "numpy": {"record"},
+    "lz4": {"record"},
+    "crc32c": {"record"},
+    "pyarrow": {"record", "sink"},
+    "kio": {"protocol", "local"},
+    "socket": {"network", "local"},
+    "selectors": {"network"},
+    "ssl": {"network"},
+    "pyspark": {"sink"},
+    "jgo": {"local"},
+    "rich": {"local"},
+}
+ROOM_THAT_STARTS_THREADS = "producer"
+MAX_LINES = 400
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(module imported, whether only for type checking)."""
+    tree = ast.parse(path.read_text())
+    typing_only: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            typing_only.update(inner for inner in ast.walk(node))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node in typing_only
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            assert node.module is not None
+            yield node.module, node in typing_only
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node in typing_only
+
+
+def arrows() -> list[tuple[str, str]]:
+    known = {dotted(path) for path in modules()}
+    return [
+        (dotted(path), target)
+        for path in modules()
+        for target, _ in imports(path)
+        if target in known and target != dotted(path)
+    ]
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= set(LAYERS) | {"local"}
+
+
+def test_arrows_point_down_only() -> None:
+    upward = [
+        f"{source} -> {target}"
+        for source, target in arrows()
+        if room(source) in LAYERS
+        and room(target)
+        and (room(target) not in LAYERS or LAYERS[room(target)] > LAYERS[room(source)])
+    ]
+    assert upward == []
+
+
+def test_rooms_of_one_layer_do_not_use_each_other() -> None:
+    sideways = [
+        f"{source} -> {target}"
+        for source, target in arrows()
+        if room(source) != room(target)
+        and room(source) in LAYERS
+        and room(target) in LAYERS
+        and LAYERS[room(source)] == LAYERS[room(target)]
+    ]
+    assert sideways == []
+
+
+def test_the_embedded_broker_uses_the_common_room_alone() -> None:
+    assert [
+        f"{source} -> {target}"
+        for source, target in arrows()
+        if room(source) == "local" and room(target) not in {"local", "common", ""}
+    ] == []
+
+
+def test_modules_form_no_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for source, target in arrows():
+        if source != "spark_kafka_sink" and target != "spark_kafka_sink":
+            graph.setdefault(source, set()).add(target)
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        if module in done:
+            return
+        for target in graph.get(module, ()):
+            visit(target, (*path, module))
+        done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("library", sorted(ONLY_ROOMS))
+def test_a_library_stays_in_its_rooms(library: str) -> None:
+    strangers = [
+        dotted(path)
+        for path in modules()
+        for target, _ in imports(path)
+        if target.split(".")[0] == library and room(dotted(path)) not in ONLY_ROOMS[library]
+    ]
+    assert strangers == []
+
+
+def test_only_the_producer_starts_a_thread() -> None:
+    starters = [
+        dotted(path)
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"threading.Thread", "Thread", "ThreadPoolExecutor", "threading.Timer"}
+        and room(dotted(path)) not in {ROOM_THAT_STARTS_THREADS, "local"}
+    ]
+    assert starters == []
+
+
+def test_only_loop_owners_read_the_clock() -> None:
+    """`time` is read in common/clock.py alone; everyone else is handed a Clock or `now_ms`."""
+    readers = [
+        dotted(path)
+        for path in modules()
+        for target, _ in imports(path)
+        if target == "time" and room(dotted(path)) not in {"common", "local"}
+    ]
+    assert readers == []
+
+
+def test_no_room_is_overfull() -> None:
+    overfull = {dotted(path): lines for path in modules() if (lines := len(path.read_text().splitlines())) > MAX_LINES}
+    assert overfull == {}
