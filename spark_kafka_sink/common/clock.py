@@ -1,7 +1,7 @@
 """Time as an argument.
 
-A loop's owner holds a `Clock` and reads it; everything below takes `now_ms`. Times are whole milliseconds of a monotonic clock and mean
-nothing outside the process; `wall_ms` is the time of day, for record timestamps alone.
+A loop's owner holds a `Clock` and reads it; everything below takes `now_ms`. Times are whole milliseconds of a
+monotonic clock and mean nothing outside the process; `wall_ms` is the time of day, for record timestamps alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Clock(Protocol):
         ...
 
     def wait(self, condition: threading.Condition, timeout_ms: int) -> None:
-        """Wait on `condition`, which the caller holds, until notified or until `timeout_ms` have passed. May wake early."""
+        """Wait on `condition`, which the caller holds, until notified or until `timeout_ms` have passed. May wake
+        early.
+        """
         ...
 
 

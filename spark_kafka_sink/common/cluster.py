@@ -1,6 +1,7 @@
 """The cluster as last heard of: frozen values, safe to hand from thread to thread.
 
-`Cluster` is a snapshot with its indexes built once; a metadata update makes a new one. Mirrors org.apache.kafka.common.Cluster.
+`Cluster` is a snapshot with its indexes built once; a metadata update makes a new one. Mirrors
+org.apache.kafka.common.Cluster.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition with its nodes resolved. `leader` is None while there is none, or while the leader's address is not known."""
+    """A partition with its nodes resolved. `leader` is None while there is none, or while the leader's address is not
+    known.
+    """
 
     topic: str
     partition: int

@@ -1,9 +1,9 @@
 """The producer's settings: one table, and the rules between them.
 
-A row of the table is a field of `ProducerConfig`: Kafka's key with dots for underscores, its type, default, check and meaning. Values may
-come as text (Spark hands every option over as text) or typed. Nothing is ignored: an unknown key is an error that names the nearest known
-one, and a key that only means something to the Java client is an error that says so.
-Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
+A row of the table is a field of `ProducerConfig`: Kafka's key with dots for underscores, its type, default, check and
+meaning. Values may come as text (Spark hands every option over as text) or typed. Nothing is ignored: an unknown key
+is an error that names the nearest known one, and a key that only means something to the Java client is an error that
+says so. Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ class OptionRow(NamedTuple):
     doc: str
 
 
-class _Refused(Exception):
+class _RefusalError(Exception):
     """What a check says about a value; `_parse_value` adds the option's name."""
 
 
-# ---- parsers: a value of the caller's → a value of ours ----------------------------------------------------------------------------
+# ---- parsers: a value of the caller's → a value of ours ------------------------------------------------------------
 
 
 def _whole_number(value: object) -> int:
     if isinstance(value, bool):
-        raise _Refused("a whole number is wanted")
+        raise _RefusalError("a whole number is wanted")
     if isinstance(value, int):
         return value
     try:
         return int(str(value).strip())
     except ValueError:
-        raise _Refused("a whole number is wanted") from None
+        raise _RefusalError("a whole number is wanted") from None
 
 
 def _between(low: int, high: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
         number = _whole_number(value)
         if not low <= number <= high:
-            raise _Refused(f"it must lie between {low} and {high}")
+            raise _RefusalError(f"it must lie between {low} and {high}")
         return number
 
     return parse
@@ -87,7 +87,7 @@ def _boolean(value: object) -> bool:
     known = {"true": True, "false": False}
     text = str(value).strip().lower()
     if text not in known:
-        raise _Refused("true or false is wanted")
+        raise _RefusalError("true or false is wanted")
     return known[text]
 
 
@@ -100,7 +100,7 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
         text = str(value).strip()
         by_lower = {known.lower(): known for known in allowed}
         if text.lower() not in by_lower:
-            raise _Refused(f"one of {', '.join(allowed)} is wanted")
+            raise _RefusalError(f"one of {', '.join(allowed)} is wanted")
         return by_lower[text.lower()]
 
     return parse
@@ -110,14 +110,14 @@ def _acks(value: object) -> int:
     known = {"all": -1, "-1": -1, "0": 0, "1": 1}
     text = str(value).strip().lower()
     if text not in known:
-        raise _Refused("one of all, -1, 0, 1 is wanted")
+        raise _RefusalError("one of all, -1, 0, 1 is wanted")
     return known[text]
 
 
 def _gzip_level(value: object) -> int:
     level = _whole_number(value)
     if level != -1 and not 1 <= level <= 9:
-        raise _Refused("it must be -1 or lie between 1 and 9")
+        raise _RefusalError("it must be -1 or lie between 1 and 9")
     return level
 
 
@@ -131,15 +131,17 @@ def _addresses(value: object) -> tuple[tuple[str, int], ...]:
         host, colon, port_text = item.rpartition(":")
         host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
         if not colon or not host or not port_text.isdigit() or not 0 < int(port_text) < 65536:
-            raise _Refused(f"{item!r} is not host:port")
+            raise _RefusalError(f"{item!r} is not host:port")
         found.append((host, int(port_text)))
     if not found:
-        raise _Refused("at least one host:port is wanted")
+        raise _RefusalError("at least one host:port is wanted")
     return tuple(found)
 
 
 def _option(parse: Callable[[object], T], default: object, type_name: str, doc: str) -> Any:
-    """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not give."""
+    """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not
+    give.
+    """
     metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc}
     if default is None:
         return field(default=None, metadata=metadata)
@@ -259,7 +261,8 @@ class ProducerConfig:
     def from_mapping(cls, settings: Mapping[str, Any]) -> ProducerConfig:
         """Check and parse `settings`, Kafka's keys (dots) to text or typed values.
 
-        Raises ConfigError: unknown key, malformed value, missing bootstrap.servers, or settings that contradict each other.
+        Raises ConfigError: unknown key, malformed value, missing bootstrap.servers, or settings that contradict each
+        other.
         """
         table = _table()
         for key in settings:
@@ -359,13 +362,13 @@ def _table() -> Mapping[str, Any]:
 def _parse_value(key: str, value: object, parse: Callable[[object], object]) -> object:
     try:
         return parse(value)
-    except _Refused as refusal:
+    except _RefusalError as refusal:
         raise ConfigError(f"{key}={value!r}: {refusal}.") from None
 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
-    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), and a delivery
-    time-out that nobody asked for to a longer request time-out."""
+    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), and a
+    delivery time-out that nobody asked for to a longer request time-out."""
     rules_it_out = (
         parsed.get("acks", -1) != -1
         or parsed.get("retries", INT_MAX) == 0

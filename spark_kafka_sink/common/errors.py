@@ -1,11 +1,12 @@
 """Every error the package raises, one tree under `KafkaError`.
 
-The names are Kafka's own with `Error` for `Exception` (org.apache.kafka.common.errors; `KafkaTimeoutError` keeps its prefix so that it
-does not hide the builtin). A class says by attributes what to do about it: `retriable` (sending again may succeed), `invalid_metadata`
-(and our view of the cluster is out of date), `fatal` (the producer can do no more). Each takes one text and pickles with it, because
-Spark carries task errors to the driver.
+The names are Kafka's own with `Error` for `Exception` (org.apache.kafka.common.errors; `KafkaTimeoutError` keeps its
+prefix so that it does not hide the builtin). A class says by attributes what to do about it: `retriable` (sending
+again may succeed), `invalid_metadata` (and our view of the cluster is out of date), `fatal` (the producer can do no
+more). Each takes one text and pickles with it, because Spark carries task errors to the driver.
 
-`error_for_code` turns a broker's error code into its class; a code that has no class of its own becomes a `BrokerError` that carries it.
+`error_for_code` turns a broker's error code into its class; a code that has no class of its own becomes a
+`BrokerError` that carries it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class KafkaError(Exception):
         super().__init__(message or self.sentence or type(self).__name__)
 
 
-# ---- raised before any I/O -------------------------------------------------------------------------------------------------------
+# ---- raised before any I/O -----------------------------------------------------------------------------------------
 
 
 class ConfigError(KafkaError):
@@ -47,7 +48,7 @@ class LocalBrokerError(KafkaError):
     """The embedded broker cannot be fetched, started or reached."""
 
 
-# ---- raised by the client itself --------------------------------------------------------------------------------------------------
+# ---- raised by the client itself -----------------------------------------------------------------------------------
 
 
 class RetriableError(KafkaError):
@@ -82,7 +83,9 @@ class SerializationError(KafkaError):
 
 
 class ProtocolError(KafkaError):
-    """Bytes from a peer that are not the Kafka protocol: a wild frame length, a wrong correlation id, a message that does not parse."""
+    """Bytes from a peer that are not the Kafka protocol: a wild frame length, a wrong correlation id, a message that
+    does not parse.
+    """
 
 
 class CorruptBatchError(ProtocolError):
@@ -97,7 +100,7 @@ class ProducerClosedError(IllegalStateError):
     """The producer was closed while this was under way, or before."""
 
 
-# ---- the broker's error codes --------------------------------------------------------------------------------------------------
+# ---- the broker's error codes --------------------------------------------------------------------------------------
 
 
 class BrokerError(KafkaError):
