@@ -1,0 +1,125 @@
+"""One way to fill kio's classes: plain values by field name, whatever the version.
+
+Durations go in as ms and nested entities as mappings. A field that a version lacks is left out where its value is the
+default that an older broker assumes anyway, and refused otherwise; so no request loses a meaning on the way to an old
+broker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import cache
+from types import NoneType
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_args, get_origin
+
+from spark_kafka_sink.common.errors import UnsupportedVersionError
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, request_type
+
+
+class Request(Protocol):
+    """What the network client needs of a request; the version is chosen when the node's own versions are known."""
+
+    @property
+    def api_key(self) -> ApiKey: ...
+
+    @property
+    def oldest_version(self) -> int: ...
+
+    @property
+    def latest_version(self) -> int: ...
+
+    def build(self, version: int) -> Message:
+        """kio's entity in this version. Raises UnsupportedVersionError where the version cannot say what the request
+        says.
+        """
+        ...
+
+
+class VersionedRequest:
+    """A request that speaks every version of `SUPPORTED_VERSIONS`; the base of our builders."""
+
+    api_key: ClassVar[ApiKey]
+
+    @property
+    def oldest_version(self) -> int:
+        return SUPPORTED_VERSIONS[self.api_key].oldest
+
+    @property
+    def latest_version(self) -> int:
+        return SUPPORTED_VERSIONS[self.api_key].latest
+
+    def _fill(self, version: int, values: Mapping[str, object]) -> Message:
+        newest = request_type(self.api_key, SUPPORTED_VERSIONS[self.api_key].latest)
+        return fill(request_type(self.api_key, version), newest, values)
+
+
+class _FieldPlan(NamedTuple):
+    default: object
+    nested: MessageType | None
+    is_duration: bool
+
+
+_ZEROES: Final[dict[str, object]] = {"string": "", "bytes": b"", "bool": False, "uuid": None, "records": None}
+
+
+def fill(entity_type: MessageType, newest_type: MessageType, values: Mapping[str, object]) -> Message:
+    """An entity of `entity_type` from values by field name; what is not given takes the schema's default.
+
+    `newest_type` is the same message in the latest version we speak: it knows the default of a field that
+    `entity_type` lacks. Raises UnsupportedVersionError for a field that `entity_type` lacks and that is not at its
+    default.
+    """
+    plan, newest = _plan(entity_type), _plan(newest_type)
+    arguments: dict[str, Any] = {}
+    for name, field in plan.items():
+        value = values.get(name, field.default)
+        if field.nested is not None and value is not None:
+            newest_nested = newest[name].nested if name in newest else None
+            value = _fill_nested(field.nested, newest_nested or field.nested, value)
+        elif field.is_duration and isinstance(value, int):
+            value = timedelta(milliseconds=value)
+        arguments[name] = value
+    for name, value in values.items():
+        if name not in plan and value != newest[name].default:
+            raise UnsupportedVersionError(
+                f"{entity_type.__name__} version {entity_type.__version__} has no {name}, and {name}={value!r} cannot "
+                "be left out: the broker is too old for this."
+            )
+    return entity_type(**arguments)
+
+
+def _fill_nested(nested: MessageType, newest: MessageType, value: object) -> object:
+    if isinstance(value, Mapping):
+        return fill(nested, newest, value)
+    if isinstance(value, (tuple, list)):
+        return tuple(fill(nested, newest, item) if isinstance(item, Mapping) else item for item in value)
+    return value
+
+
+@cache
+def _plan(entity_type: MessageType) -> dict[str, _FieldPlan]:
+    return {field.name: _field_plan(field) for field in dataclasses.fields(entity_type)}
+
+
+def _field_plan(field: dataclasses.Field[Any]) -> _FieldPlan:
+    kafka_type = str(field.metadata.get("kafka_type", ""))
+    nested = _nested_type(field.type)
+    if field.default is not dataclasses.MISSING:
+        default: object = field.default
+    elif NoneType in get_args(field.type):
+        default = None
+    elif get_origin(field.type) is tuple:
+        default = ()
+    else:
+        default = _ZEROES.get(kafka_type, 0)
+    return _FieldPlan(default, nested, kafka_type.startswith("timedelta"))
+
+
+def _nested_type(annotation: Any) -> MessageType | None:
+    for part in (annotation, *get_args(annotation)):
+        for inner in (part, *get_args(part)):
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+                return inner
+    return None

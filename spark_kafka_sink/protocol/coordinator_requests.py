@@ -1,0 +1,275 @@
+"""The requests to coordinators (transactions and consumer groups) and of SASL, with the two answers whose shape
+changes between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from spark_kafka_sink.protocol.building import VersionedRequest
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message
+
+GROUP = 0
+TRANSACTION = 1
+_FIRST_BATCHED_FIND_COORDINATOR = 4
+_FIRST_BATCHED_OFFSET_FETCH = 8
+_LAST_END_TXN_OF_TRANSACTION_V1 = 4
+_LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FindCoordinatorRequest(VersionedRequest):
+    """Which node coordinates a group (`key_type` GROUP) or a transactional id (TRANSACTION)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.FIND_COORDINATOR
+    key: str
+    key_type: int
+
+    def build(self, version: int) -> Message:
+        if version < _FIRST_BATCHED_FIND_COORDINATOR:
+            return self._fill(version, {"key": self.key, "key_type": self.key_type})
+        return self._fill(version, {"key_type": self.key_type, "coordinator_keys": (self.key,)})
+
+
+class Coordinator(NamedTuple):
+    """The answer to FindCoordinator; without error, the node's address."""
+
+    node_id: int
+    host: str
+    port: int
+    error_code: int
+    error_message: str | None
+
+
+def coordinator_of(response: Message, key: str) -> Coordinator | None:
+    """The coordinator of `key` in a FindCoordinator response of any version; None where the answer is about other
+    keys.
+    """
+    if response.__version__ >= _FIRST_BATCHED_FIND_COORDINATOR:
+        found = next((each for each in response.coordinators if each.key == key), None)
+        if found is None:
+            return None
+    else:
+        found = response
+    return Coordinator(found.node_id, found.host, found.port, int(found.error_code), found.error_message)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFetchRequest(VersionedRequest):
+    """A group's committed offsets. `topics` None asks for all; `require_stable` (KIP-447) waits for open
+    transactions, from version 7 on.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.OFFSET_FETCH
+    group_id: str
+    topics: Mapping[str, Sequence[int]] | None
+    require_stable: bool = False
+
+    def build(self, version: int) -> Message:
+        topics = None
+        if self.topics is not None:
+            topics = [
+                {"name": topic, "partition_indexes": tuple(partitions)} for topic, partitions in self.topics.items()
+            ]
+        group: dict[str, object] = {"group_id": self.group_id, "topics": topics}
+        if version < _FIRST_BATCHED_OFFSET_FETCH:
+            return self._fill(version, {**group, "require_stable": self.require_stable})
+        return self._fill(version, {"groups": (group,), "require_stable": self.require_stable})
+
+
+def group_offsets_of(response: Message, group_id: str) -> Message | None:
+    """The part of an OffsetFetch response that has `error_code` and `topics`, in any version; None where the group is
+    not in it.
+
+    Version 1 has no `error_code`: its errors stand with the partitions.
+    """
+    if response.__version__ < _FIRST_BATCHED_OFFSET_FETCH:
+        return response
+    return next((group for group in response.groups if group.group_id == group_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class AddPartitionsToTxnRequest(VersionedRequest):
+    """Adds partitions to the transaction (transaction version 1; under 2 the produce request does it)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.ADD_PARTITIONS_TO_TXN
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    topics: Mapping[str, Sequence[int]]
+
+    def build(self, version: int) -> Message:
+        topics = [{"name": topic, "partitions": tuple(partitions)} for topic, partitions in self.topics.items()]
+        return self._fill(
+            version,
+            {
+                "v3_and_below_transactional_id": self.transactional_id,
+                "v3_and_below_producer_id": self.producer_id,
+                "v3_and_below_producer_epoch": self.producer_epoch,
+                "v3_and_below_topics": topics,
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AddOffsetsToTxnRequest(VersionedRequest):
+    """Adds a group's offsets to the transaction (transaction version 1)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.ADD_OFFSETS_TO_TXN
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+
+    def build(self, version: int) -> Message:
+        return self._fill(version, _producer_values(self) | {"group_id": self.group_id})
+
+
+@dataclass(frozen=True, slots=True)
+class EndTxnRequest(VersionedRequest):
+    """Commits or aborts. Under `transaction_version` 2 the answer carries the next epoch, so that version must not be
+    used under 1.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.END_TXN
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    transaction_version: int = 2
+
+    @property
+    def latest_version(self) -> int:
+        return _latest(ApiKey.END_TXN, self.transaction_version, _LAST_END_TXN_OF_TRANSACTION_V1)
+
+    def build(self, version: int) -> Message:
+        return self._fill(version, _producer_values(self) | {"committed": self.committed})
+
+
+class OffsetToCommit(NamedTuple):
+    """A partition's next offset to read, and a text that goes with it."""
+
+    partition: int
+    offset: int
+    metadata: str | None = None
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TxnOffsetCommitRequest(VersionedRequest):
+    """Commits a group's offsets as part of the transaction (KIP-447: fenced by the group's generation and member)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.TXN_OFFSET_COMMIT
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+    topics: Mapping[str, Sequence[OffsetToCommit]]
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+    transaction_version: int = 2
+
+    @property
+    def latest_version(self) -> int:
+        return _latest(ApiKey.TXN_OFFSET_COMMIT, self.transaction_version, _LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1)
+
+    def build(self, version: int) -> Message:
+        topics = [
+            {"name": topic, "partitions": [_offset_values(offset, version) for offset in offsets]}
+            for topic, offsets in self.topics.items()
+        ]
+        return self._fill(
+            version,
+            _producer_values(self)
+            | {
+                "group_id": self.group_id,
+                "generation_id": self.generation_id,
+                "member_id": self.member_id,
+                "group_instance_id": self.group_instance_id,
+                "topics": topics,
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SaslHandshakeRequest(VersionedRequest):
+    """Announces the SASL mechanism."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.SASL_HANDSHAKE
+    mechanism: str
+
+    def build(self, version: int) -> Message:
+        return self._fill(version, {"mechanism": self.mechanism})
+
+
+@dataclass(frozen=True, slots=True)
+class SaslAuthenticateRequest(VersionedRequest):
+    """One message of the SASL exchange; its bytes are secret and stay out of the repr."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.SASL_AUTHENTICATE
+    auth_bytes: bytes = field(repr=False)
+
+    def build(self, version: int) -> Message:
+        return self._fill(version, {"auth_bytes": self.auth_bytes})
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeTransactionsRequest(VersionedRequest):
+    """The state of transactions, asked of their coordinator (KIP-664)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_TRANSACTIONS
+    transactional_ids: tuple[str, ...]
+
+    def build(self, version: int) -> Message:
+        return self._fill(version, {"transactional_ids": self.transactional_ids})
+
+
+@dataclass(frozen=True, slots=True)
+class ListTransactionsRequest(VersionedRequest):
+    """The transactions a node coordinates (KIP-664, KIP-994); `pattern` is a regular expression on ids, from version
+    2 on.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.LIST_TRANSACTIONS
+    states: tuple[str, ...] = ()
+    producer_ids: tuple[int, ...] = ()
+    duration_ms: int = -1
+    pattern: str | None = None
+
+    def build(self, version: int) -> Message:
+        return self._fill(
+            version,
+            {
+                "state_filters": self.states,
+                "producer_id_filters": self.producer_ids,
+                "duration_filter": self.duration_ms,
+                "transactional_id_pattern": self.pattern,
+            },
+        )
+
+
+def _latest(api_key: ApiKey, transaction_version: int, last_of_v1: int) -> int:
+    latest = SUPPORTED_VERSIONS[api_key].latest
+    return latest if transaction_version >= 2 else min(latest, last_of_v1)
+
+
+def _producer_values(request: AddOffsetsToTxnRequest | EndTxnRequest | TxnOffsetCommitRequest) -> dict[str, object]:
+    return {
+        "transactional_id": request.transactional_id,
+        "producer_id": request.producer_id,
+        "producer_epoch": request.producer_epoch,
+    }
+
+
+def _offset_values(offset: OffsetToCommit, version: int) -> dict[str, object]:
+    values: dict[str, object] = {
+        "partition_index": offset.partition,
+        "committed_offset": offset.offset,
+        "committed_metadata": offset.metadata,
+    }
+    if version >= 2:  # an epoch is a hint for readers; an older broker has nowhere to keep it
+        values["committed_leader_epoch"] = offset.leader_epoch
+    return values

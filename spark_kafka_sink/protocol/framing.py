@@ -1,0 +1,123 @@
+"""Frames: a request becomes the buffers of one `sendmsg`, a response payload becomes an entity or a `ProtocolError`.
+
+On the wire every message is a 4-byte size, a header and a body (protocol guide, "Common Request and Response
+Structure").
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from functools import cache
+from typing import Any, Final
+
+from kio.serial import entity_reader
+from kio.serial.errors import SerialError
+
+from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.protocol.chunks import GatherBuffer
+from spark_kafka_sink.protocol.layout import Edit, apply_edits, layout_of
+from spark_kafka_sink.protocol.messages import ApiKey, Message, MessageType, response_type, writer_of
+
+_log = logging.getLogger(__name__)
+
+_INT32: Final = struct.Struct(">i")
+_INT16: Final = struct.Struct(">h")
+_UNSUPPORTED_VERSION: Final = 35
+_API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
+_SIZE_BYTES: Final = 4
+_MAX_FRAME: Final = 2**31 - 1
+
+
+def encode_request(entity: Message, correlation_id: int, client_id: str | None) -> list[memoryview]:
+    """The frame of a request, for `sendmsg`: size, header and body, with record batches as the buffers they came in.
+
+    Raises ProtocolError where a value does not fit its field (a topic name beyond 32,767 bytes, a number out of its
+    range).
+    """
+    request_type: MessageType = type(entity)
+    header_type = request_type.__header_schema__
+    buffer = GatherBuffer(reserved=_SIZE_BYTES)
+    header = header_type(
+        request_api_key=request_type.__api_key__,
+        request_api_version=request_type.__version__,
+        correlation_id=correlation_id,
+        client_id=client_id,
+    )
+    try:
+        writer_of(header_type)(buffer, header)
+        writer_of(request_type)(buffer, entity)
+    except (struct.error, SerialError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ProtocolError(f"{request_name(request_type)} cannot be encoded: {error}") from error
+    frame = buffer.finish()
+    size = sum(piece.nbytes for piece in frame) - _SIZE_BYTES
+    if size > _MAX_FRAME:
+        raise ProtocolError(f"{request_name(request_type)} is {size} bytes; a frame holds at most {_MAX_FRAME}.")
+    _INT32.pack_into(frame[0], 0, size)
+    return frame
+
+
+def correlation_id_of(payload: bytes | bytearray | memoryview) -> int:
+    """The correlation id a response frame opens with. Raises ProtocolError where there is none."""
+    if len(payload) < _INT32.size:
+        raise ProtocolError(f"A response of {len(payload)} bytes is too short for a correlation id.")
+    return int(_INT32.unpack_from(payload)[0])
+
+
+def parse_response(request_type: MessageType, payload: bytes | bytearray | memoryview) -> tuple[int, Message]:
+    """The correlation id and the response to a request of `request_type`, from a frame without its size.
+
+    Every count and length is checked against the bytes at hand before anything is allocated. Tags that kio does not
+    know are passed over, as KIP-482 asks of clients; an error code it does not know becomes UNKNOWN_SERVER_ERROR, as
+    in Kafka's Errors.forCode, and is logged. A broker that does not know our ApiVersions version answers in version 0
+    (KIP-511), and is read so.
+
+    Raises ProtocolError, and nothing else, on bytes that are not this response: missing or trailing bytes, a wild
+    count, a null where none may be, text that is not UTF-8, a date out of range.
+    """
+    correlation_id = correlation_id_of(payload)
+    version = int(request_type.__version__)
+    api_key = int(request_type.__api_key__)
+    if api_key == _API_VERSIONS and version > 0 and _error_code_after_header(payload) == _UNSUPPORTED_VERSION:
+        version = 0
+    name = f"{request_name(request_type)}'s response (version {version}, {len(payload)} bytes)"
+    entity_type = response_type(api_key, version)
+    header_type = entity_type.__header_schema__
+    edits: list[Edit] = []
+    try:
+        body = layout_of(header_type)(payload, 0, edits)
+        end = layout_of(entity_type)(payload, body, edits)
+    except (IndexError, struct.error):
+        raise ProtocolError(f"{name} ends too early.") from None
+    except ProtocolError as error:
+        raise ProtocolError(f"{name}: {error}") from None
+    if end != len(payload):
+        raise ProtocolError(f"{name} has {len(payload) - end} bytes too many.")
+    for edit in edits:
+        if edit.note:
+            _log.warning("%s: %s", name, edit.note)
+    if edits:
+        payload = apply_edits(payload, edits)
+        body = layout_of(header_type)(payload, 0, [])
+    elif not isinstance(payload, bytes):
+        payload = memoryview(payload).toreadonly()  # kio reads nothing that may change under it
+    try:
+        entity, _ = _reader_of(entity_type)(payload, body)
+    except (SerialError, ValueError, OverflowError, TypeError, LookupError) as error:
+        raise ProtocolError(f"{name} does not parse: {error}") from error
+    return correlation_id, entity
+
+
+def request_name(request_type: MessageType) -> str:
+    """ "ProduceRequest" → "Produce"; for messages to people."""
+    return str(request_type.__name__).removesuffix("Request")
+
+
+@cache
+def _reader_of(entity_type: MessageType) -> Any:
+    return entity_reader(entity_type)
+
+
+def _error_code_after_header(payload: bytes | bytearray | memoryview) -> int:
+    at = _INT32.size  # ApiVersions responses have header 0 in every version
+    return int(_INT16.unpack_from(payload, at)[0]) if len(payload) >= at + _INT16.size else 0

@@ -1,0 +1,220 @@
+"""The requests of metadata, producing and reading. Each is a frozen value that builds kio's entity in the version a
+node speaks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from typing import ClassVar, NamedTuple
+
+from spark_kafka_sink.protocol.building import VersionedRequest
+from spark_kafka_sink.protocol.chunks import RecordChunks
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, request_type
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+_CONSUMER_REPLICA_ID = -1
+_LAST_PRODUCE_OF_TRANSACTION_V1 = 11
+_FIRST_PRODUCE_WITH_ZSTD = 7
+
+
+@dataclass(frozen=True, slots=True)
+class ApiVersionsRequest(VersionedRequest):
+    """Asks a node which versions it speaks (KIP-511: and tells it who asks)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.API_VERSIONS
+    software_name: str
+    software_version: str
+
+    def build(self, version: int) -> Message:
+        if version < 3:
+            return request_type(self.api_key, version)()
+        return self._fill(
+            version, {"client_software_name": self.software_name, "client_software_version": self.software_version}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRequest(VersionedRequest):
+    """Brokers, and the partitions of `topics`: None asks for every topic, () for none."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.METADATA
+    topics: tuple[str, ...] | None
+    allow_auto_topic_creation: bool = True
+
+    def build(self, version: int) -> Message:
+        topics = None if self.topics is None else [{"name": name} for name in self.topics]
+        return self._fill(version, {"topics": topics, "allow_auto_topic_creation": self.allow_auto_topic_creation})
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest(VersionedRequest):
+    """Record batches by topic and partition.
+
+    `acks` is -1, 0 or 1. `transaction_version` (KIP-890) matters with a transactional id only: under 1 a broker must
+    not take version 12 as leave to add partitions to the transaction by itself. `has_zstd` keeps the request from
+    brokers that cannot read it (KIP-110).
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.PRODUCE
+    acks: int
+    timeout_ms: int
+    batches: Mapping[str, Sequence[tuple[int, RecordChunks]]] = field(repr=False)
+    transactional_id: str | None = None
+    transaction_version: int = 2
+    has_zstd: bool = False
+
+    @property
+    def oldest_version(self) -> int:
+        return _FIRST_PRODUCE_WITH_ZSTD if self.has_zstd else SUPPORTED_VERSIONS[ApiKey.PRODUCE].oldest
+
+    @property
+    def latest_version(self) -> int:
+        if self.transactional_id is not None and self.transaction_version < 2:
+            return _LAST_PRODUCE_OF_TRANSACTION_V1
+        return SUPPORTED_VERSIONS[ApiKey.PRODUCE].latest
+
+    def build(self, version: int) -> Message:
+        entity_type, topic_type, partition_type = _produce_types(version)
+        topics = [
+            topic_type(
+                name=topic,
+                partition_data=tuple([partition_type(index=index, records=records) for index, records in partitions]),
+            )
+            for topic, partitions in self.batches.items()
+        ]
+        return entity_type(
+            transactional_id=self.transactional_id,
+            acks=self.acks,
+            timeout=timedelta(milliseconds=self.timeout_ms),
+            topic_data=tuple(topics),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InitProducerIdRequest(VersionedRequest):
+    """A producer id and epoch; with an id already held, the next epoch of it (KIP-360), which brokers below version 3
+    cannot give.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.INIT_PRODUCER_ID
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 2**31 - 1
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+    def build(self, version: int) -> Message:
+        return self._fill(
+            version,
+            {
+                "transactional_id": self.transactional_id,
+                "transaction_timeout": self.transaction_timeout_ms,
+                "producer_id": self.producer_id,
+                "producer_epoch": self.producer_epoch,
+            },
+        )
+
+
+class FetchPartition(NamedTuple):
+    """Where to read a partition from."""
+
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest(VersionedRequest):
+    """Records from given offsets on, without a fetch session (KIP-227: session 0, epoch -1)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.FETCH
+    topics: Mapping[str, Sequence[FetchPartition]]
+    max_wait_ms: int
+    min_bytes: int = 1
+    max_bytes: int = 50 * 1024 * 1024
+    isolation_level: int = READ_UNCOMMITTED
+
+    def build(self, version: int) -> Message:
+        topics = [
+            {"topic": topic, "partitions": [_fetch_partition(wanted, version) for wanted in partitions]}
+            for topic, partitions in self.topics.items()
+        ]
+        return self._fill(
+            version,
+            {
+                "max_wait": self.max_wait_ms,
+                "min_bytes": self.min_bytes,
+                "max_bytes": self.max_bytes,
+                "isolation_level": self.isolation_level,
+                "topics": topics,
+            },
+        )
+
+
+class ListOffsetsPartition(NamedTuple):
+    """Which offset of a partition: `timestamp` in ms since the epoch, or LATEST_TIMESTAMP or EARLIEST_TIMESTAMP."""
+
+    partition: int
+    timestamp: int
+    current_leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ListOffsetsRequest(VersionedRequest):
+    """Offsets by time. With READ_COMMITTED the latest is the last stable offset; `timeout_ms` bounds a look into
+    tiered storage.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.LIST_OFFSETS
+    topics: Mapping[str, Sequence[ListOffsetsPartition]]
+    isolation_level: int = READ_UNCOMMITTED
+    timeout_ms: int = 30_000
+
+    def build(self, version: int) -> Message:
+        topics = [
+            {"name": topic, "partitions": [_list_offsets_partition(wanted, version) for wanted in partitions]}
+            for topic, partitions in self.topics.items()
+        ]
+        values: dict[str, object] = {
+            "replica_id": _CONSUMER_REPLICA_ID,
+            "isolation_level": self.isolation_level,
+            "topics": topics,
+        }
+        if version >= 10:
+            values["timeout"] = self.timeout_ms
+        return self._fill(version, values)
+
+
+def _fetch_partition(wanted: FetchPartition, version: int) -> dict[str, object]:
+    values: dict[str, object] = {
+        "partition": wanted.partition,
+        "fetch_offset": wanted.fetch_offset,
+        "partition_max_bytes": wanted.max_bytes,
+    }
+    if version >= 9:  # an older broker does not check the epoch, and needs none to answer
+        values["current_leader_epoch"] = wanted.current_leader_epoch
+    return values
+
+
+def _list_offsets_partition(wanted: ListOffsetsPartition, version: int) -> dict[str, object]:
+    values: dict[str, object] = {"partition_index": wanted.partition, "timestamp": wanted.timestamp}
+    if version >= 4:
+        values["current_leader_epoch"] = wanted.current_leader_epoch
+    return values
+
+
+@cache
+def _produce_types(version: int) -> tuple[MessageType, MessageType, MessageType]:
+    """The classes of request, topic and partition: the one request that is built often enough to skip the general
+    way.
+    """
+    entity_type = request_type(ApiKey.PRODUCE, version)
+    module = sys.modules[entity_type.__module__]
+    return entity_type, module.TopicProduceData, module.PartitionProduceData
