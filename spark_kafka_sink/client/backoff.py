@@ -1,0 +1,39 @@
+"""Waits that grow. Knows one formula, used for metadata refreshes, reconnects and connection set-up time-outs alike."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+FOREVER_MS: Final = 2**63 - 1
+"""A delay that no deadline reaches: "nothing but an event from the network will change this"."""
+NEVER_MS: Final = -(2**62)
+"""The time of something that has not happened yet; any wait counted from it is long over."""
+
+
+class ExponentialBackoff:
+    """`initial_ms * multiplier ** attempts`, spread by ±`jitter`, never above `max_ms`
+    (org.apache.kafka.common.utils.ExponentialBackoff).
+
+    A `max_ms` at or below `initial_ms` gives the constant `max_ms`, without jitter.
+    """
+
+    def __init__(self, initial_ms: int, multiplier: int, max_ms: int, jitter: float, rng: random.Random) -> None:
+        self._initial_ms = min(initial_ms, max_ms)
+        self._multiplier = multiplier
+        self._max_ms = max_ms
+        self._jitter = jitter
+        self._rng = rng
+        self._is_constant = max_ms <= initial_ms
+
+    def backoff_ms(self, attempts: int) -> int:
+        """The wait after `attempts` earlier failures, in ms; 0 gives about `initial_ms`."""
+        if self._is_constant:
+            return self._initial_ms
+        term = self._initial_ms
+        for _ in range(attempts):
+            if term >= self._max_ms or term == 0:
+                break
+            term *= self._multiplier
+        spread = self._rng.uniform(1 - self._jitter, 1 + self._jitter)
+        return min(int(min(term, self._max_ms) * spread), self._max_ms)

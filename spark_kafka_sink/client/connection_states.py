@@ -1,0 +1,286 @@
+"""Where each node's connection stands: its state, when it may be tried again, which address is next. Owned by the I/O
+thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_kafka_sink.client.backoff import FOREVER_MS, NEVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+
+Address = tuple[int, Any]
+"""(address family, sockaddr), as the resolver gives and the selector takes it."""
+Resolver = Callable[[str, int], Sequence[Address]]
+"""(host, port) → every address of the host, the preferred first. Raises KafkaError where there is none."""
+
+_BACKOFF_BASE: Final = 2
+_BACKOFF_JITTER: Final = 0.2
+
+
+class ConnectionState(enum.Enum):
+    """A connection's life: DISCONNECTED → CONNECTING → CHECKING_API_VERSIONS → READY, and back."""
+
+    DISCONNECTED = "disconnected"
+    CONNECTING = "connecting"
+    CHECKING_API_VERSIONS = "checking api versions"
+    READY = "ready"
+    AUTHENTICATION_FAILED = "authentication failed"
+
+
+_DOWN: Final = frozenset({ConnectionState.DISCONNECTED, ConnectionState.AUTHENTICATION_FAILED})
+_UP: Final = frozenset({ConnectionState.CHECKING_API_VERSIONS, ConnectionState.READY})
+_PREPARING: Final = frozenset({ConnectionState.CONNECTING, ConnectionState.CHECKING_API_VERSIONS})
+
+
+class _Addresses:
+    """A host's addresses, each tried once before the name is resolved again."""
+
+    def __init__(self, host: str, port: int, resolve: Resolver) -> None:
+        self.host = host
+        self.port = port
+        self._resolve = resolve
+        self._addresses: Sequence[Address] = ()
+        self._index = 0
+        self._last_tried: Address | None = None
+
+    def current(self) -> Address:
+        """The address to try now; resolves the host where no address is left. Raises what the resolver raises."""
+        if not self._addresses:
+            self._addresses = tuple(self._resolve(self.host, self.port))
+            # The address just lost may be the one at fault: begin with another where there is one.
+            self._index = 1 if len(self._addresses) > 1 and self._addresses[0] == self._last_tried else 0
+        self._last_tried = self._addresses[self._index]
+        return self._last_tried
+
+    def move_on(self) -> None:
+        """To the next address; after the last one the host is resolved anew."""
+        self._index += 1
+        if self._index >= len(self._addresses):
+            self.forget()
+
+    def forget(self) -> None:
+        """Resolve anew next time: the addresses may have changed while the connection lasted."""
+        self._addresses = ()
+
+
+@dataclass(slots=True)
+class _NodeConnection:
+    state: ConnectionState
+    addresses: _Addresses
+    last_attempt_ms: int
+    reconnect_backoff_ms: int
+    setup_timeout_ms: int
+    failed_attempts: int = 0
+    failed_setups: int = 0
+    throttled_until_ms: int = NEVER_MS
+    authentication_error: KafkaError | None = None
+
+
+class ClusterConnectionStates:
+    """The connection of each node, by the node's id string (org.apache.kafka.clients.ClusterConnectionStates).
+
+    Backoff between attempts grows from `reconnect_backoff_ms` to `reconnect_backoff_max_ms`, the time a set-up may
+    take from `setup_timeout_ms` to `setup_timeout_max_ms`; both double and are spread by a fifth. All times in ms.
+    """
+
+    def __init__(
+        self,
+        reconnect_backoff_ms: int,
+        reconnect_backoff_max_ms: int,
+        setup_timeout_ms: int,
+        setup_timeout_max_ms: int,
+        resolve: Resolver,
+        rng: random.Random,
+    ) -> None:
+        self.reconnect_backoff_ms = reconnect_backoff_ms
+        self._reconnect_backoff = ExponentialBackoff(
+            reconnect_backoff_ms, _BACKOFF_BASE, reconnect_backoff_max_ms, _BACKOFF_JITTER, rng
+        )
+        self._setup_timeout = ExponentialBackoff(
+            setup_timeout_ms, _BACKOFF_BASE, setup_timeout_max_ms, _BACKOFF_JITTER, rng
+        )
+        self._resolve = resolve
+        self._connections: dict[str, _NodeConnection] = {}
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    def can_connect(self, node_id: str, now_ms: int) -> bool:
+        """Not connected, and not within the backoff since the last attempt."""
+        connection = self._connections.get(node_id)
+        return connection is None or (connection.state in _DOWN and self._backoff_left(connection, now_ms) == 0)
+
+    def is_backing_off(self, node_id: str, now_ms: int) -> bool:
+        connection = self._connections.get(node_id)
+        return connection is not None and connection.state in _DOWN and self._backoff_left(connection, now_ms) > 0
+
+    def connection_delay(self, node_id: str, now_ms: int) -> int:
+        """How long until something can change by itself: the rest of the backoff while down, of the set-up time while
+        connecting.
+        """
+        connection = self._connections.get(node_id)
+        if connection is None:
+            return 0
+        if connection.state in _DOWN:
+            return self._backoff_left(connection, now_ms)
+        if connection.state is ConnectionState.CONNECTING:
+            return self._setup_left(connection, now_ms)
+        return FOREVER_MS
+
+    def poll_delay_ms(self, node_id: str, now_ms: int) -> int:
+        """`connection_delay`, or the rest of the throttle where the node is connected and throttled."""
+        throttle_ms = self.throttle_delay_ms(node_id, now_ms)
+        return throttle_ms if throttle_ms and self.is_connected(node_id) else self.connection_delay(node_id, now_ms)
+
+    def throttle_delay_ms(self, node_id: str, now_ms: int) -> int:
+        connection = self._connections.get(node_id)
+        return max(connection.throttled_until_ms - now_ms, 0) if connection is not None else 0
+
+    def is_connecting(self, node_id: str) -> bool:
+        return self._is_in(node_id, {ConnectionState.CONNECTING})
+
+    def is_preparing(self, node_id: str) -> bool:
+        """Connecting, or connected and finding out what the node speaks."""
+        return self._is_in(node_id, _PREPARING)
+
+    def is_connected(self, node_id: str) -> bool:
+        return self._is_in(node_id, _UP)
+
+    def is_disconnected(self, node_id: str) -> bool:
+        """Was tried and is down. A node never tried is not disconnected."""
+        return self._is_in(node_id, _DOWN)
+
+    def is_ready(self, node_id: str, now_ms: int) -> bool:
+        """Ready for requests, and not throttled."""
+        connection = self._connections.get(node_id)
+        return connection is not None and _is_ready(connection, now_ms)
+
+    def has_ready_nodes(self, now_ms: int) -> bool:
+        return any(_is_ready(connection, now_ms) for connection in self._connections.values())
+
+    def authentication_error(self, node_id: str) -> KafkaError | None:
+        """Why the node refused us, until a later connection to it is ready."""
+        connection = self._connections.get(node_id)
+        return connection.authentication_error if connection is not None else None
+
+    def last_attempt_ms(self, node_id: str) -> int:
+        connection = self._connections.get(node_id)
+        return connection.last_attempt_ms if connection is not None else NEVER_MS
+
+    def setup_timeout_ms(self, node_id: str) -> int:
+        return self._connection(node_id).setup_timeout_ms
+
+    def nodes_with_setup_timeout(self, now_ms: int) -> list[str]:
+        """Nodes that have been connecting for longer than their set-up time."""
+        return [
+            node_id
+            for node_id, connection in self._connections.items()
+            if connection.state is ConnectionState.CONNECTING and self._setup_left(connection, now_ms) == 0
+        ]
+
+    def next_setup_timeout_ms(self, now_ms: int) -> int:
+        """How long until the first connecting node's set-up time is over."""
+        connecting = (c for c in self._connections.values() if c.state is ConnectionState.CONNECTING)
+        return min((self._setup_left(connection, now_ms) for connection in connecting), default=FOREVER_MS)
+
+    # ---- moves -----------------------------------------------------------------------------------------------------
+
+    def connecting(self, node_id: str, host: str, port: int, now_ms: int) -> None:
+        """An attempt begins. The next address is due, or all of a new host's where the node has moved."""
+        connection = self._connections.get(node_id)
+        if connection is not None and (connection.addresses.host, connection.addresses.port) == (host, port):
+            connection.last_attempt_ms = now_ms
+            connection.state = ConnectionState.CONNECTING
+            connection.addresses.move_on()
+            return
+        self._connections[node_id] = _NodeConnection(
+            state=ConnectionState.CONNECTING,
+            addresses=_Addresses(host, port, self._resolve),
+            last_attempt_ms=now_ms,
+            reconnect_backoff_ms=self._reconnect_backoff.backoff_ms(0),
+            setup_timeout_ms=self._setup_timeout.backoff_ms(0),
+        )
+
+    def current_address(self, node_id: str) -> Address:
+        """The address that the attempt under way goes to. Raises what the resolver raises."""
+        return self._connection(node_id).addresses.current()
+
+    def disconnected(self, node_id: str, now_ms: int) -> None:
+        """The connection, or the attempt to make it, is over."""
+        connection = self._connection(node_id)
+        self._lengthen_backoff(connection, now_ms)
+        if connection.state is ConnectionState.CONNECTING:
+            connection.failed_setups += 1
+            connection.setup_timeout_ms = self._setup_timeout.backoff_ms(connection.failed_setups)
+        else:
+            self._reset_setup_timeout(connection)
+            if connection.state in _UP:
+                connection.addresses.forget()
+        connection.state = ConnectionState.DISCONNECTED
+
+    def checking_api_versions(self, node_id: str) -> None:
+        """The connection stands; what the node speaks is being asked."""
+        connection = self._connection(node_id)
+        connection.state = ConnectionState.CHECKING_API_VERSIONS
+        self._reset_setup_timeout(connection)
+
+    def ready(self, node_id: str) -> None:
+        """The node takes requests; failures before this count no more."""
+        connection = self._connection(node_id)
+        connection.state = ConnectionState.READY
+        connection.authentication_error = None
+        connection.failed_attempts = 0
+        connection.reconnect_backoff_ms = self._reconnect_backoff.backoff_ms(0)
+        self._reset_setup_timeout(connection)
+
+    def authentication_failed(self, node_id: str, error: KafkaError, now_ms: int) -> None:
+        """The node refused us. To be called after `disconnected`."""
+        connection = self._connection(node_id)
+        connection.state = ConnectionState.AUTHENTICATION_FAILED
+        connection.authentication_error = error
+        self._lengthen_backoff(connection, now_ms)
+
+    def throttle(self, node_id: str, until_ms: int) -> None:
+        """No request to the node before `until_ms`. Never moves an earlier, later-reaching throttle back."""
+        connection = self._connections.get(node_id)
+        if connection is not None:
+            connection.throttled_until_ms = max(connection.throttled_until_ms, until_ms)
+
+    def remove(self, node_id: str) -> None:
+        """Forget the node's connection and its failures."""
+        self._connections.pop(node_id, None)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _connection(self, node_id: str) -> _NodeConnection:
+        connection = self._connections.get(node_id)
+        if connection is None:
+            raise IllegalStateError(f"No connection to node {node_id} was ever begun.")
+        return connection
+
+    def _is_in(self, node_id: str, states: frozenset[ConnectionState] | set[ConnectionState]) -> bool:
+        connection = self._connections.get(node_id)
+        return connection is not None and connection.state in states
+
+    def _backoff_left(self, connection: _NodeConnection, now_ms: int) -> int:
+        return max(connection.last_attempt_ms + connection.reconnect_backoff_ms - now_ms, 0)
+
+    def _setup_left(self, connection: _NodeConnection, now_ms: int) -> int:
+        return max(connection.last_attempt_ms + connection.setup_timeout_ms - now_ms, 0)
+
+    def _lengthen_backoff(self, connection: _NodeConnection, now_ms: int) -> None:
+        connection.last_attempt_ms = now_ms
+        connection.reconnect_backoff_ms = self._reconnect_backoff.backoff_ms(connection.failed_attempts)
+        connection.failed_attempts += 1
+
+    def _reset_setup_timeout(self, connection: _NodeConnection) -> None:
+        connection.failed_setups = 0
+        connection.setup_timeout_ms = self._setup_timeout.backoff_ms(0)
+
+
+def _is_ready(connection: _NodeConnection, now_ms: int) -> bool:
+    return connection.state is ConnectionState.READY and connection.throttled_until_ms <= now_ms

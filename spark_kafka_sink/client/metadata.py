@@ -1,0 +1,385 @@
+"""The client's view of the cluster, and when it must be fetched anew.
+
+Shared by the application threads, which read and ask for updates, and by the I/O thread, which brings them. Every
+method takes the lock `condition` (re-entrant); whoever waits for an update waits on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from uuid import UUID
+
+from spark_kafka_sink.client.metadata_cache import MetadataCache
+from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.refresh_schedule import RefreshSchedule
+from spark_kafka_sink.common.cluster import Cluster, Node, PartitionMetadata, TopicPartition
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    InvalidTopicError,
+    KafkaError,
+    TopicAuthorizationError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.requests import MetadataRequest
+
+ClusterListener = Callable[[str | None], None]
+"""Told the cluster's id whenever it is another one than before."""
+
+log = logging.getLogger(__name__)
+
+
+class LeaderAndEpoch(NamedTuple):
+    """A partition's leader, None where there is none or its address is not known, and the epoch of its leadership."""
+
+    leader: Node | None
+    epoch: int | None
+
+
+class LeaderIdAndEpoch(NamedTuple):
+    """What a produce or fetch response says of a partition's new leader (KIP-951); None where it says nothing."""
+
+    leader_id: int | None
+    epoch: int | None
+
+
+class MetadataRequestAndVersion(NamedTuple):
+    """A request to send, the request version to hand back to `update`, and whether it asks for a part of the topics
+    only.
+    """
+
+    request: MetadataRequest
+    request_version: int
+    is_partial: bool
+
+
+class Metadata:
+    """Cluster metadata with its refresh rules (org.apache.kafka.clients.Metadata). This one follows all topics;
+    subclasses choose.
+
+    `refresh_backoff_ms` up to `refresh_backoff_max_ms`: the pause between two fetches, growing while they fail or
+    bring nothing new. `metadata_expire_ms`: age at which it is fetched even though nobody asked.
+    """
+
+    def __init__(
+        self,
+        refresh_backoff_ms: int,
+        refresh_backoff_max_ms: int,
+        metadata_expire_ms: int,
+        cluster_listeners: Sequence[ClusterListener],
+        rng: random.Random,
+    ) -> None:
+        self.condition = threading.Condition(threading.RLock())
+        self._schedule = RefreshSchedule(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
+        self._cluster_listeners = list(cluster_listeners)
+        self._cache = MetadataCache()
+        self._bootstrap_addresses: tuple[tuple[str, int], ...] = ()
+        self._update_version = 0
+        self._request_version = 0
+        self._need_full_update = False
+        self._need_partial_update = False
+        self._is_closed = False
+        self._fatal_error: KafkaError | None = None
+        self._invalid_topics: frozenset[str] = frozenset()
+        self._unauthorized_topics: frozenset[str] = frozenset()
+        self._leader_epochs: dict[TopicPartition, int] = {}
+
+    # ---- what subclasses choose ------------------------------------------------------------------------------------
+
+    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+        """Whether what a response says of the topic is to be kept. Called with the lock held."""
+        return True
+
+    def new_metadata_request_builder(self) -> MetadataRequest:
+        """The request of a full update. Called with the lock held."""
+        return MetadataRequest(topics=None, allow_auto_topic_creation=True)
+
+    def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
+        """The request of a partial update, or None where only full ones are known. Called with the lock held."""
+        return None
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def fetch(self) -> Cluster:
+        """The cluster as known now; does not block."""
+        return self._cache.cluster
+
+    @property
+    def cache(self) -> MetadataCache:
+        """The same with epochs and topic ids; does not block."""
+        return self._cache
+
+    @property
+    def topic_ids(self) -> Mapping[str, UUID]:
+        return self._cache.topic_ids
+
+    @property
+    def update_version(self) -> int:
+        """Counts what changed the view: bootstraps and answered updates."""
+        with self.condition:
+            return self._update_version
+
+    @property
+    def last_successful_refresh_ms(self) -> int:
+        """When the last full update came, NEVER_MS before the first."""
+        with self.condition:
+            return self._schedule.last_successful_refresh_ms
+
+    @property
+    def is_closed(self) -> bool:
+        with self.condition:
+            return self._is_closed
+
+    def last_seen_leader_epoch(self, topic_partition: TopicPartition) -> int | None:
+        with self.condition:
+            return self._leader_epochs.get(topic_partition)
+
+    def partition_metadata_if_current(self, topic_partition: TopicPartition) -> PartitionMetadata | None:
+        """What is cached, unless a newer leader epoch was heard of since."""
+        with self.condition:
+            metadata = self._cache.partitions.get(topic_partition)
+            epoch = self._leader_epochs.get(topic_partition)
+            is_current = metadata is not None and (epoch is None or metadata.leader_epoch == epoch)
+            return metadata if is_current else None
+
+    def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
+        """The leader and its epoch; no leader where a newer epoch was heard of than its leader."""
+        with self.condition:
+            metadata = self.partition_metadata_if_current(topic_partition)
+            if metadata is None:
+                return LeaderAndEpoch(None, self._leader_epochs.get(topic_partition))
+            leader = self._cache.nodes.get(metadata.leader_id) if metadata.leader_id is not None else None
+            return LeaderAndEpoch(leader, metadata.leader_epoch)
+
+    # ---- when to fetch ---------------------------------------------------------------------------------------------
+
+    def update_requested(self) -> bool:
+        with self.condition:
+            return self._need_full_update or self._need_partial_update
+
+    def request_update(self, reset_equivalent_backoff: bool = True) -> int:
+        """A full update is wanted. Returns the update version before it.
+
+        `reset_equivalent_backoff` is False where the update is wanted to try something again, so that updates which
+        bring nothing new come ever more slowly.
+        """
+        with self.condition:
+            self._need_full_update = True
+            if reset_equivalent_backoff:
+                self._schedule.brought_news()
+            return self._update_version
+
+    def request_update_for_new_topics(self) -> int:
+        """A partial update is wanted at once, without backoff. Returns the update version before it."""
+        with self.condition:
+            self._schedule.at_once()
+            self._need_partial_update = True
+            self._request_version += 1
+            return self._update_version
+
+    def time_to_allow_update(self, now_ms: int) -> int:
+        """The rest of the pause since the last fetch, in ms."""
+        with self.condition:
+            return self._schedule.time_to_allow_update(now_ms)
+
+    def time_to_next_update(self, now_ms: int) -> int:
+        """How long until metadata should be fetched, in ms; 0 = now."""
+        with self.condition:
+            time_to_expire = 0 if self.update_requested() else self._schedule.time_to_expire(now_ms)
+            return max(time_to_expire, self.time_to_allow_update(now_ms))
+
+    def new_metadata_request_and_version(self, now_ms: int) -> MetadataRequestAndVersion:
+        """What to ask for now: the new topics alone where nothing else is due, else everything."""
+        with self.condition:
+            partial = None
+            if not self._need_full_update and self._schedule.time_to_expire(now_ms) > 0:
+                partial = self.new_metadata_request_builder_for_new_topics()
+            request = partial if partial is not None else self.new_metadata_request_builder()
+            return MetadataRequestAndVersion(request, self._request_version, partial is not None)
+
+    def update_last_seen_epoch_if_newer(self, topic_partition: TopicPartition, leader_epoch: int) -> bool:
+        """A response other than a metadata response tells of an epoch: a newer one than ours asks for an update."""
+        if leader_epoch < 0:
+            raise ValueError(f"leader epoch {leader_epoch} of {topic_partition} is negative")
+        with self.condition:
+            known = self._leader_epochs.get(topic_partition)
+            if known is None or leader_epoch <= known:
+                return False
+            self._leader_epochs[topic_partition] = leader_epoch
+            self._need_full_update = True
+            return True
+
+    # ---- changes ---------------------------------------------------------------------------------------------------
+
+    def bootstrap(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Begin from `addresses` (host, port), believing nothing else."""
+        with self.condition:
+            self._bootstrap_addresses = tuple(addresses)
+            self._need_full_update = True
+            self._update_version += 1
+            self._cache = MetadataCache.bootstrap(self._bootstrap_addresses)
+
+    def rebootstrap(self) -> None:
+        """Begin again from the first addresses, because no known node can be had (KIP-899) or will do (KIP-1102)."""
+        with self.condition:
+            log.info("Starting again from bootstrap.servers %s", self._bootstrap_addresses)
+            self.bootstrap(self._bootstrap_addresses)
+
+    def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
+        """Take a response in. `request_version` and `is_partial` are those of `new_metadata_request_and_version`."""
+        with self.condition:
+            if self._is_closed:
+                raise IllegalStateError("Metadata came after its close.")
+            self._need_partial_update = request_version < self._request_version
+            self._need_full_update = self._need_full_update and is_partial
+            self._update_version += 1
+            self._schedule.succeeded(is_partial, now_ms)
+            previous_id = self._cache.cluster_id
+            self._cache = self.handle_metadata_response(response, is_partial, now_ms)
+            self._invalid_topics = self._cache.invalid_topics
+            self._unauthorized_topics = self._cache.unauthorized_topics
+            for known in [known for known in self._leader_epochs if not self.retain_topic(known.topic, False, now_ms)]:
+                del self._leader_epochs[known]
+            cluster_id = self._cache.cluster_id
+            listeners = list(self._cluster_listeners) if cluster_id != previous_id else []
+            self.condition.notify_all()
+        if listeners:
+            log.info("Cluster id: %s", cluster_id)
+        for listener in listeners:
+            listener(cluster_id)
+
+    def handle_metadata_response(self, response: MetadataResponse, is_partial: bool, now_ms: int) -> MetadataCache:
+        """The cache that `response` makes of the present one. Called with the lock held."""
+        partitions: dict[TopicPartition, PartitionMetadata] = {}
+        kept: list[TopicMetadata] = []
+        topic_ids: dict[str, UUID] = {}
+        for topic in response.topics:
+            if not self.retain_topic(topic.name, topic.is_internal, now_ms):
+                continue
+            kept.append(topic)
+            if topic.topic_id is not None:
+                topic_ids[topic.name] = topic.topic_id
+            for partition in topic.partitions if topic.error_code == 0 else ():
+                latest = self._latest_metadata(partition, response.has_reliable_leader_epochs, topic.topic_id)
+                if latest is not None:
+                    partitions[partition.topic_partition] = latest
+            self._request_update_if_stale(topic)
+        newer = MetadataCache(
+            cluster_id=response.cluster_id,
+            nodes=response.brokers,
+            partitions=partitions,
+            unauthorized_topics=_with_error(kept, TopicAuthorizationError),
+            invalid_topics=_with_error(kept, InvalidTopicError),
+            internal_topics=frozenset(topic.name for topic in kept if topic.is_internal),
+            controller=response.controller,
+            topic_ids=topic_ids,
+        )
+        if not is_partial:
+            return newer
+        answered = {topic.name for topic in response.topics}
+        return self._cache.merge_with(
+            newer, lambda topic, internal: topic not in answered and self.retain_topic(topic, internal, now_ms)
+        )
+
+    def update_partition_leadership(
+        self, leaders: Mapping[TopicPartition, LeaderIdAndEpoch], leader_nodes: Iterable[Node]
+    ) -> set[TopicPartition]:
+        """Apply leaders that a response other than metadata named (KIP-951). Returns the partitions that changed.
+
+        Passed over: a leader or epoch that is missing, an epoch that is not newer, a node whose address is not known,
+        a partition that is not cached.
+        """
+        with self.condition:
+            nodes = {**self._cache.nodes, **{node.id: node for node in leader_nodes}}
+            changed: dict[TopicPartition, PartitionMetadata] = {}
+            for topic_partition, (leader_id, epoch) in leaders.items():
+                known = self._cache.partitions.get(topic_partition)
+                known_epoch = self.current_leader(topic_partition).epoch
+                if known is None or leader_id is None or epoch is None or leader_id not in nodes:
+                    continue
+                if known_epoch is None or epoch > known_epoch:
+                    changed[topic_partition] = replace(known, leader_id=leader_id, leader_epoch=epoch)
+                    self._leader_epochs[topic_partition] = epoch
+            if changed:
+                self._cache = replace(self._cache, nodes=nodes, partitions={**self._cache.partitions, **changed})
+            return set(changed)
+
+    def failed_update(self, now_ms: int) -> None:
+        """A fetch brought nothing; the next one waits longer."""
+        with self.condition:
+            self._schedule.failed(now_ms)
+
+    def fatal_error(self, error: KafkaError) -> None:
+        """An error that whoever waits must hear of; raised once."""
+        with self.condition:
+            self._fatal_error = error
+            self.condition.notify_all()
+
+    def close(self) -> None:
+        """No update comes any more; waiters wake."""
+        with self.condition:
+            self._is_closed = True
+            self.condition.notify_all()
+
+    # ---- errors ----------------------------------------------------------------------------------------------------
+
+    def maybe_raise_any_error(self) -> None:
+        """Raise, once, the fatal error or that of any topic."""
+        with self.condition:
+            self._raise_once(self._unauthorized_topics, self._invalid_topics)
+
+    def maybe_raise_error_for_topic(self, topic: str) -> None:
+        """Raise, once, the fatal error or that of `topic`; what other topics met is forgotten."""
+        with self.condition:
+            self._raise_once(self._unauthorized_topics & {topic}, self._invalid_topics & {topic})
+
+    def maybe_raise_fatal_error(self) -> None:
+        """Raise, once, the fatal error; what topics met stays."""
+        with self.condition:
+            error, self._fatal_error = self._fatal_error, None
+            if error is not None:
+                raise error
+
+    def _raise_once(self, unauthorized: frozenset[str], invalid: frozenset[str]) -> None:
+        self._unauthorized_topics = self._invalid_topics = frozenset()
+        self.maybe_raise_fatal_error()
+        if unauthorized:
+            names = ", ".join(sorted(unauthorized))
+            raise TopicAuthorizationError(f"Not authorized for {names}: grant WRITE and DESCRIBE on it.")
+        if invalid:
+            raise InvalidTopicError(
+                f"Not a valid topic name: {', '.join(sorted(invalid))}. {InvalidTopicError.sentence}"
+            )
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _request_update_if_stale(self, topic: TopicMetadata) -> None:
+        codes = [topic.error_code] if topic.error_code else [partition.error_code for partition in topic.partitions]
+        if any(code and error_for_code(code).invalid_metadata for code in codes):
+            self.request_update(reset_equivalent_backoff=False)
+
+    def _latest_metadata(
+        self, metadata: PartitionMetadata, has_reliable_epochs: bool, topic_id: UUID | None
+    ) -> PartitionMetadata | None:
+        """`metadata`, or what is cached where that is of a newer leader epoch."""
+        topic_partition, epoch = metadata.topic_partition, metadata.leader_epoch
+        if not has_reliable_epochs or epoch is None:
+            self._leader_epochs.pop(topic_partition, None)
+            self._schedule.brought_news()
+            return replace(metadata, leader_epoch=None)
+        known = self._leader_epochs.get(topic_partition)
+        is_another_topic = topic_id is not None and topic_id != self._cache.topic_ids.get(topic_partition.topic)
+        if known is not None and epoch < known and not is_another_topic:
+            return self._cache.partitions.get(topic_partition)
+        self._leader_epochs[topic_partition] = epoch
+        if known is None or epoch > known or is_another_topic:
+            self._schedule.brought_news()
+        return metadata
+
+
+def _with_error(topics: Iterable[TopicMetadata], error_class: type[KafkaError]) -> frozenset[str]:
+    return frozenset(topic.name for topic in topics if topic.error_code == error_class.error_code)

@@ -1,0 +1,105 @@
+"""What the last metadata responses said, as one immutable value. Owned by `Metadata`, which swaps it whole; any
+thread may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+from uuid import UUID
+
+from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo, PartitionMetadata, TopicPartition
+
+
+def _resolve(ids: Iterable[int], nodes: Mapping[int, Node]) -> tuple[Node, ...]:
+    """The nodes of `ids`; a broker that is down is not in `nodes`, its id is kept with no address."""
+    return tuple(nodes.get(node_id) or Node(node_id, "", -1) for node_id in ids)
+
+
+def _partition_info(metadata: PartitionMetadata, nodes: Mapping[int, Node]) -> PartitionInfo:
+    return PartitionInfo(
+        topic=metadata.topic_partition.topic,
+        partition=metadata.topic_partition.partition,
+        leader=nodes.get(metadata.leader_id) if metadata.leader_id is not None else None,
+        replicas=_resolve(metadata.replica_ids, nodes),
+        in_sync_replicas=_resolve(metadata.in_sync_replica_ids, nodes),
+        offline_replicas=_resolve(metadata.offline_replica_ids, nodes),
+    )
+
+
+@dataclass(frozen=True)
+class MetadataCache:
+    """Brokers, partitions and topic ids as last heard (org.apache.kafka.clients.MetadataSnapshot). `cluster` is the
+    view made of them.
+    """
+
+    cluster_id: str | None = None
+    nodes: Mapping[int, Node] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, PartitionMetadata] = field(default_factory=dict)
+    unauthorized_topics: frozenset[str] = frozenset()
+    invalid_topics: frozenset[str] = frozenset()
+    internal_topics: frozenset[str] = frozenset()
+    controller: Node | None = None
+    topic_ids: Mapping[str, UUID] = field(default_factory=dict)
+    is_bootstrap: bool = False
+
+    @classmethod
+    def bootstrap(cls, addresses: Iterable[tuple[str, int]]) -> Self:
+        """Only the nodes -1, -2, … at `addresses` (host, port)."""
+        nodes = Cluster.bootstrap(addresses).nodes
+        return cls(nodes={node.id: node for node in nodes}, is_bootstrap=True)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The same as an indexed `Cluster`, made at first use."""
+        return Cluster(
+            cluster_id=self.cluster_id,
+            nodes=tuple(self.nodes.values()),
+            partitions=tuple(_partition_info(metadata, self.nodes) for metadata in self.partitions.values()),
+            internal_topics=self.internal_topics,
+            invalid_topics=self.invalid_topics,
+            unauthorized_topics=self.unauthorized_topics,
+            controller=self.controller,
+            topic_ids=self.topic_ids,
+            is_bootstrap_configured=self.is_bootstrap,
+        )
+
+    @cached_property
+    def topic_names(self) -> Mapping[UUID, str]:
+        return {topic_id: topic for topic, topic_id in self.topic_ids.items()}
+
+    def leader_epoch(self, topic_partition: TopicPartition) -> int | None:
+        """The leader epoch as cached, or None where partition or epoch is not known."""
+        metadata = self.partitions.get(topic_partition)
+        return metadata.leader_epoch if metadata is not None else None
+
+    def merge_with(self, newer: MetadataCache, retain: Callable[[str, bool], bool]) -> MetadataCache:
+        """`newer` laid over this one, as a partial update asks for.
+
+        Nodes, controller and cluster id are the newer ones. `retain(topic, is_internal)` says for each topic of the
+        older cache whether what was known of it stays. A topic that `newer` tells of without an id loses its id.
+        """
+        kept = {topic for topic in self._all_topics() if retain(topic, topic in self.internal_topics)}
+        partitions = {known: metadata for known, metadata in self.partitions.items() if known.topic in kept}
+        partitions.update(newer.partitions)
+        topic_ids = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in kept}
+        for topic in {known.topic for known in newer.partitions}:
+            topic_ids.pop(topic, None)
+            if topic in newer.topic_ids:
+                topic_ids[topic] = newer.topic_ids[topic]
+        return MetadataCache(
+            cluster_id=newer.cluster_id,
+            nodes=newer.nodes,
+            partitions=partitions,
+            unauthorized_topics=newer.unauthorized_topics | (self.unauthorized_topics & kept),
+            invalid_topics=newer.invalid_topics | (self.invalid_topics & kept),
+            internal_topics=newer.internal_topics | (self.internal_topics & kept),
+            controller=newer.controller,
+            topic_ids=topic_ids,
+        )
+
+    def _all_topics(self) -> set[str]:
+        named = {known.topic for known in self.partitions}
+        return named.union(self.topic_ids, self.unauthorized_topics, self.invalid_topics, self.internal_topics)

@@ -1,0 +1,94 @@
+"""The two seams of this room: what the network client needs of a selector, and what others need of the network client.
+
+Fakes stand here; nothing is patched.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.protocol.building import Request
+
+
+class KafkaClient(Protocol):
+    """Requests to nodes and their responses (org.apache.kafka.clients.KafkaClient). One thread uses it, but for
+    `wakeup`, `initiate_close` and `new_client_request`, which any thread may call.
+    """
+
+    def ready(self, node: Node, now_ms: int) -> bool:
+        """Whether a request to the node can be sent now; begins to connect where that is possible."""
+        ...
+
+    def is_ready(self, node: Node, now_ms: int) -> bool:
+        """The same without connecting. No node is ready while a metadata update is due: it goes first."""
+        ...
+
+    def connection_delay(self, node: Node, now_ms: int) -> int:
+        """ms until the node's connection can change by itself; FOREVER_MS while it is connected."""
+        ...
+
+    def poll_delay_ms(self, node: Node, now_ms: int) -> int:
+        """The same, counting a throttle."""
+        ...
+
+    def connection_failed(self, node: Node) -> bool:
+        """Whether the node was tried and is not connected."""
+        ...
+
+    def authentication_error(self, node: Node) -> KafkaError | None:
+        """Why the node refused us, None where it did not."""
+        ...
+
+    def new_client_request(
+        self,
+        node_id: str,
+        request: Request,
+        now_ms: int,
+        expect_response: bool,
+        request_timeout_ms: int | None = None,
+        callback: RequestCallback | None = None,
+    ) -> ClientRequest:
+        """A request with the next correlation id; the time-out is the client's own where none is given."""
+        ...
+
+    def send(self, request: ClientRequest, now_ms: int) -> None:
+        """Queue the request. Raises IllegalStateError where the node is not ready."""
+        ...
+
+    def poll(self, timeout_ms: int, now_ms: int) -> list[ClientResponse]:
+        """Read and write sockets, for up to `timeout_ms` where nothing happens. Callbacks have run when it returns."""
+        ...
+
+    def least_loaded_node(self, now_ms: int) -> Node | None: ...
+
+    def in_flight_request_count(self, node_id: str | None = None) -> int: ...
+
+    def has_in_flight_requests(self, node_id: str | None = None) -> bool: ...
+
+    def has_ready_nodes(self, now_ms: int) -> bool: ...
+
+    def disconnect(self, node_id: str) -> None:
+        """Close the connection; what is in flight there comes back as disconnected from the next poll."""
+        ...
+
+    def close_connection(self, node_id: str) -> None:
+        """Close the connection and forget what is in flight there: nobody hears of it."""
+        ...
+
+    def wakeup(self) -> None:
+        """End a poll that waits. From any thread."""
+        ...
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def initiate_close(self) -> None:
+        """Let no new poll begin, and wake the one that waits. From any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close every connection."""
+        ...
