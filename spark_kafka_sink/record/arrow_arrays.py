@@ -1,0 +1,122 @@
+"""Arrow arrays in the one shape that the encoder reads: contiguous `binary` with 32-bit offsets.
+
+Holds no state; any thread. What has 32-bit offsets already (`string`, `binary`, slices of them) is taken as it is,
+without a copy; `large_*` columns get new offsets over the same bytes; view, fixed-size and dictionary columns are
+rewritten once, in C++.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+
+MAX_COLUMN_BYTES = 2**31 - 1
+"""What 32-bit offsets can address, in one column and in one encoded block."""
+
+BINARY = pa.binary()
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
+    """One array of a possibly chunked one; a single chunk is not copied. Raises SerializationError past 2 GiB,
+    SchemaError for no array.
+    """
+    if isinstance(array, pa.Array):
+        return array
+    if not isinstance(array, pa.ChunkedArray):
+        raise SchemaError(f"The column '{name}' is a {type(array).__name__}; it must be an Arrow array.")
+    if array.num_chunks == 1:
+        return array.chunk(0)
+    try:
+        combined = array.combine_chunks()
+    except pa.ArrowInvalid as error:
+        raise _too_large(name) from error
+    if isinstance(combined, pa.ChunkedArray):
+        raise _too_large(name)
+    return combined
+
+
+def is_bytes_like(data_type: pa.DataType) -> bool:
+    """Whether a column of this type can be a record's key or value: string or binary in any of Arrow's layouts."""
+    if pat.is_dictionary(data_type):
+        return not pat.is_dictionary(data_type.value_type) and is_bytes_like(data_type.value_type)
+    return any(
+        accepts(data_type)
+        for accepts in (
+            pat.is_binary,
+            pat.is_string,
+            pat.is_large_binary,
+            pat.is_large_string,
+            pat.is_binary_view,
+            pat.is_string_view,
+            pat.is_fixed_size_binary,
+        )
+    )
+
+
+def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
+    """`array` as `binary` (its UTF-8 bytes for strings), nulls kept. Raises SchemaError for another type,
+    SerializationError past 2 GiB.
+    """
+    data_type = array.type
+    if data_type == BINARY:
+        return array
+    if not is_bytes_like(data_type):
+        raise SchemaError(f"The column '{name}' has the Arrow type {data_type}; it must be string or binary.")
+    if pat.is_dictionary(data_type):
+        return as_binary(array.cast(data_type.value_type), name)
+    try:
+        if pat.is_string_view(data_type):
+            array = array.cast(pa.binary_view())
+        return array.cast(BINARY)
+    except pa.ArrowInvalid as error:
+        raise _too_large(name) from error
+
+
+def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    """The len(array) + 1 offsets into the array's data buffer, slices included; no copy."""
+    if len(array) == 0:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+
+
+def value_bytes(array: pa.BinaryArray) -> npt.NDArray[np.uint8]:
+    """The array's whole data buffer (what value_offsets points into); no copy."""
+    buffer = array.buffers()[2]
+    return np.frombuffer(buffer, np.uint8) if buffer is not None else np.zeros(0, np.uint8)
+
+
+def null_mask(array: pa.Array) -> BoolArray | None:
+    """True where null, one bool per row; None where nothing is null."""
+    if array.null_count == 0:
+        return None
+    mask: BoolArray = array.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def byte_lengths(array: pa.BinaryArray) -> Int64Array:
+    """Length in bytes of each value, -1 where null: int64, one per row."""
+    offsets = value_offsets(array).astype(np.int64)
+    lengths: Int64Array = offsets[1:] - offsets[:-1]
+    nulls = null_mask(array)
+    if nulls is not None:
+        lengths[nulls] = -1
+    return lengths
+
+
+def binary_from_numpy(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.BinaryArray:
+    """A `binary` array over these buffers; no copy."""
+    return pa.BinaryArray.from_buffers(BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _too_large(name: str) -> SerializationError:
+    return SerializationError(
+        f"The column '{name}' holds more than {MAX_COLUMN_BYTES} bytes; hand over fewer rows at a time "
+        "(spark.sql.execution.arrow.maxRecordsPerBatch)."
+    )

@@ -1,0 +1,126 @@
+"""The columns of a block of records, checked and in the shape that the encoder reads.
+
+A value: any thread may read it, nothing changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record.arrow_arrays import BINARY, as_binary, combine
+from spark_kafka_sink.record.headers import Header, headers_from_rows, normalise_headers
+
+
+@dataclass(frozen=True, eq=False)
+class RecordColumns:
+    """Records as Arrow arrays of one length.
+
+    `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`; a null
+    is a null on the wire; `key` None = no keys. `headers`: list<struct<key: string, value: binary>>; a null or empty
+    list = none, a null value stays null, a null name is refused. `timestamp_ms`: int64, milliseconds since 1970; None
+    or a null entry = the time of the append. `partition`: int32; None or a null entry = not set. Chunked arrays are
+    combined; slices are taken as they are.
+
+    Raises SchemaError for a wrong type or length, SerializationError for contents that cannot be written (a nameless
+    header, more than 2 GiB in a column); both name the column.
+    """
+
+    value: pa.Array
+    key: pa.Array | None = None
+    headers: pa.Array | None = None
+    timestamp_ms: pa.Array | None = None
+    partition: pa.Array | None = None
+
+    def __post_init__(self) -> None:
+        value = as_binary(combine(self.value, "value"), "value")
+        self._set("value", value)
+        if self.key is not None:
+            self._set("key", as_binary(combine(self.key, "key"), "key"))
+        if self.headers is not None:
+            self._set("headers", normalise_headers(combine(self.headers, "headers")))
+        if self.timestamp_ms is not None:
+            self._set("timestamp_ms", _of_type(self.timestamp_ms, "timestamp_ms", pa.int64()))
+        if self.partition is not None:
+            self._set("partition", _of_type(self.partition, "partition", pa.int32()))
+        for name in ("key", "headers", "timestamp_ms", "partition"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(value):
+                raise SchemaError(f"The column '{name}' has {len(column)} rows, the column 'value' has {len(value)}.")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.value)
+
+    def slice(self, offset: int, length: int) -> RecordColumns:
+        """Rows offset..offset+length-1; no copy."""
+        return self._map(lambda column: column.slice(offset, length))
+
+    def take(self, order: Any) -> RecordColumns:
+        """The rows at `order` (a numpy or Arrow array of integers), in that order: one copy of each column."""
+        indices = pa.array(order)
+        return self._map(lambda column: column.take(indices))
+
+    def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
+        columns = (self.value, self.key, self.headers, self.timestamp_ms, self.partition)
+        return RecordColumns(*(None if column is None else change(column) for column in columns))
+
+    @classmethod
+    def from_rows(
+        cls,
+        values: Sequence[bytes | str | None],
+        keys: Sequence[bytes | str | None] | None = None,
+        headers: Sequence[Sequence[Header] | None] | None = None,
+        timestamps_ms: Sequence[int | None] | None = None,
+        partitions: Sequence[int | None] | None = None,
+    ) -> RecordColumns:
+        """Columns of Python values, one entry per row. Raises SerializationError naming the column and the first row
+        that does not fit.
+        """
+        return cls(
+            value=_from_rows(values, "value", BINARY, "bytes or str"),
+            key=None if keys is None else _from_rows(keys, "key", BINARY, "bytes or str"),
+            headers=None if headers is None else headers_from_rows(headers),
+            timestamp_ms=None
+            if timestamps_ms is None
+            else _from_rows(timestamps_ms, "timestamp_ms", pa.int64(), "an int"),
+            partition=None if partitions is None else _from_rows(partitions, "partition", pa.int32(), "an int"),
+        )
+
+    def _set(self, name: str, column: pa.Array) -> None:
+        object.__setattr__(self, name, column)
+
+
+def _of_type(column: pa.Array | pa.ChunkedArray, name: str, data_type: pa.DataType) -> pa.Array:
+    array = combine(column, name)
+    if array.type != data_type:
+        raise SchemaError(f"The column '{name}' has the Arrow type {array.type}; it must be {data_type}.")
+    return array
+
+
+def _from_rows(rows: Sequence[Any], name: str, data_type: pa.DataType, wanted: str) -> pa.Array:
+    try:
+        column = pa.array(rows, data_type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise _first_misfit(rows, name, data_type, wanted, error) from error
+    if isinstance(column, pa.ChunkedArray):
+        return combine(column, name)
+    return column
+
+
+def _first_misfit(
+    rows: Sequence[Any], name: str, data_type: pa.DataType, wanted: str, error: Exception
+) -> SerializationError:
+    for index, row in enumerate(rows):
+        try:
+            pa.array([row], data_type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            found = type(row).__name__
+            return SerializationError(
+                f"The {name} of row {index} is a {found} that does not fit; give {wanted} or None."
+            )
+    return SerializationError(f"The column '{name}' cannot be turned into an Arrow array: {error}")

@@ -1,0 +1,147 @@
+"""Records to bytes (format v2, org.apache.kafka.common.record.DefaultRecord): one vectorised pass for a whole block.
+
+Holds no state; any thread. Copies of a record's bytes on the way: one, `binary_join_element_wise`, from the columns
+into the block's buffer (plus one where headers are encoded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.arrow_arrays import BINARY, MAX_COLUMN_BYTES, Int64Array, byte_lengths, value_offsets
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.headers import Header, encode_headers, headers_upper_bounds
+from spark_kafka_sink.record.varints import (
+    MINUS_ONE,
+    ZERO,
+    Field,
+    merge,
+    to_binary,
+    total_width,
+    varint_fields,
+    varint_width,
+    zigzag,
+)
+
+MAX_RECORD_OVERHEAD = 21
+"""The most bytes of a record's length (5), attributes (1), timestamp delta (10) and offset delta (5)."""
+
+_EMPTY = pa.scalar(b"", BINARY)
+_NO_HEADERS = pa.scalar(b"\0", BINARY)
+
+
+@dataclass(slots=True)
+class EncodedRun:
+    """Records ready to be put into a batch: their bytes, how many, and the latest of their timestamps."""
+
+    chunk: memoryview
+    count: int
+    max_timestamp_ms: int
+
+
+def encode_array(
+    columns: RecordColumns, offset_deltas: Int64Array, timestamp_deltas: Int64Array | None
+) -> pa.BinaryArray:
+    """One `binary` value per record. Deltas are int64, one per row, against the record's batch; `timestamp_deltas`
+    None = all zero.
+
+    Raises SerializationError where the block takes more than 2 GiB.
+    """
+    rows = columns.num_rows
+    if rows == 0:
+        return pa.array([], BINARY)
+    value_lengths = byte_lengths(columns.value)
+    value_size = varint_fields(zigzag(value_lengths))
+    body: Int64Array = value_lengths if columns.value.null_count == 0 else np.maximum(value_lengths, 0)
+    front: list[Field] = [ZERO]
+    front += (ZERO,) if timestamp_deltas is None else varint_fields(zigzag(timestamp_deltas))
+    front += varint_fields(zigzag(offset_deltas))
+    between: list[pa.Array] = []
+    key = columns.key
+    if key is None or key.null_count == rows:
+        front.append(MINUS_ONE)
+        front += value_size
+    else:
+        key_lengths = byte_lengths(key)
+        front += varint_fields(zigzag(key_lengths))
+        between = [key, to_binary(value_size, rows)]
+        body = body + (key_lengths if key.null_count == 0 else np.maximum(key_lengths, 0)) + total_width(value_size)
+    tail: list[pa.Array | pa.Scalar] = [_NO_HEADERS]
+    headers = None if columns.headers is None else encode_headers(columns.headers)
+    if headers is not None:
+        count = varint_fields(zigzag(headers.counts))
+        tail = [to_binary(count, rows), headers.encoded]
+        body = body + headers.lengths + total_width(count)
+    else:
+        body = body + 1
+    front = merge(front)
+    body = body + total_width(front)
+    if int(body.sum()) + 5 * rows > MAX_COLUMN_BYTES:
+        raise SerializationError(
+            f"{rows} records take more than {MAX_COLUMN_BYTES} bytes together; hand over fewer rows at a time."
+        )
+    prefix = to_binary(merge([*varint_fields(zigzag(body)), *front]), rows)
+    return pc.binary_join_element_wise(prefix, *between, columns.value, *tail, _EMPTY, null_handling="skip")
+
+
+def encode_columns(
+    columns: RecordColumns, offset_deltas: Int64Array, timestamp_deltas: Int64Array | None
+) -> tuple[memoryview, Int64Array]:
+    """The records' bytes, one after the other, and where each begins: int64, num_rows + 1 entries. See encode_array."""
+    encoded = encode_array(columns, offset_deltas, timestamp_deltas)
+    return data_view(encoded), value_offsets(encoded).astype(np.int64)
+
+
+def data_view(encoded: pa.BinaryArray) -> memoryview:
+    """The bytes that value_offsets points into; no copy."""
+    buffer = encoded.buffers()[2]
+    return memoryview(b"") if buffer is None else memoryview(buffer)
+
+
+def encode_rows(
+    keys: Sequence[bytes | str | None] | None,
+    values: Sequence[bytes | str | None],
+    headers: Sequence[Sequence[Header] | None] | None,
+    timestamps_ms: Sequence[int],
+    base_offset_delta: int,
+    base_timestamp_ms: int,
+) -> EncodedRun:
+    """Rows of Python values, at least one, as consecutive records of one batch that holds `base_offset_delta` records
+    already.
+    """
+    columns = RecordColumns.from_rows(values, keys, headers)
+    times = np.array(timestamps_ms, np.int64)
+    deltas = np.arange(base_offset_delta, base_offset_delta + columns.num_rows, dtype=np.int64)
+    chunk, _ = encode_columns(columns, deltas, times - base_timestamp_ms)
+    return EncodedRun(chunk, columns.num_rows, int(times.max()))
+
+
+def record_size_upper_bound(key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()) -> int:
+    """The most bytes that this record takes at any place of a batch (as DefaultRecord.recordSizeUpperBound)."""
+    size = MAX_RECORD_OVERHEAD + _sized(key) + _sized(value) + varint_width(len(headers))
+    for name, content in headers:
+        size += _sized(name.encode()) + _sized(content)
+    return size
+
+
+def _sized(content: bytes | None) -> int:
+    return 1 if content is None else varint_width(len(content)) + len(content)
+
+
+def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
+    """The most bytes that each record takes in a batch: int64, one per row. Lengths and counts are taken at five bytes
+    each.
+    """
+    sizes = np.maximum(byte_lengths(columns.value), 0)
+    sizes += MAX_RECORD_OVERHEAD + 15
+    if columns.key is not None:
+        sizes += np.maximum(byte_lengths(columns.key), 0)
+    if columns.headers is not None:
+        sizes += headers_upper_bounds(columns.headers)
+    return sizes

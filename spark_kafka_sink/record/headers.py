@@ -1,0 +1,145 @@
+"""Record headers as Arrow columns: checked, and encoded for all records of a block at once.
+
+Holds no state; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record.arrow_arrays import (
+    BINARY,
+    Int64Array,
+    as_binary,
+    byte_lengths,
+    is_bytes_like,
+    value_offsets,
+)
+from spark_kafka_sink.record.varints import to_binary, varint_fields, zigzag
+
+Header = tuple[str, bytes | None]
+"""A record header: its name, and its value or None."""
+
+HEADERS = pa.list_(pa.struct([pa.field("key", BINARY), pa.field("value", BINARY)]))
+"""What normalise_headers returns; the key is UTF-8."""
+
+_EMPTY = pa.scalar(b"", BINARY)
+
+
+class EncodedHeaders(NamedTuple):
+    """Per row: `counts` (int64, headers of the record), `encoded` (binary, the headers one after the other), `lengths`
+    (int64, its bytes).
+    """
+
+    counts: Int64Array
+    encoded: pa.BinaryArray
+    lengths: Int64Array
+
+
+def normalise_headers(array: pa.Array) -> pa.Array:
+    """list<struct<key: string, value: binary>> (or large_list, any string and binary layout) as HEADERS, null lists as
+    empty ones.
+
+    Raises SchemaError for another type, SerializationError for a header without a name, with its row.
+    """
+    data_type = array.type
+    if data_type == HEADERS and array.null_count == 0 and array.offset == 0:
+        structs = array.values
+        if structs.null_count == 0 and structs.field(0).null_count == 0:
+            return array
+    if not (pat.is_list(data_type) or pat.is_large_list(data_type)) or not _is_header(data_type.value_type):
+        raise SchemaError(
+            f"The column 'headers' has the Arrow type {data_type}; it must be list<struct<key: string, value: binary>>."
+        )
+    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(counts)
+    if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
+        raise SerializationError("The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time.")
+    keys, values = array.flatten().flatten()
+    if keys.null_count:
+        nameless = pc.index(keys.is_null(), True).as_py()
+        row = int(np.searchsorted(ends, nameless, side="right"))
+        raise SerializationError(
+            f"Row {row} has a header without a key in the column 'headers'; give every header one."
+        )
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    offsets[1:] = ends
+    children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
+    structs = pa.StructArray.from_arrays(children, ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+
+
+def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
+    """The headers of every row, of normalise_headers' result or slices of it; None where no row has any."""
+    rows = len(headers)
+    bounds = _list_bounds(headers)
+    first, last = int(bounds[0]), int(bounds[-1])
+    if first == last:
+        return None
+    keys, values = (column.slice(first, last - first) for column in headers.values.flatten())
+    key_sizes = to_binary(varint_fields(zigzag(byte_lengths(keys))), last - first)
+    value_sizes = to_binary(varint_fields(zigzag(byte_lengths(values))), last - first)
+    joined = pc.binary_join_element_wise(key_sizes, keys, value_sizes, values, _EMPTY, null_handling="skip")
+    offsets = value_offsets(joined)[bounds - first]
+    encoded = pa.BinaryArray.from_buffers(BINARY, rows, [None, pa.py_buffer(offsets), joined.buffers()[2]])
+    return EncodedHeaders(bounds[1:] - bounds[:-1], encoded, (offsets[1:] - offsets[:-1]).astype(np.int64))
+
+
+def headers_upper_bounds(headers: pa.Array) -> Int64Array:
+    """For each row the bytes that its headers take at most, their count left out: int64."""
+    bounds = _list_bounds(headers)
+    first, last = int(bounds[0]), int(bounds[-1])
+    keys, values = (column.slice(first, last - first) for column in headers.values.flatten())
+    # Each of the two lengths takes up to five bytes.
+    sizes = np.zeros(last - first + 1, np.int64)
+    np.cumsum(byte_lengths(keys) + np.maximum(byte_lengths(values), 0) + 10, out=sizes[1:])
+    ends = sizes[bounds - first]
+    return ends[1:] - ends[:-1]
+
+
+def headers_from_rows(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
+    """HEADERS of Python lists. Raises SerializationError naming the row that holds something else than (str, bytes or
+    None) pairs.
+    """
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    keys: list[Any] = []
+    values: list[Any] = []
+    for index, row in enumerate(rows):
+        for header in row or ():
+            try:
+                key, value = header
+            except (TypeError, ValueError):
+                raise SerializationError(f"A header of row {index} is not a (key, value) pair.") from None
+            if not isinstance(key, str | bytes):
+                raise SerializationError(f"A header key of row {index} is a {type(key).__name__}; it must be a str.")
+            if value is not None and not isinstance(value, bytes | bytearray | memoryview | str):
+                raise SerializationError(
+                    f"The value of header {key!r} in row {index} is a {type(value).__name__}; it must be bytes or None."
+                )
+            keys.append(key)
+            values.append(value)
+        offsets[index + 1] = len(keys)
+    structs = pa.StructArray.from_arrays([pa.array(keys, BINARY), pa.array(values, BINARY)], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+
+
+def _list_bounds(headers: pa.Array) -> Int64Array:
+    """Where the headers of each row begin and end in `headers.values`: int64, len(headers) + 1 entries."""
+    if len(headers) == 0:
+        return np.zeros(1, np.int64)
+    return np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4).astype(np.int64)
+
+
+def _is_header(data_type: pa.DataType) -> bool:
+    return (
+        pat.is_struct(data_type)
+        and [field.name for field in data_type] == ["key", "value"]
+        and all(is_bytes_like(field.type) for field in data_type)
+    )
