@@ -1,0 +1,280 @@
+"""EmbeddedKafka: a real Kafka cluster of one or three nodes on this machine. Used from one thread at a time."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.admin import Admin, TopicDescription
+from spark_kafka_sink.local.class_archive import with_class_archive
+from spark_kafka_sink.local.jars import cache_dir, fetch_jars
+from spark_kafka_sink.local.java import find_java
+from spark_kafka_sink.local.jvm import Jvm
+from spark_kafka_sink.local.node import Node, new_cluster_id
+from spark_kafka_sink.local.ports import ReservedPort
+from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
+from spark_kafka_sink.local.watchdog import Watchdog
+
+_POLL_S = 0.02
+_SHUTDOWN_TIMEOUT_S = 10.0
+
+
+class EmbeddedKafka:
+    """Apache Kafka in KRaft mode, each node broker and controller in a JVM of its own, on free ports of the loopback
+    interface.
+
+    A context manager: entering starts it, leaving stops it. Whatever way this process ends, its JVMs end with it.
+
+    nodes: 1 or 3. Node ids count from 1. With three, internal topics have three replicas, of which two must be in sync.
+    properties: broker properties for every node, over Kafka's defaults (topics are auto-created, with one partition).
+    features: levels of finalized features to format with, such as {"transaction.version": 1}; else what this Kafka
+    release prefers.
+    data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
+    removed at stop.
+    start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
+
+    Raises LocalBrokerError.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        properties: Mapping[str, PropertyValue] | None = None,
+        features: Mapping[str, int] | None = None,
+        data_dir: Path | None = None,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        if nodes not in (1, 3):
+            raise LocalBrokerError(f"An embedded cluster has 1 or 3 nodes, not {nodes}.")
+        self._node_count = nodes
+        self._properties = dict(properties or {})
+        refuse_owned(self._properties)
+        self._features = dict(features or {})
+        self._data_dir = data_dir.absolute() if data_dir is not None else None
+        self._start_timeout_s = start_timeout_s
+        self._nodes: dict[int, Node] = {}
+        self._ports: list[ReservedPort] = []
+        self._watchdog: Watchdog | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ---- the cluster -------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of every node, comma-separated, whether it runs or not."""
+        self._require_started()
+        return ",".join(node.address.bootstrap_server for node in self._nodes.values())
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        return tuple(self._nodes)
+
+    @property
+    def running(self) -> bool:
+        """Whether the cluster was started and every node's JVM is there."""
+        return bool(self._nodes) and all(node.running for node in self._nodes.values())
+
+    def start(self) -> None:
+        """Fetch the jars if need be, format new data folders, start every node and wait until each knows all the
+        others.
+
+        On failure everything is ended and removed, but for the logs: the error names the folder they are in.
+        """
+        if self._nodes:
+            raise LocalBrokerError("This embedded cluster is started already.")
+        cache = cache_dir()
+        jvm = with_class_archive(Jvm(find_java(), fetch_jars(cache=cache)), cache)
+        deadline = time.monotonic() + self._start_timeout_s
+        try:
+            self._make_nodes(jvm)
+            self._format(deadline)
+            for node in self._nodes.values():
+                node.begin_start()
+            for node in self._nodes.values():
+                node.await_start(deadline)
+            self._await_members(set(self._nodes), deadline)
+        except BaseException as error:
+            logs = self.save_logs()
+            self.stop()
+            if isinstance(error, LocalBrokerError):
+                raise LocalBrokerError(f"{error}\nLogs: {logs}") from error
+            raise
+
+    def stop(self) -> None:
+        """End every node. A temporary data folder goes with them; one to be kept is closed in order first."""
+        running = [node for node in self._nodes.values() if node.running]
+        if self._data_dir is not None:
+            # All at once: the last ones of three find no quorum to say goodbye to, and are killed when the time is up.
+            deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
+            for node in running:
+                node.terminate()
+            for node in running:
+                node.await_end(max(0.0, deadline - time.monotonic()))
+        else:
+            for node in running:
+                node.kill()
+        self._nodes.clear()
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+        for port in self._ports:
+            port.release()
+        self._ports.clear()
+
+    def save_logs(self, target: Path | None = None) -> Path:
+        """Copy every node's log and configuration to `target`, or to a new temporary folder; gives the folder."""
+        target = target or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-logs-"))
+        for node in self._nodes.values():
+            copy = target / node.folder.name
+            copy.mkdir(parents=True, exist_ok=True)
+            for name in (node.log_file.name, "server.properties", "hs_err.log"):
+                if (node.folder / name).exists():
+                    shutil.copy(node.folder / name, copy)
+        return target
+
+    # ---- single nodes ------------------------------------------------------------------------------------------------
+
+    def start_node(self, node_id: int) -> None:
+        """Start a node that was stopped or killed, on its ports and data, and wait until it is a live member again."""
+        node = self._node(node_id)
+        deadline = time.monotonic() + self._start_timeout_s
+        node.begin_start()
+        try:
+            node.await_start(deadline)
+        except LocalBrokerError as error:
+            raise LocalBrokerError(f"{error}\nLogs: {self.save_logs()}") from error
+
+    def stop_node(self, node_id: int) -> None:
+        """Shut a node down in order (SIGTERM); killed if that takes more than 30 s."""
+        node = self._node(node_id)
+        node.terminate()
+        node.await_end()
+
+    def kill_node(self, node_id: int) -> None:
+        """End a node at once (SIGKILL), suspended or not."""
+        self._node(node_id).kill()
+
+    def restart_node(self, node_id: int) -> None:
+        """Stop in order, then start."""
+        self.stop_node(node_id)
+        self.start_node(node_id)
+
+    def suspend_node(self, node_id: int) -> None:
+        """Freeze a node (SIGSTOP): its connections stay open and nothing answers."""
+        self._node(node_id).suspend()
+
+    def resume_node(self, node_id: int) -> None:
+        """Let a suspended node go on (SIGCONT)."""
+        self._node(node_id).resume()
+
+    def node_running(self, node_id: int) -> bool:
+        """Whether the node's JVM is there, suspended or not."""
+        return self._node(node_id).running
+
+    def node_pid(self, node_id: int) -> int:
+        """The process id of the node's JVM."""
+        return self._node(node_id).pid
+
+    def node_address(self, node_id: int) -> str:
+        """The node's `host:port`."""
+        return self._node(node_id).address.bootstrap_server
+
+    # ---- topics ------------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        config: Mapping[str, str | int] | None = None,
+    ) -> None:
+        """Create a topic and wait until every node that answers shows all its partitions with a leader."""
+        self._admin().create_topic(name, partitions, replication_factor, config)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and wait until no node that answers shows it any more."""
+        self._admin().delete_topic(name)
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """The topic's partitions with leader, replicas and in-sync replicas."""
+        return self._admin().describe_topic(name)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _make_nodes(self, jvm: Jvm) -> None:
+        folder = self._data_dir or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-"))
+        self._watchdog = Watchdog(doomed_folder=None if self._data_dir else folder)
+        addresses = [
+            NodeAddress(node_id, self._reserve_port(), self._reserve_port())
+            for node_id in range(1, self._node_count + 1)
+        ]
+        for address in addresses:
+            node = Node(address, folder / f"node-{address.node_id}", jvm, self._watchdog)
+            self._nodes[address.node_id] = node
+            node.write_files(server_properties(address, addresses, node.data, self._properties))
+
+    def _reserve_port(self) -> int:
+        port = ReservedPort()
+        self._ports.append(port)
+        return port.number
+
+    def _format(self, deadline: float) -> None:
+        cluster_id = next((node.cluster_id for node in self._nodes.values() if node.cluster_id), new_cluster_id())
+        new = [node for node in self._nodes.values() if node.cluster_id is None]
+        if self._features and len(new) < len(self._nodes):
+            raise LocalBrokerError(
+                f"{self._data_dir} holds a formatted cluster: features can only be chosen for a new folder."
+            )
+        for node in new:
+            node.begin_format(cluster_id, self._features)
+        for node in new:
+            node.await_format(deadline)
+
+    def _await_members(self, members: set[int], deadline: float) -> None:
+        for node in self._nodes.values():
+            server = node.address.bootstrap_server
+            _poll_until(
+                lambda server=server: Admin(server).broker_ids(server) == members,  # type: ignore[misc]
+                deadline,
+                f"Node {node.address.node_id} does not see the brokers {sorted(members)} in time.",
+            )
+
+    def _admin(self) -> Admin:
+        answering = [
+            node.address.bootstrap_server for node in self._nodes.values() if node.running and not node.suspended
+        ]
+        if not answering:
+            raise LocalBrokerError("No node of the embedded cluster runs.")
+        return Admin(",".join(answering))
+
+    def _node(self, node_id: int) -> Node:
+        self._require_started()
+        if node_id not in self._nodes:
+            raise LocalBrokerError(f"No node {node_id}: the nodes are {', '.join(map(str, self._nodes))}.")
+        return self._nodes[node_id]
+
+    def _require_started(self) -> None:
+        if not self._nodes:
+            raise LocalBrokerError("The embedded cluster is not started: call start() or use it as a context manager.")
+
+
+def _poll_until(condition: Callable[[], bool], deadline: float, complaint: str) -> None:
+    while not condition():
+        if time.monotonic() > deadline:
+            raise LocalBrokerError(complaint)
+        time.sleep(_POLL_S)

@@ -1,0 +1,50 @@
+"""The command line of a broker's JVM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_kafka_sink.local.java import Java
+
+SERVER_CLASS = "kafka.Kafka"
+STORAGE_TOOL_CLASS = "kafka.tools.StorageTool"
+
+# For a start in a second or two on small machines: one compiler tier, a simple collector, and no files outside the
+# node's folder.
+_FLAGS = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
+_QUIET_ARCHIVE = ("-Xlog:disable", "-Xlog:all=error:stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Jvm:
+    """How to run one of Kafka's main classes."""
+
+    java: Java
+    jars: Sequence[Path]
+    archive: Path | None = None
+    """A class data archive made from just these jars by just this Java: mapped at start, which spares the parsing."""
+
+    def command(
+        self, main_class: str, *arguments: str, folder: Path, write_archive: Path | None = None
+    ) -> list[str | Path]:
+        """Run `main_class` with its temporary files, crash dumps and log4j2.properties in `folder`."""
+        archive: tuple[str, ...] = ()
+        if write_archive is not None:
+            archive = (*_QUIET_ARCHIVE, f"-XX:ArchiveClassesAtExit={write_archive}")
+        elif self.archive is not None:
+            archive = (*_QUIET_ARCHIVE, f"-XX:SharedArchiveFile={self.archive}")
+        return [
+            self.java.path,
+            *_FLAGS,
+            *archive,
+            f"-Djava.io.tmpdir={folder / 'tmp'}",
+            f"-XX:ErrorFile={folder / 'hs_err.log'}",
+            f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+            "-cp",
+            os.pathsep.join(str(jar) for jar in self.jars),
+            main_class,
+            *arguments,
+        ]

@@ -1,0 +1,200 @@
+"""One node of a cluster: its folder, its files and its JVM. Used from one thread at a time."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.admin import Admin
+from spark_kafka_sink.local.jvm import SERVER_CLASS, STORAGE_TOOL_CLASS, Jvm
+from spark_kafka_sink.local.properties import LOG4J2, NodeAddress, render
+from spark_kafka_sink.local.watchdog import Watchdog
+
+_STARTED_LINE = "Kafka Server started"
+_POLL_S = 0.02
+_STOP_TIMEOUT_S = 30.0
+_TAIL_LINES = 25
+
+
+def new_cluster_id() -> str:
+    """22 characters, as Kafka's Uuid prints itself; one that begins with a dash would read as an option."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
+
+
+class Node:
+    """A broker and controller in one JVM, which can be ended and started again on the same ports and data."""
+
+    def __init__(self, address: NodeAddress, folder: Path, jvm: Jvm, watchdog: Watchdog) -> None:
+        self.address = address
+        self.folder = folder
+        self.log_file = folder / "server.log"
+        """Everything the node's JVMs printed, Kafka's log among it."""
+        self._jvm = jvm
+        self._watchdog = watchdog
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self._suspended = False
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster that the data folder was formatted for; None before it is."""
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.data / "meta.properties").read_text(encoding="utf-8").splitlines():
+                if line.startswith("cluster.id="):
+                    return line.partition("=")[2]
+        return None
+
+    @property
+    def running(self) -> bool:
+        """Whether the JVM is there, suspended or not."""
+        self._reap()
+        return self._process is not None
+
+    @property
+    def suspended(self) -> bool:
+        return self.running and self._suspended
+
+    @property
+    def pid(self) -> int:
+        """The JVM's process id."""
+        return self._require_process().pid
+
+    def write_files(self, properties: Mapping[str, str]) -> None:
+        """Make the folder and its configuration."""
+        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        (self.folder / "server.properties").write_text(render(properties), encoding="ascii")
+        (self.folder / "log4j2.properties").write_text(LOG4J2, encoding="ascii")
+
+    def begin_format(self, cluster_id: str, features: Mapping[str, int]) -> None:
+        """Start Kafka's own tool that formats the data folder; `await_format` waits for it."""
+        levels = [part for name, level in features.items() for part in ("--feature", f"{name}={level}")]
+        properties = str(self.folder / "server.properties")
+        self._launch(
+            self._jvm.command(
+                STORAGE_TOOL_CLASS,
+                "format",
+                "--cluster-id",
+                cluster_id,
+                "--config",
+                properties,
+                *levels,
+                folder=self.folder,
+            )
+        )
+
+    def await_format(self, deadline: float) -> None:
+        """Raises LocalBrokerError with what the tool printed if it fails."""
+        process = self._require_process()
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise LocalBrokerError(
+                f"Formatting the data folder of node {self.address.node_id} takes too long."
+            ) from None
+        self._await_end()
+        if code != 0:
+            raise LocalBrokerError(
+                f"The data folder of node {self.address.node_id} cannot be formatted:\n{self.log_tail()}"
+            )
+
+    def begin_start(self, *, write_archive: Path | None = None) -> None:
+        """Start the broker's JVM; `await_start` waits for it."""
+        if self.running:
+            raise LocalBrokerError(f"Node {self.address.node_id} runs already.")
+        properties = str(self.folder / "server.properties")
+        self._launch(self._jvm.command(SERVER_CLASS, properties, folder=self.folder, write_archive=write_archive))
+
+    def await_start(self, deadline: float) -> None:
+        """Wait until the broker says it has started and answers as a live member of its cluster.
+
+        `deadline` is on time.monotonic's scale. Raises LocalBrokerError with the end of the log if the JVM ends or
+        time runs out.
+        """
+        while not self._is_up():
+            if not self.running:
+                raise LocalBrokerError(
+                    f"Node {self.address.node_id} ended while it started. Its log ends:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise LocalBrokerError(
+                    f"Node {self.address.node_id} did not start in time. Its log ends:\n{self.log_tail()}"
+                )
+            time.sleep(_POLL_S)
+
+    def terminate(self) -> None:
+        """Ask the broker to shut down in order (SIGTERM); `await_end` waits for it."""
+        self.resume()
+        self._require_process().send_signal(signal.SIGTERM)
+
+    def await_end(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+        """Wait for a broker that is shutting down; kill it when the time is up."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._require_process().wait(timeout_s)
+        if self.running:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, which also ends a suspended process, and reap it."""
+        self._require_process().kill()
+        self._await_end()
+
+    def suspend(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        self._require_process().send_signal(signal.SIGSTOP)
+        self._suspended = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._require_process().send_signal(signal.SIGCONT)
+        self._suspended = False
+
+    def log_tail(self) -> str:
+        """The last lines of the log since the JVM's latest start."""
+        lines = self._log_since_start().splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (it printed nothing)"
+
+    def _launch(self, command: list[str | Path]) -> None:
+        with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = self._watchdog.spawn(command, folder=self.folder, output=log)
+        self._suspended = False
+
+    def _await_end(self) -> None:
+        self._require_process().wait()
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._watchdog.forget(self._process.pid)
+            self._process = None
+
+    def _is_up(self) -> bool:
+        if _STARTED_LINE not in self._log_since_start():
+            return False
+        server = self.address.bootstrap_server
+        with contextlib.suppress(OSError):
+            return self.address.node_id in Admin(server).broker_ids(server)
+        return False
+
+    def _log_since_start(self) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def _require_process(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise LocalBrokerError(f"Node {self.address.node_id} does not run.")
+        return self._process

@@ -1,0 +1,126 @@
+"""Fixtures for tests against a real broker: `pytest_plugins = ["spark_kafka_sink.local.pytest_plugin"]` in the top
+conftest.py.
+
+`kafka_broker` is one broker for the whole session, shared by all tests; it comes from
+    KAFKA_BOOTSTRAP_SERVERS, if that is set: a cluster that is there already (PLAINTEXT, Kafka 3.0 or newer);
+    testcontainers, if SPARK_KAFKA_SINK_TEST_BROKER=testcontainers (needs that package and a Docker engine);
+    else an EmbeddedKafka of one node.
+`topic` and `new_topic` make topics of their own on it. `own_kafka` starts embedded clusters for tests that kill or
+freeze nodes.
+
+When a test fails, the logs of the embedded clusters it used are copied to pytest's temporary folder, and its report
+names the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_kafka_sink.common.errors import LocalBrokerError, UnknownTopicOrPartitionError
+from spark_kafka_sink.local.admin import Admin
+from spark_kafka_sink.local.cluster import EmbeddedKafka
+
+_CLUSTERS = pytest.StashKey[list[tuple[EmbeddedKafka, Path]]]()
+_LONGEST_TOPIC_STEM = 60
+
+
+@contextlib.contextmanager
+def _containerized() -> Iterator[str]:
+    try:
+        from docker.errors import DockerException  # type: ignore[import-untyped]
+        from testcontainers.community.kafka import KafkaContainer
+    except ModuleNotFoundError as error:
+        raise LocalBrokerError(f"A broker of testcontainers is asked for and {error.name} is not installed.") from error
+    try:
+        container = KafkaContainer().with_kraft()
+    except DockerException as error:
+        raise LocalBrokerError(
+            f"A broker of testcontainers is asked for and no Docker engine answers: {error}. "
+            "Start one, or unset SPARK_KAFKA_SINK_TEST_BROKER for an embedded broker."
+        ) from error
+    with container:
+        yield container.get_bootstrap_server()
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    """The session's broker: `bootstrap_servers`, `create_topic(...)`, `delete_topic(...)`, `describe_topic(...)`."""
+    wish = os.environ.get("SPARK_KAFKA_SINK_TEST_BROKER", "embedded")
+    if servers := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
+        yield Admin(servers)
+    elif wish == "testcontainers":
+        with _containerized() as servers:
+            yield Admin(servers)
+    elif wish == "embedded":
+        with EmbeddedKafka() as kafka:
+            request.session.stash[_CLUSTERS] = [(kafka, tmp_path_factory.mktemp("kafka-logs"))]
+            yield Admin(kafka.bootstrap_servers)
+    else:
+        raise LocalBrokerError(
+            f"SPARK_KAFKA_SINK_TEST_BROKER={wish}: it is `embedded` (the default) or `testcontainers`."
+        )
+
+
+@pytest.fixture
+def new_topic(request: pytest.FixtureRequest, kafka_broker: Admin) -> Iterator[Callable[..., str]]:
+    """`new_topic(partitions=1, replication_factor=1, config=None)` creates a topic named after the test and gives its
+    name.
+
+    The topics are deleted when the test is over.
+    """
+    stem = re.sub(r"[^a-zA-Z0-9._-]+", "-", request.node.name)[:_LONGEST_TOPIC_STEM]
+    made: list[str] = []
+
+    def create(partitions: int = 1, replication_factor: int = 1, config: Mapping[str, str | int] | None = None) -> str:
+        name = f"{stem}-{uuid.uuid4().hex[:8]}"
+        kafka_broker.create_topic(name, partitions, replication_factor, config)
+        made.append(name)
+        return name
+
+    yield create
+    for name in made:
+        with contextlib.suppress(UnknownTopicOrPartitionError):
+            kafka_broker.delete_topic(name)
+
+
+@pytest.fixture
+def topic(new_topic: Callable[..., str]) -> str:
+    """The name of a new topic with one partition."""
+    return new_topic()
+
+
+@pytest.fixture
+def own_kafka(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., EmbeddedKafka]]:
+    """`own_kafka(...)` takes EmbeddedKafka's arguments and starts a cluster for this test alone; stopped afterwards."""
+    clusters = request.node.stash.setdefault(_CLUSTERS, [])
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: Any, **options: Any) -> EmbeddedKafka:
+            kafka = stack.enter_context(EmbeddedKafka(*arguments, **options))
+            clusters.append((kafka, tmp_path_factory.mktemp("kafka-logs")))
+            return kafka
+
+        yield start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and call.when != "teardown":
+        shared = item.session.stash.get(_CLUSTERS, []) if "kafka_broker" in getattr(item, "fixturenames", ()) else []
+        for kafka, folder in (*shared, *item.stash.get(_CLUSTERS, [])):
+            target = folder / re.sub(r"[^a-zA-Z0-9._-]+", "-", item.name)[:_LONGEST_TOPIC_STEM]
+            report.sections.append(("Kafka logs", str(kafka.save_logs(target))))
+    return report

@@ -1,0 +1,58 @@
+"""Makes a lock file anew: `python -m spark_kafka_sink.local.relock kafka`.
+
+Without coordinates the lock's own roots are resolved again. With some, they become its roots:
+
+    python -m spark_kafka_sink.local.relock kafka org.apache.kafka:kafka_2.13:4.3.1
+    org.apache.logging.log4j:log4j-slf4j-impl:2.25.4 python -m spark_kafka_sink.local.relock spark_kafka
+    --no-dependencies GROUP:ARTIFACT:VERSION ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.lock import KAFKA_LOCK, JarLock, LockedJar, sha256_of
+from spark_kafka_sink.local.maven import resolve_jars
+
+
+def make_lock(name: str, roots: Sequence[str], *, with_dependencies: bool) -> JarLock:
+    """Resolve the roots, download every jar of the set into a folder that is thrown away, and note size and SHA-256."""
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = resolve_jars(roots, with_dependencies=with_dependencies, folder=Path(folder))
+        jars = tuple(LockedJar(coordinate, sha256_of(path), path.stat().st_size) for coordinate, path in resolved)
+    return JarLock(name, tuple(roots), with_dependencies, jars)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_kafka_sink.local.relock", description="Make a lock file anew."
+    )
+    parser.add_argument("name", help="the lock's name: NAME.lock.json beside this module")
+    parser.add_argument(
+        "roots", nargs="*", metavar="GROUP:ARTIFACT:VERSION", help="what the set is made for; default: as locked"
+    )
+    parser.add_argument("--no-dependencies", action="store_true", help="lock the named jars alone")
+    chosen = parser.parse_args(arguments)
+    path = KAFKA_LOCK.with_name(f"{chosen.name}.lock.json")
+    try:
+        if chosen.roots:
+            roots, with_dependencies = tuple(chosen.roots), not chosen.no_dependencies
+        else:
+            locked = JarLock.read(path)
+            roots, with_dependencies = locked.roots, locked.with_dependencies
+        lock = make_lock(chosen.name, roots, with_dependencies=with_dependencies)
+        lock.write(path)
+    except (LocalBrokerError, OSError, RuntimeError) as error:
+        print(f"{chosen.name}: {error}", file=sys.stderr)
+        return 1
+    print(f"{path}: {len(lock.jars)} jars, {lock.size / 1e6:.0f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

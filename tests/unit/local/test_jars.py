@@ -1,0 +1,134 @@
+"""Fetching and verifying jars, from a source that stands for Maven."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.jars import cache_dir, fetch_jars
+from spark_kafka_sink.local.lock import JarLock, LockedJar
+from spark_kafka_sink.local.maven import Progress
+
+CONTENT = {"org.example:a:1": b"first jar", "org.example:b:2": b"second jar"}
+
+
+class Source:
+    """Serves CONTENT unless told otherwise, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.content = dict(CONTENT)
+        self.failures: dict[str, int] = {}
+        self.asked: list[str] = []
+
+    def __call__(self, coordinate: str, folder: Path, progress: Progress) -> Path:
+        assert not list(folder.iterdir()), "a download starts in an empty folder"
+        self.asked.append(coordinate)
+        path = folder / "some.jar"
+        with progress(path.name, len(self.content[coordinate])) as advance:
+            if self.failures.get(coordinate, 0) > 0:
+                self.failures[coordinate] -= 1
+                path.write_bytes(b"half")
+                raise ConnectionError("the line broke")
+            path.write_bytes(self.content[coordinate])
+            advance(len(self.content[coordinate]))
+        return path
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def fetch(tmp_path: Path, source: Source, pauses: list[float]) -> Callable[[], list[Path]]:
+    jars = tuple(LockedJar(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in CONTENT.items())
+    lock_path = tmp_path / "things.lock.json"
+    JarLock("things", tuple(CONTENT), False, jars).write(lock_path)
+    return lambda: fetch_jars(lock_path, cache=tmp_path / "cache", download=source, sleep=pauses.append)
+
+
+def test_jars_are_fetched_once_and_then_only_verified(fetch: Callable[[], list[Path]], source: Source) -> None:
+    paths = fetch()
+    assert [path.read_bytes() for path in paths] == list(CONTENT.values())
+    assert source.asked == list(CONTENT)
+    assert fetch() == paths
+    assert source.asked == list(CONTENT)
+
+
+@pytest.mark.parametrize("damage", [b"first jaR", b"first"])
+def test_a_jar_damaged_in_the_cache_is_noticed_and_fetched_again(
+    fetch: Callable[[], list[Path]], source: Source, capsys: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    first, _ = fetch()
+    first.write_bytes(damage)
+    assert fetch()[0].read_bytes() == b"first jar"
+    assert source.asked == [*CONTENT, "org.example:a:1"]
+    assert f"{first} is damaged" in capsys.readouterr().err
+
+
+def test_a_jar_that_arrives_with_another_checksum_is_an_error_and_is_not_kept(
+    fetch: Callable[[], list[Path]], source: Source, tmp_path: Path
+) -> None:
+    source.content["org.example:b:2"] = b"evil twin!"
+    with pytest.raises(LocalBrokerError) as caught:
+        fetch()
+    message = str(caught.value)
+    assert "org.example:b:2" in message
+    assert hashlib.sha256(b"evil twin!").hexdigest() in message
+    assert hashlib.sha256(b"second jar").hexdigest() in message
+    assert [path.name for path in (tmp_path / "cache").rglob("*.jar")] == ["a-1.jar"]
+    source.content = dict(CONTENT)
+    assert len(fetch()) == 2
+    assert source.asked.count("org.example:a:1") == 1
+
+
+def test_a_download_that_breaks_off_is_tried_again(
+    fetch: Callable[[], list[Path]], source: Source, pauses: list[float]
+) -> None:
+    source.failures["org.example:a:1"] = 2
+    assert fetch()[0].read_bytes() == b"first jar"
+    assert pauses == [1.0, 2.0]
+
+
+def test_a_source_that_never_answers_is_an_error_that_names_the_jar_and_its_cause(
+    fetch: Callable[[], list[Path]], source: Source, tmp_path: Path
+) -> None:
+    source.failures["org.example:a:1"] = 99
+    with pytest.raises(LocalBrokerError, match=r"org\.example:a:1 cannot be fetched after 3 attempts: the line broke"):
+        fetch()
+    assert list((tmp_path / "cache").glob("fetch-*")) == []
+
+
+def test_what_a_killed_fetch_left_is_removed_by_the_next(fetch: Callable[[], list[Path]], tmp_path: Path) -> None:
+    (tmp_path / "cache" / "fetch-left" / "deep").mkdir(parents=True)
+    fetch()
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["jars", "lock"]
+
+
+def test_a_cache_that_cannot_be_made_is_an_error_that_names_the_variable(
+    tmp_path: Path, fetch: Callable[[], list[Path]]
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(LocalBrokerError, match=r"cache cannot be written.*SPARK_KAFKA_SINK_CACHE"):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SPARK_KAFKA_SINK_CACHE": "/somewhere/else", "XDG_CACHE_HOME": "/xdg"}, Path("/somewhere/else")),
+        ({"XDG_CACHE_HOME": "/xdg"}, Path("/xdg/spark_kafka_sink")),
+        ({}, Path.home() / ".cache" / "spark_kafka_sink"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(environment: dict[str, str], expected: Path) -> None:
+    assert cache_dir(environment) == expected

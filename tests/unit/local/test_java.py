@@ -1,0 +1,71 @@
+"""Which Java runs the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.java import find_java, major_version
+
+
+def install(folder: Path, script: str) -> Path:
+    """An executable `java` that runs a shell script."""
+    folder.mkdir(parents=True)
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\n{script}\n")
+    java.chmod(0o755)
+    return java
+
+
+def says(version: str) -> str:
+    return f"""echo 'openjdk version "{version}" 2025-04-15' >&2"""
+
+
+@pytest.mark.parametrize(
+    ("version", "major"),
+    [("17.0.15", 17), ("21", 21), ("21-ea", 21), ("1.8.0_412", 8), ("9", 9), ("25.0.1+8-LTS", 25), ("unknown", None)],
+)
+def test_the_major_version_is_read_from_old_and_new_schemes(version: str, major: int | None) -> None:
+    assert major_version(version) == major
+
+
+def test_java_home_goes_before_path(tmp_path: Path) -> None:
+    chosen = install(tmp_path / "home" / "bin", says("21.0.2"))
+    install(tmp_path / "path", says("17.0.1"))
+    java = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")})
+    assert (java.path, java.version) == (chosen, "21.0.2")
+
+
+def test_without_java_home_path_is_searched(tmp_path: Path) -> None:
+    chosen = install(tmp_path / "path", says("17.0.1"))
+    assert find_java({"PATH": str(tmp_path / "path")}).path == chosen
+
+
+@pytest.mark.parametrize("version", ["1.8.0_412", "11.0.20", "16.0.2"])
+def test_an_older_java_is_refused_with_its_version_and_what_to_install(tmp_path: Path, version: str) -> None:
+    java = install(tmp_path / "path", says(version))
+    with pytest.raises(LocalBrokerError) as caught:
+        find_java({"PATH": str(java.parent)})
+    assert str(java) in str(caught.value)
+    assert f"is Java {version}" in str(caught.value)
+    assert "install a JRE or JDK 17+" in str(caught.value)
+
+
+def test_no_java_at_all_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(LocalBrokerError, match=r"No Java found.*PATH has no `java`.*install a JRE or JDK 17\+"):
+        find_java({"PATH": str(tmp_path)})
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
+    install(tmp_path / "path", says("17.0.1"))
+    with pytest.raises(LocalBrokerError, match=rf"JAVA_HOME is {tmp_path / 'gone'}.*is not there"):
+        find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path")})
+
+
+@pytest.mark.parametrize("script", ["echo 'no such luck' >&2; exit 1", "exit 0"])
+def test_a_java_that_names_no_version_is_refused_with_what_it_said(tmp_path: Path, script: str) -> None:
+    java = install(tmp_path / "path", script)
+    with pytest.raises(LocalBrokerError, match="names no version"):
+        find_java({"PATH": str(java.parent)})

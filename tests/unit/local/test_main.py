@@ -1,0 +1,27 @@
+"""The command line of `python -m spark_kafka_sink.local`."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_kafka_sink.local.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--property", "no-equals-sign"], "'no-equals-sign' is not KEY=VALUE"),
+        (["--property", "=value"], "'=value' is not KEY=VALUE"),
+        (["--nodes", "2"], "invalid choice: 2"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_an_owned_property_ends_in_a_message_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--property", "node.id=7"]) == 1
+    assert "node.id: set by the embedded cluster" in capsys.readouterr().err

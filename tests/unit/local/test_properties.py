@@ -1,0 +1,92 @@
+"""What a node is told in its files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.cluster import EmbeddedKafka
+from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, render, server_properties
+
+ONE = [NodeAddress(1, 9092, 9093)]
+THREE = [NodeAddress(node_id, 9090 + node_id, 9190 + node_id) for node_id in (1, 2, 3)]
+
+
+def parse(text: str) -> dict[str, str]:
+    """Reads the subset of java.util.Properties that `render` writes: a line per property, = as separator."""
+    properties = {}
+    for line in text.split("\n")[:-1]:
+        separator = re.match(r"(?:[^\\=]|\\.)*", line)
+        assert separator is not None
+        key, value = line[: separator.end()], line[separator.end() + 1 :]
+        assert not line.startswith(("#", "!", " "))
+        assert not value.startswith((" ", "\t"))
+        properties[unescape(key)] = unescape(value)
+    return properties
+
+
+def unescape(text: str) -> str:
+    plain = {"n": "\n", "r": "\r", "t": "\t"}
+
+    def replace(match: re.Match[str]) -> str:
+        return chr(int(match[1], 16)) if match[1] else plain.get(match[2], match[2])
+
+    units = re.sub(r"\\(?:u([0-9a-f]{4})|(.))", replace, text)
+    return units.encode("utf-16-be", "surrogatepass").decode("utf-16-be")
+
+
+def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
+    properties = server_properties(ONE[0], ONE, Path("/data"), {})
+    assert properties["process.roles"] == "broker,controller"
+    assert properties["controller.quorum.voters"] == "1@127.0.0.1:9093"
+    assert properties["listeners"] == "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093"
+    assert properties["log.dirs"] == "/data"
+    assert properties["transaction.state.log.replication.factor"] == "1"
+    assert properties["transaction.state.log.min.isr"] == "1"
+    assert "auto.create.topics.enable" not in properties, "Kafka's own default holds"
+
+
+def test_three_nodes_know_each_other_and_replicate_internal_topics() -> None:
+    second = server_properties(THREE[1], THREE, Path("/data"), {})
+    assert second["node.id"] == "2"
+    assert second["controller.quorum.voters"] == "1@127.0.0.1:9191,2@127.0.0.1:9192,3@127.0.0.1:9193"
+    assert second["offsets.topic.replication.factor"] == "3"
+    assert second["transaction.state.log.replication.factor"] == "3"
+    assert second["transaction.state.log.min.isr"] == "2"
+
+
+def test_a_clusters_own_properties_override_the_defaults_for_tests() -> None:
+    extra: dict[str, PropertyValue] = {"auto.create.topics.enable": False, "group.initial.rebalance.delay.ms": 7}
+    properties = server_properties(ONE[0], ONE, Path("/data"), extra)
+    assert properties["auto.create.topics.enable"] == "false"
+    assert properties["group.initial.rebalance.delay.ms"] == "7"
+
+
+@pytest.mark.parametrize("key", ["node.id", "listeners", "log.dirs", "controller.quorum.voters"])
+def test_what_the_cluster_sets_itself_cannot_be_overridden(key: str) -> None:
+    with pytest.raises(LocalBrokerError, match=re.escape(key)):
+        EmbeddedKafka(properties={key: "x"})
+
+
+def test_only_one_or_three_nodes() -> None:
+    with pytest.raises(LocalBrokerError, match="1 or 3 nodes, not 2"):
+        EmbeddedKafka(2)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.dictionaries(TEXT.filter(bool), TEXT, max_size=5))
+def test_any_property_survives_the_file(properties: dict[str, str]) -> None:
+    text = render(properties)
+    assert text.isascii()
+    assert parse(text) == properties
+
+
+def test_a_known_line_is_escaped_as_java_reads_it() -> None:
+    assert render({"sasl jaas": ' C:\\x "ü"\n'}) == 'sasl\\ jaas=\\ C:\\\\x "\\u00fc"\\n\n'

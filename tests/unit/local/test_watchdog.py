@@ -1,0 +1,48 @@
+"""What happens to guarded processes, with a sleeping shell in the JVM's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from spark_kafka_sink.local.watchdog import Watchdog
+
+
+def test_closing_kills_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "doomed"
+    folder.mkdir()
+    watchdog = Watchdog(folder)
+    with (folder / "out").open("wb") as output:
+        process = watchdog.spawn(["sleep", "60"], folder=folder, output=output)
+    watchdog.close()
+    assert process.wait(10) == -signal.SIGKILL
+    assert not folder.exists()
+
+
+def test_a_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
+    watchdog = Watchdog(None)
+    with (tmp_path / "out").open("wb") as output:
+        reaped = watchdog.spawn(["true"], folder=tmp_path, output=output)
+        assert reaped.wait(10) == 0
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end) as lines, os.fdopen(write_end, "wb") as output:
+        stranger = watchdog.spawn(["sh", "-c", "echo up; exec sleep 60"], folder=tmp_path, output=output)
+        assert lines.readline() == "up\n"  # the guard was told of it before
+    watchdog.forget(reaped.pid)
+    watchdog.forget(stranger.pid)  # as if its pid were another's by now
+    watchdog.close()
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait(10)
+    assert (tmp_path / "out").exists(), "a folder that was not given is not removed"
+
+
+def test_the_pid_is_the_commands_own_and_its_output_is_kept(tmp_path: Path) -> None:
+    watchdog = Watchdog(None)
+    with (tmp_path / "out").open("wb") as output:
+        process = watchdog.spawn(["sh", "-c", "echo $$; echo problem >&2; pwd"], folder=tmp_path, output=output)
+    assert process.wait(10) == 0
+    watchdog.forget(process.pid)
+    watchdog.close()
+    assert (tmp_path / "out").read_text().splitlines() == [str(process.pid), "problem", str(tmp_path)]
