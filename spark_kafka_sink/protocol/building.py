@@ -59,6 +59,7 @@ class _FieldPlan(NamedTuple):
     default: object
     nested: MessageType | None
     is_duration: bool
+    is_nullable: bool
 
 
 _ZEROES: Final[dict[str, object]] = {"string": "", "bytes": b"", "bool": False, "uuid": None, "records": None}
@@ -80,13 +81,12 @@ def fill(entity_type: MessageType, newest_type: MessageType, values: Mapping[str
             value = _fill_nested(field.nested, newest_nested or field.nested, value)
         elif field.is_duration and isinstance(value, int):
             value = timedelta(milliseconds=value)
+        if value is None and not field.is_nullable:
+            raise _too_old(entity_type, f"takes no null for {name}")
         arguments[name] = value
     for name, value in values.items():
         if name not in plan and value != newest[name].default:
-            raise UnsupportedVersionError(
-                f"{entity_type.__name__} version {entity_type.__version__} has no {name}, and {name}={value!r} cannot "
-                "be left out: the broker is too old for this."
-            )
+            raise _too_old(entity_type, f"has no {name}, and {name}={value!r} cannot be left out")
     return entity_type(**arguments)
 
 
@@ -114,7 +114,13 @@ def _field_plan(field: dataclasses.Field[Any]) -> _FieldPlan:
         default = ()
     else:
         default = _ZEROES.get(kafka_type, 0)
-    return _FieldPlan(default, nested, kafka_type.startswith("timedelta"))
+    is_nullable = NoneType in get_args(field.type)
+    return _FieldPlan(default, nested, kafka_type.startswith("timedelta"), is_nullable)
+
+
+def _too_old(entity_type: MessageType, lack: str) -> UnsupportedVersionError:
+    version = f"{entity_type.__name__} version {entity_type.__version__}"
+    return UnsupportedVersionError(f"{version} {lack}: the broker is too old for this.")
 
 
 def _nested_type(annotation: Any) -> MessageType | None:

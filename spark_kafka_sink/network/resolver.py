@@ -1,0 +1,25 @@
+"""Names into addresses."""
+
+from __future__ import annotations
+
+import socket
+
+from spark_kafka_sink.common.errors import BootstrapResolutionError
+from spark_kafka_sink.network.transport import Address
+
+_MAX_PORT = 65535
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """Every address of the name, in the system's order of preference, each once. Blocks as long as the system's
+    resolver does.
+
+    Raises BootstrapResolutionError naming the host where it has none.
+    """
+    if not 0 < port <= _MAX_PORT:
+        raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: a port is a number from 1 to {_MAX_PORT}.")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: {error}") from error
+    return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))

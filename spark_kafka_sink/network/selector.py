@@ -1,0 +1,295 @@
+"""Many connections in one thread, none of which blocks. Mirrors org.apache.kafka.common.network.Selector.
+
+`poll` does what the sockets allow and leaves what happened in four results, valid until the next poll: sends that
+went out whole, frames that came in whole, connections made, connections lost. A channel hands over at most one frame
+a poll, so that none starves another.
+
+One thread owns the selector; `wakeup` may be called from any. A forked child may close it, which lets go of
+descriptors and touches nothing that the parent uses; anything else it must not do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+from typing import Any, Final
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
+from spark_kafka_sink.network.channel import Channel
+from spark_kafka_sink.network.idle_connections import IdleConnections
+from spark_kafka_sink.network.frames import ChannelState, ChannelKind, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.transport import Address, PlainTransport
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_MAX_RECEIVE_SIZE: Final = 100 * 1024 * 1024
+_LONGEST_SELECT_MS: Final = 2**31 - 1
+_READ: Final = selectors.EVENT_READ
+_WRITE: Final = selectors.EVENT_WRITE
+
+
+class Selector:
+    """The connections of one client, by connection id (a node's id as text)."""
+
+    def __init__(
+        self, clock: Clock, connections_max_idle_ms: int, max_receive_size: int = DEFAULT_MAX_RECEIVE_SIZE
+    ) -> None:
+        """`connections_max_idle_ms` below 0 keeps idle connections for ever; `max_receive_size` bounds a frame, in
+        bytes.
+        """
+        self._clock = clock
+        self._max_receive_size = max_receive_size
+        self._process_id = os.getpid()
+        self._poller = selectors.DefaultSelector()
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        self._poller.register(self._wakeup_reader, _READ, None)
+        self._is_woken = False
+        self._is_closed = False
+        self._channels: dict[str, Channel] = {}
+        self._idle = IdleConnections(connections_max_idle_ms)
+        self._to_write: list[Channel] = []  # sends given since the last poll
+        self._to_drain: list[Channel] = []  # sending failed; what the peer sent before is still handed over
+        self._lost: dict[str, ChannelState] = {}  # to be reported by the next poll
+        self.completed_sends: list[NetworkSend] = []
+        self.completed_receives: list[NetworkReceive] = []
+        self.disconnected: dict[str, ChannelState] = {}
+        self.connected: list[str] = []
+
+    # ---- connections -----------------------------------------------------------------------------------------------
+
+    def connect(self, connection_id: str, address: tuple[int, Any], send_buffer: int = -1, receive_buffer: int = -1)
+    -> None: """Start to connect to (family, sockaddr); a later poll reports `connected` or `disconnected`, also where
+    the attempt fails at once.
+
+        Buffer sizes in bytes, -1 for the system's own. Raises IllegalStateError where the id is in use.
+        """
+        self._check_usable()
+        if connection_id in self._channels or connection_id in self._lost:
+            raise IllegalStateError(f"There is a connection {connection_id!r} already.")
+        target = Address(*address)
+        description = f"Node {connection_id} at {target}"
+        try:
+            transport = PlainTransport(target, send_buffer, receive_buffer)
+        except OSError as error:
+            self._lost[connection_id] = ChannelState(ChannelKind.NOT_CONNECTED, _connect_error(description, error))
+            return
+        channel = Channel(connection_id, description, transport, self._max_receive_size)
+        self._channels[connection_id] = channel
+        self._idle.touch(channel.id, self._clock.now_ms())
+        self._watch(channel, _WRITE)
+
+    def close(self, connection_id: str) -> None:
+        """Close one connection, if there is one. It is not reported as disconnected: who closes it knows."""
+        self._lost.pop(connection_id, None)
+        channel = self._channels.get(connection_id)
+        if channel is not None:
+            self._drop(channel)
+
+    def close_all(self) -> None:
+        """Close every connection and the selector itself. Harmless when done twice, and in a forked child."""
+        self._is_closed = True
+        for channel in list(self._channels.values()):
+            self._drop(channel)
+        self._lost.clear()
+        self._poller.close()
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
+
+    def is_channel_ready(self, connection_id: str) -> bool:
+        """Whether a send to this connection may be given."""
+        channel = self._channels.get(connection_id)
+        return channel is not None and channel.is_connected and channel.failed_send is None
+
+    def mute(self, connection_id: str) -> None:
+        """Read no more from this connection until `unmute`."""
+        self._set_muted(connection_id, True)
+
+    def unmute(self, connection_id: str) -> None:
+        self._set_muted(connection_id, False)
+
+    # ---- sending and polling ---------------------------------------------------------------------------------------
+
+    def send(self, send: NetworkSend) -> None:
+        """Queue a frame for the next poll. Raises IllegalStateError without a ready connection, or while its last
+        send is under way.
+        """
+        self._check_usable()
+        channel = self._channels.get(send.destination)
+        if channel is None or not channel.is_connected:
+            raise IllegalStateError(f"There is no connection {send.destination!r} to send on.")
+        if channel.send is not None:
+            raise IllegalStateError(f"{channel.description}: the last send is still under way ({channel.send}).")
+        channel.send = send
+        self._to_write.append(channel)
+
+    def poll(self, timeout_ms: int) -> None:
+        """Wait until something happens, `wakeup`, or `timeout_ms`; then fill the four results anew."""
+        self._check_usable()
+        self.completed_sends = []
+        self.completed_receives = []
+        self.connected = []
+        self.disconnected, self._lost = self._lost, {}
+        # A new send mostly fits the socket's buffer, and then costs no interest in writing and no look at the poller.
+        to_write, self._to_write = self._to_write, []
+        now_ms = self._clock.now_ms()
+        for channel in to_write:
+            self._write(channel, now_ms)
+        events = self._select(self._bounded_timeout(timeout_ms, now_ms))
+        now_ms = self._clock.now_ms()
+        for channel, ready in events:
+            if not channel.is_closed:
+                self._process(channel, ready, now_ms)
+        self._drain_failed(now_ms)
+        self._close_idle(now_ms)
+
+    def wakeup(self) -> None:
+        """Make the poll under way, or the next one, return at once. From any thread; no effect once closed."""
+        if self._is_woken or self._is_closed or os.getpid() != self._process_id:
+            return
+        self._is_woken = True
+        try:
+            self._wakeup_writer.send(b"\0")
+        except OSError as error:  # closed meanwhile, or full, and then the poll wakes anyway
+            _log.debug("Wake-up not sent: %s", error)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise IllegalStateError("The selector is closed.")
+        if os.getpid() != self._process_id:
+            raise IllegalStateError(
+                f"The connections belong to process {self._process_id}; "
+                f"process {os.getpid()}, forked from it, must make its own."
+            )
+
+    def _bounded_timeout(self, timeout_ms: int, now_ms: int) -> int:
+        if self.completed_sends or self.disconnected or self._to_drain:
+            return 0
+        return min(self._idle.time_to_next(now_ms, at_most_ms=timeout_ms), _LONGEST_SELECT_MS)
+
+    def _select(self, timeout_ms: int) -> list[tuple[Channel, int]]:
+        found: list[tuple[Channel, int]] = []
+        for key, ready in self._poller.select(timeout_ms / 1000):
+            if key.data is None:
+                self._take_wakeup()
+            else:
+                found.append((key.data, ready))
+        return found
+
+    def _take_wakeup(self) -> None:
+        self._wakeup_reader.recv(64)
+        # Only now: a wake-up between the two finds this poll awake, and must not leave the flag set without its byte.
+        self._is_woken = False
+
+    def _process(self, channel: Channel, ready: int, now_ms: int) -> None:
+        if not channel.is_connected:
+            self._finish_connect(channel, now_ms)
+            return
+        if ready & _READ:
+            self._read(channel, now_ms)
+        if ready & _WRITE and not channel.is_closed:
+            self._write(channel, now_ms)
+
+    def _finish_connect(self, channel: Channel, now_ms: int) -> None:
+        try:
+            channel.transport.finish_connect()
+        except OSError as error:
+            self._lose(channel, channel.state(_connect_error(channel.description, error)))
+            return
+        channel.is_connected = True
+        self._idle.touch(channel.id, now_ms)
+        self._watch(channel, 0 if channel.is_muted else _READ)
+        self.connected.append(channel.id)
+
+    def _read(self, channel: Channel, now_ms: int) -> bool:
+        """Whether a frame was handed over."""
+        try:
+            receive = channel.read()
+        except OSError as error:
+            self._lose(channel, channel.state(DisconnectError(f"{channel.description}: {_text(error)}.")))
+            return False
+        except (DisconnectError, ProtocolError) as error:
+            self._lose(channel, channel.state(error))
+            return False
+        self._idle.touch(channel.id, now_ms)
+        if receive is None:
+            return False
+        self.completed_receives.append(receive)
+        return True
+
+    def _write(self, channel: Channel, now_ms: int) -> None:
+        if channel.is_closed or channel.failed_send is not None:
+            return
+        try:
+            done = channel.write()
+        except OSError as error:
+            channel.failed_send = DisconnectError(f"{channel.description}: sending failed: {_text(error)}.")
+            self._watch(channel, 0)
+            self._to_drain.append(channel)
+            return
+        self._idle.touch(channel.id, now_ms)
+        if done is not None:
+            self.completed_sends.append(done)
+        self._watch(channel, (0 if channel.is_muted else _READ) | (_WRITE if channel.send is not None else 0))
+
+    def _drain_failed(self, now_ms: int) -> None:
+        """Hand over what the peer sent before sending to it failed, a frame a poll; then the connection is lost."""
+        draining, self._to_drain = self._to_drain, []
+        for channel in draining:
+            if channel.is_closed:
+                continue
+            if self._read(channel, now_ms):
+                self._to_drain.append(channel)
+            elif not channel.is_closed:
+                self._lose(channel, channel.state(None))
+
+    def _close_idle(self, now_ms: int) -> None:
+        for connection_id, idle_ms in self._idle.expired(now_ms):
+            channel = self._channels[connection_id]
+            text = f"{channel.description}: idle for {idle_ms} ms (connections.max.idle.ms)."
+            self._lose(channel, ChannelState(ChannelKind.EXPIRED, DisconnectError(text)))
+
+    def _lose(self, channel: Channel, state: ChannelState) -> None:
+        self._drop(channel)
+        self.disconnected[channel.id] = state
+        _log.debug("Connection %s lost: %s", channel.id, state)
+
+    def _drop(self, channel: Channel) -> None:
+        channel.is_closed = True
+        self._watch(channel, 0)
+        channel.transport.close()
+        del self._channels[channel.id]
+        self._idle.forget(channel.id)
+
+    def _set_muted(self, connection_id: str, is_muted: bool) -> None:
+        channel = self._channels.get(connection_id)
+        if channel is None or channel.is_muted == is_muted:
+            return
+        channel.is_muted = is_muted
+        if channel.is_connected and channel.failed_send is None:
+            self._watch(channel, channel.interest & ~_READ if is_muted else channel.interest | _READ)
+
+    def _watch(self, channel: Channel, interest: int) -> None:
+        if interest == channel.interest or os.getpid() != self._process_id:
+            return  # a forked child shares the parent's poller: what it took out would be out for the parent too
+        if not channel.interest:
+            self._poller.register(channel.transport, interest, channel)
+        elif interest:
+            self._poller.modify(channel.transport, interest, channel)
+        else:
+            self._poller.unregister(channel.transport)
+        channel.interest = interest
+
+
+def _connect_error(description: str, error: OSError) -> KafkaError:
+    return DisconnectError(f"{description} cannot be connected to: {_text(error)}.")
+
+
+def _text(error: OSError) -> str:
+    return error.strerror or str(error)
