@@ -8,7 +8,7 @@ import struct
 from typing import Final
 
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, ProtocolError
-from spark_kafka_sink.network.frames import ChannelState, ChannelKind, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.transport import WOULD_BLOCK, Transport
 
 _SIZE: Final = struct.Struct(">i")

@@ -19,8 +19,8 @@ from typing import Any, Final
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.network.channel import Channel
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
-from spark_kafka_sink.network.frames import ChannelState, ChannelKind, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.transport import Address, PlainTransport
 
 _log = logging.getLogger(__name__)
@@ -62,9 +62,11 @@ class Selector:
 
     # ---- connections -----------------------------------------------------------------------------------------------
 
-    def connect(self, connection_id: str, address: tuple[int, Any], send_buffer: int = -1, receive_buffer: int = -1)
-    -> None: """Start to connect to (family, sockaddr); a later poll reports `connected` or `disconnected`, also where
-    the attempt fails at once.
+    def connect(
+        self, connection_id: str, address: tuple[int, Any], send_buffer: int = -1, receive_buffer: int = -1
+    ) -> None:
+        """Start to connect to (family, sockaddr). A later poll reports it as `connected` or `disconnected`, also where
+        the attempt fails at once.
 
         Buffer sizes in bytes, -1 for the system's own. Raises IllegalStateError where the id is in use.
         """
