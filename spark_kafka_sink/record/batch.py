@@ -1,0 +1,111 @@
+"""The header of a record batch, format v2 (KIP-98, org.apache.kafka.common.record.DefaultRecordBatch), and closing a
+batch with it.
+
+Values; whichever thread drains a batch seals it. The records are never joined with the header, nor with one another
+when uncompressed: `buffers` goes to the socket as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from spark_kafka_sink.record.codecs import Codec
+
+HEADER_SIZE = 61
+"""Bytes before the first record: RECORD_BATCH_OVERHEAD."""
+LENGTH_PREFIX = 12
+"""Base offset and batch length, which the batch length leaves out: LOG_OVERHEAD."""
+CRC_START = 21
+"""The checksum covers everything from the attributes on."""
+MAGIC = 2
+CODEC_MASK = 0x07
+LOG_APPEND_TIME_FLAG = 0x08
+TRANSACTIONAL_FLAG = 0x10
+CONTROL_FLAG = 0x20
+
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+_NO_LEADER_EPOCH = -1
+
+BEFORE_CRC = struct.Struct(">qiib")
+"""Base offset, batch length, partition leader epoch, magic."""
+AFTER_CRC = struct.Struct(">hiqqqhii")
+"""Attributes, last offset delta, base and max timestamp, producer id, producer epoch, base sequence, record count."""
+
+
+class _Stamp(NamedTuple):
+    """What of the header stays the same however often the batch is sent."""
+
+    codec_id: int
+    record_count: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class SealedBatch:
+    """A batch ready for the wire: `buffers` are its bytes in order, the 61-byte header first; `size` is their sum."""
+
+    buffers: list[memoryview]
+    size: int
+    stamp: _Stamp
+
+    def with_producer_state(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool
+    ) -> SealedBatch:
+        """The same records under another producer id, epoch and sequence: a new header and checksum; the records are
+        shared.
+        """
+        return _assemble(self.buffers[1:], self.stamp, producer_id, producer_epoch, base_sequence, is_transactional)
+
+
+def seal(
+    chunks: Sequence[memoryview],
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    codec: Codec,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+) -> SealedBatch:
+    """Close a batch of `record_count` encoded records (offset deltas 0..record_count-1) in `chunks`.
+
+    With a codec the records are compressed, even where that does not make them smaller, as Kafka's own producer does.
+    """
+    body = list(chunks) if codec.id == 0 else [memoryview(codec.compress(chunks))]
+    stamp = _Stamp(codec.id, record_count, base_timestamp_ms, max_timestamp_ms)
+    return _assemble(body, stamp, producer_id, producer_epoch, base_sequence, is_transactional)
+
+
+def _assemble(
+    body: list[memoryview],
+    stamp: _Stamp,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    is_transactional: bool,
+) -> SealedBatch:
+    size = HEADER_SIZE + sum(map(len, body))
+    covered = AFTER_CRC.pack(
+        stamp.codec_id | (TRANSACTIONAL_FLAG if is_transactional else 0),
+        stamp.record_count - 1,
+        stamp.base_timestamp_ms,
+        stamp.max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        stamp.record_count,
+    )
+    checksum = crc32c(covered)
+    for chunk in body:
+        checksum = crc32c(chunk, checksum)
+    start = BEFORE_CRC.pack(0, size - LENGTH_PREFIX, _NO_LEADER_EPOCH, MAGIC)
+    return SealedBatch([memoryview(start + checksum.to_bytes(4, "big") + covered), *body], size, stamp)

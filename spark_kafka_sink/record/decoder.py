@@ -1,0 +1,235 @@
+"""Record batches (format v2) back to records: for the topic reader, and to split a batch that the broker finds too
+large.
+
+Holds no state; any thread. Shares no code with the encoder but the layout of the header. Nothing is allocated on the
+word of a length or a count before it is compared with the bytes that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from spark_kafka_sink.common.errors import CorruptBatchError
+from spark_kafka_sink.record.batch import (
+    AFTER_CRC,
+    BEFORE_CRC,
+    CODEC_MASK,
+    CONTROL_FLAG,
+    CRC_START,
+    HEADER_SIZE,
+    LENGTH_PREFIX,
+    LOG_APPEND_TIME_FLAG,
+    MAGIC,
+    TRANSACTIONAL_FLAG,
+)
+from spark_kafka_sink.record.codecs import Codec, codec_by_id
+
+MAX_DECOMPRESSED_SIZE = 256 * 1024 * 1024
+"""Bytes that the records of one batch may take when decompressed, unless the caller says otherwise."""
+
+_LEAST_RECORD = 7
+"""Bytes of the smallest record: length, attributes, two deltas, two lengths, header count."""
+_LEAST_HEADER = 2
+_VARINT_BYTES = 5
+_VARLONG_BYTES = 10
+
+
+class DecodedRecord(NamedTuple):
+    """One record; a header is (name, value or None)."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """One batch. `size` is its bytes on the wire; `attributes` the header's 16 bits. The last offset may lie past the
+    last record.
+    """
+
+    base_offset: int
+    last_offset_delta: int
+    partition_leader_epoch: int
+    attributes: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    size: int
+    records: list[DecodedRecord]
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def codec(self) -> Codec:
+        return codec_by_id(self.attributes & CODEC_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_FLAG)
+
+    @property
+    def is_control(self) -> bool:
+        """A marker of the broker: the end of a transaction (its record's key holds version and type, two int16)."""
+        return bool(self.attributes & CONTROL_FLAG)
+
+
+def decode_batches(
+    data: bytes | memoryview, max_decompressed_size: int = MAX_DECOMPRESSED_SIZE
+) -> Iterator[DecodedBatch]:
+    """The batches of a Fetch response's records, one at a time. A last batch that is cut off is left out, as brokers
+    may send one.
+
+    Raises CorruptBatchError for another format version, a checksum that does not match, or contents that are not what
+    the header says.
+    """
+    view = memoryview(data)
+    while len(view) >= CRC_START:
+        base_offset, length, leader_epoch, magic = BEFORE_CRC.unpack_from(view)
+        if magic != MAGIC:
+            raise CorruptBatchError(f"The batch at offset {base_offset} has format version {magic}; only 2 is read.")
+        if length < HEADER_SIZE - LENGTH_PREFIX:
+            raise CorruptBatchError(f"The batch at offset {base_offset} claims a length of {length} bytes.")
+        size = length + LENGTH_PREFIX
+        if size > len(view):
+            return
+        try:
+            yield _decode_batch(view[:size], base_offset, leader_epoch, max_decompressed_size)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(f"The batch at offset {base_offset} is corrupt. {error}") from error
+        view = view[size:]
+
+
+def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, max_decompressed_size: int) -> DecodedBatch:
+    stored = int.from_bytes(view[CRC_START - 4 : CRC_START], "big")
+    computed = crc32c(view[CRC_START:])
+    if stored != computed:
+        raise CorruptBatchError(f"Its checksum is {stored:#010x}, its bytes give {computed:#010x}.")
+    attributes, last_delta, base_time, max_time, producer_id, epoch, sequence, count = AFTER_CRC.unpack_from(
+        view, CRC_START
+    )
+    records: list[DecodedRecord] = []
+    body = view[HEADER_SIZE:]
+    if count != 0 or len(body):
+        plain = codec_by_id(attributes & CODEC_MASK).decompress(body, max_decompressed_size)
+        if not 0 <= count * _LEAST_RECORD <= len(plain):
+            raise CorruptBatchError(f"It claims {count} records in {len(plain)} bytes.")
+        append_time = max_time if attributes & LOG_APPEND_TIME_FLAG else None
+        records = _decode_records(plain, count, base_offset, last_delta, base_time, append_time)
+    return DecodedBatch(
+        base_offset,
+        last_delta,
+        leader_epoch,
+        attributes,
+        base_time,
+        max_time,
+        producer_id,
+        epoch,
+        sequence,
+        len(view),
+        records,
+    )
+
+
+def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loop for speed
+    body: bytes, count: int, base_offset: int, last_delta: int, base_time: int, append_time: int | None
+) -> list[DecodedRecord]:
+    """One pass that reads varints of one byte, which most are, in place: twice as fast as a call for each."""
+    records: list[DecodedRecord] = []
+    position = 0
+    try:
+        for _ in range(count):
+            length, position = _varint(body, position, _VARINT_BYTES)
+            end = position + length
+            if end > len(body):
+                raise CorruptBatchError(f"Record {len(records)} claims {length} bytes of {len(body) - position} left.")
+            position += 1  # attributes, of which none is in use
+            raw = body[position]
+            if raw < 0x80:
+                time_delta = raw >> 1 ^ -(raw & 1)
+                position += 1
+            else:
+                time_delta, position = _varint(body, position, _VARLONG_BYTES)
+            raw = body[position]
+            if raw < 0x80:
+                offset_delta = raw >> 1 ^ -(raw & 1)
+                position += 1
+            else:
+                offset_delta, position = _varint(body, position, _VARINT_BYTES)
+            if not 0 <= offset_delta <= last_delta:
+                raise CorruptBatchError(f"Record {len(records)} has offset delta {offset_delta} of {last_delta}.")
+            raw = body[position]
+            if raw < 0x80:
+                size = raw >> 1 ^ -(raw & 1)
+                position += 1
+            else:
+                size, position = _varint(body, position, _VARINT_BYTES)
+            key = None
+            if size >= 0:
+                key = body[position : position + size]
+                position += size
+            raw = body[position]
+            if raw < 0x80:
+                size = raw >> 1 ^ -(raw & 1)
+                position += 1
+            else:
+                size, position = _varint(body, position, _VARINT_BYTES)
+            value = None
+            if size >= 0:
+                value = body[position : position + size]
+                position += size
+            headers: tuple[tuple[str, bytes | None], ...] = ()
+            if body[position]:
+                headers, position = _decode_headers(body, position, end)
+            else:
+                position += 1
+            if position != end:
+                raise CorruptBatchError(f"Record {len(records)}: {length} bytes stated, {length + position - end} read.")
+            timestamp = base_time + time_delta if append_time is None else append_time
+            records.append(DecodedRecord(base_offset + offset_delta, timestamp, key, value, headers))
+    except IndexError:
+        raise CorruptBatchError(f"Its bytes end within record {len(records)}.") from None
+    if position != len(body):
+        raise CorruptBatchError(f"{len(body) - position} bytes follow its {count} records.")
+    return records
+
+
+def _decode_headers(body: bytes, position: int, end: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    count, position = _varint(body, position, _VARINT_BYTES)
+    if not 0 <= count * _LEAST_HEADER <= end - position:
+        raise CorruptBatchError(f"A record claims {count} headers in {end - position} bytes.")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        size, position = _varint(body, position, _VARINT_BYTES)
+        if size < 0:
+            raise CorruptBatchError(f"A header's name has the length {size}.")
+        name = body[position : position + size].decode("utf-8", "replace")
+        position += size
+        size, position = _varint(body, position, _VARINT_BYTES)
+        value = None
+        if size >= 0:
+            value = body[position : position + size]
+            position += size
+        headers.append((name, value))
+    return tuple(headers), position
+
+
+def _varint(body: bytes, position: int, max_bytes: int) -> tuple[int, int]:
+    """The zigzag varint at `position` and where it ends."""
+    value = 0
+    for index in range(max_bytes):
+        byte = body[position + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), position + index + 1
+    raise CorruptBatchError(f"A varint takes more than {max_bytes} bytes.")
