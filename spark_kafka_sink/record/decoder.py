@@ -194,7 +194,7 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
             else:
                 position += 1
             if position != end:
-                raise CorruptBatchError(f"Record {len(records)}: {length} bytes stated, {length + position - end} read.")
+                raise CorruptBatchError(f"Record {len(records)} is not the {length} bytes long that it states.")
             timestamp = base_time + time_delta if append_time is None else append_time
             records.append(DecodedRecord(base_offset + offset_delta, timestamp, key, value, headers))
     except IndexError:

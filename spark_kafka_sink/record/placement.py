@@ -1,0 +1,69 @@
+"""Which rows of a block know their partition, by number or by key, and which may go anywhere.
+
+Holds no state; any thread. What "anywhere" becomes is the sticky partitioner's choice, not this room's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.arrow_arrays import BoolArray, null_mask
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.murmur2 import Int32Array, partitions_for_keys
+
+
+class Placement(NamedTuple):
+    """`placed` with `partitions` (int32, one per row) for a Block, and `free`, which has no partition yet; None where
+    there are no rows.
+    """
+
+    placed: RecordColumns | None
+    partitions: Int32Array | None
+    free: RecordColumns | None
+
+
+def place(columns: RecordColumns, partition_count: int, ignore_keys: bool = False) -> Placement:
+    """Each row's own partition where it has one, else that of its key; rows without either, in their order, are free.
+
+    `ignore_keys` is partitioner.ignore.keys. Raises SerializationError naming the first row whose partition the topic
+    does not have.
+    """
+    rows = columns.num_rows
+    given = columns.partition is not None and columns.partition.null_count < rows
+    keyed = not ignore_keys and columns.key is not None and columns.key.null_count < rows
+    if not given and not keyed:
+        return Placement(None, None, columns if rows else None)
+    partitions = np.full(rows, -1, np.int32)
+    free = np.ones(rows, np.bool_)
+    if keyed:
+        partitions = partitions_for_keys(columns.key, partition_count)
+        free = _or_false(null_mask(columns.key), rows)
+    if given:
+        assert columns.partition is not None
+        unset = _or_false(null_mask(columns.partition), rows)
+        explicit = columns.partition.fill_null(0).to_numpy()
+        _check(explicit, unset, partition_count)
+        partitions = np.where(unset, partitions, explicit)
+        free &= unset
+    if not free.any():
+        return Placement(columns, partitions, None)
+    known = np.flatnonzero(~free)
+    placed = columns.take(known) if len(known) else None
+    return Placement(placed, partitions[known] if len(known) else None, columns.take(np.flatnonzero(free)))
+
+
+def _or_false(mask: BoolArray | None, rows: int) -> BoolArray:
+    return np.zeros(rows, np.bool_) if mask is None else mask
+
+
+def _check(explicit: npt.NDArray[np.int32], unset: BoolArray, partition_count: int) -> None:
+    wrong = np.flatnonzero(((explicit < 0) | (explicit >= partition_count)) & ~unset)
+    if len(wrong):
+        row = int(wrong[0])
+        raise SerializationError(
+            f"Row {row} asks for partition {int(explicit[row])}; the topic has the partitions 0 to {partition_count - 1}."
+        )
