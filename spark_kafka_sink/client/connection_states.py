@@ -8,13 +8,12 @@ import enum
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, NEVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.network.transport import Address
 
-Address = tuple[int, Any]
-"""(address family, sockaddr), as the resolver gives and the selector takes it."""
 Resolver = Callable[[str, int], Sequence[Address]]
 """(host, port) → every address of the host, the preferred first. Raises KafkaError where there is none."""
 

@@ -87,6 +87,7 @@ class Metadata:
         self._invalid_topics: frozenset[str] = frozenset()
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._leader_epochs: dict[TopicPartition, int] = {}
+        self._connection_failure: str | None = None
 
     # ---- what subclasses choose ------------------------------------------------------------------------------------
 
@@ -133,6 +134,14 @@ class Metadata:
     def is_closed(self) -> bool:
         with self.condition:
             return self._is_closed
+
+    @property
+    def connection_failure(self) -> str | None:
+        """Why the last lost connection was lost, None once metadata has come since: for the text of a time-out."""
+        return self._connection_failure
+
+    def note_connection_failure(self, reason: str) -> None:
+        self._connection_failure = reason
 
     def last_seen_leader_epoch(self, topic_partition: TopicPartition) -> int | None:
         with self.condition:
@@ -238,6 +247,7 @@ class Metadata:
             self._need_full_update = self._need_full_update and is_partial
             self._update_version += 1
             self._schedule.succeeded(is_partial, now_ms)
+            self._connection_failure = None
             previous_id = self._cache.cluster_id
             self._cache = self.handle_metadata_response(response, is_partial, now_ms)
             self._invalid_topics = self._cache.invalid_topics

@@ -5,12 +5,51 @@ Fakes stand here; nothing is patched.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.building import Request
+
+
+class Selectable(Protocol):
+    """Connections by node id (org.apache.kafka.common.network.Selectable). The four results are those of the last
+    poll. One thread uses it, but for `wakeup`.
+    """
+
+    @property
+    def completed_sends(self) -> Sequence[NetworkSend]: ...
+
+    @property
+    def completed_receives(self) -> Sequence[NetworkReceive]: ...
+
+    @property
+    def disconnected(self) -> Mapping[str, ChannelState]: ...
+
+    @property
+    def connected(self) -> Sequence[str]: ...
+
+    def connect(self, connection_id: str, address: Address, send_buffer: int, receive_buffer: int) -> None:
+        """Begin to connect; how it ends is a result of a later poll."""
+        ...
+
+    def send(self, send: NetworkSend) -> None: ...
+
+    def poll(self, timeout_ms: int) -> None: ...
+
+    def wakeup(self) -> None: ...
+
+    def is_channel_ready(self, connection_id: str) -> bool: ...
+
+    def close(self, connection_id: str) -> None:
+        """Close a connection, if it is there. No result tells of it."""
+        ...
+
+    def close_all(self) -> None: ...
 
 
 class KafkaClient(Protocol):

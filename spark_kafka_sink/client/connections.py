@@ -1,0 +1,165 @@
+"""The connections to all nodes taken together: which node may be asked, and what the loss of one means. I/O thread
+only.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.client.api_versions import VersionDiscovery
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.connection_states import ClusterConnectionStates
+from spark_kafka_sink.client.in_flight_requests import InFlightRequests
+from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
+from spark_kafka_sink.client.selectable import Selectable
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.protocol.messages import ApiKey
+
+_LOG_LEVELS: Final = {
+    ChannelKind.NOT_CONNECTED: logging.WARNING,
+    ChannelKind.AUTHENTICATE: logging.WARNING,
+    ChannelKind.AUTHENTICATION_FAILED: logging.ERROR,
+    ChannelKind.EXPIRED: logging.DEBUG,
+}
+"""How loudly a lost connection is told of; INFO where it is not listed."""
+
+log = logging.getLogger(__name__)
+
+
+class Loss(NamedTuple):
+    """Why a connection is over. `timed_out`: we closed it for want of an answer. `protocol_error`: for a wrong one."""
+
+    state: ChannelState
+    timed_out: bool = False
+    protocol_error: KafkaError | None = None
+
+
+class Connections:
+    """Selector, connection states, version discovery and requests in flight, kept in step."""
+
+    def __init__(
+        self,
+        selector: Selectable,
+        metadata_updater: MetadataUpdater,
+        states: ClusterConnectionStates,
+        discovery: VersionDiscovery,
+        in_flight: InFlightRequests,
+        rng: random.Random,
+        send_buffer: int,
+        receive_buffer: int,
+    ) -> None:
+        self.states = states
+        self.discovery = discovery
+        self.in_flight = in_flight
+        self._selector = selector
+        self._metadata_updater = metadata_updater
+        self._rng = rng
+        self._send_buffer = send_buffer
+        self._receive_buffer = receive_buffer
+
+    def can_send_request(self, node_id: str, now_ms: int) -> bool:
+        """Connected, the channel done with its handshakes, not throttled, and room in flight."""
+        return (
+            self.states.is_ready(node_id, now_ms)
+            and self._selector.is_channel_ready(node_id)
+            and self.in_flight.can_send_more(node_id)
+        )
+
+    def can_connect(self, node: Node, now_ms: int) -> bool:
+        """Not connected and not backing off."""
+        return self.states.can_connect(node.id_string, now_ms)
+
+    def is_any_node_connecting(self) -> bool:
+        return any(self.states.is_connecting(node.id_string) for node in self._metadata_updater.fetch_nodes())
+
+    def least_loaded(self, now_ms: int) -> LeastLoadedNode:
+        """The node to trouble with a request that any node can answer.
+
+        In this order: a ready node with the fewest in flight (with none: at once), a node being connected, the node
+        whose last connection attempt is longest ago. The search starts anywhere, so that clients spread. Nodes
+        backing off are passed over.
+        """
+        nodes = self._metadata_updater.fetch_nodes()
+        start = self._rng.randrange(len(nodes)) if nodes else 0
+        ready: list[tuple[int, Node]] = []
+        connecting: list[Node] = []
+        connectable: list[tuple[int, Node]] = []
+        is_any_ready = False
+        for node in (*nodes[start:], *nodes[:start]):
+            node_id = node.id_string
+            is_any_ready |= self.states.is_ready(node_id, now_ms) and self._selector.is_channel_ready(node_id)
+            if self.can_send_request(node_id, now_ms):
+                in_flight = self.in_flight.count(node_id)
+                if in_flight == 0:
+                    return LeastLoadedNode(node, True)
+                ready.append((in_flight, node))
+            elif self.states.is_preparing(node_id):
+                connecting.append(node)
+            elif self.can_connect(node, now_ms):
+                connectable.append((self.states.last_attempt_ms(node_id), node))
+        if ready:
+            return LeastLoadedNode(min(ready, key=itemgetter(0))[1], is_any_ready)
+        if connecting:
+            return LeastLoadedNode(connecting[0], is_any_ready)
+        return LeastLoadedNode(min(connectable, key=itemgetter(0))[1] if connectable else None, is_any_ready)
+
+    def initiate_connect(self, node: Node, now_ms: int) -> None:
+        """Begin to connect to the node's next address. A host that does not resolve is a connection that failed."""
+        node_id = node.id_string
+        self.states.connecting(node_id, node.host, node.port, now_ms)
+        try:
+            address = self.states.current_address(node_id)
+            self._selector.connect(node_id, address, self._send_buffer, self._receive_buffer)
+        except (KafkaError, OSError) as error:
+            log.warning("No connection to %s: %s", node, error)
+            self.states.disconnected(node_id, now_ms)
+            self._metadata_updater.handle_disconnect(node_id, str(error), None, now_ms)
+
+    def is_open(self, node_id: str) -> bool:
+        """Connected or being connected."""
+        return self.states.is_connecting(node_id) or self.states.is_connected(node_id)
+
+    def close(self, node_id: str, loss: Loss, now_ms: int) -> list[ClientResponse]:
+        """Close the connection ourselves, for what `loss` says; the rest as in `lost`."""
+        self._selector.close(node_id)
+        return self.lost(node_id, loss, now_ms)
+
+    def lost(self, node_id: str, loss: Loss, now_ms: int) -> list[ClientResponse]:
+        """The connection is gone. Returns what became of the requests in flight on it."""
+        state = loss.state
+        self.states.disconnected(node_id, now_ms)
+        self.discovery.forget(node_id)
+        refusal = None
+        if state.kind is ChannelKind.AUTHENTICATION_FAILED and state.error is not None:
+            refusal = state.error
+            self.states.authentication_failed(node_id, refusal, now_ms)
+        reason = f"Connection to node {node_id} lost ({state.kind.name.lower()}): {state.error}"
+        log.log(_LOG_LEVELS.get(state.kind, logging.INFO), "%s", reason)
+        cancelled = self._cancel_in_flight(node_id, loss, refusal, now_ms)
+        self._metadata_updater.handle_disconnect(node_id, reason, refusal, now_ms)
+        return cancelled
+
+    def drop(self, node_id: str, now_ms: int) -> list[ClientResponse]:
+        """Close the connection because our user wants it closed: no failure, and no reason to doubt the metadata."""
+        self._selector.close(node_id)
+        self.discovery.forget(node_id)
+        if self.is_open(node_id):
+            self.states.disconnected(node_id, now_ms)
+        return self._cancel_in_flight(node_id, Loss(ChannelState(ChannelKind.LOCAL_CLOSE)), None, now_ms)
+
+    def _cancel_in_flight(
+        self, node_id: str, loss: Loss, refusal: KafkaError | None, now_ms: int
+    ) -> list[ClientResponse]:
+        cancelled = self.in_flight.clear(node_id)
+        if any(each.is_internal and each.request.request.api_key is ApiKey.METADATA for each in cancelled):
+            self._metadata_updater.handle_failed_request(None, now_ms)
+        return [
+            each.disconnected(now_ms, loss.timed_out, refusal, loss.protocol_error)
+            for each in cancelled
+            if not each.is_internal
+        ]

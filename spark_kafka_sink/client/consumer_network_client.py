@@ -1,0 +1,288 @@
+"""Requests with futures, for code that polls until it has its answer: what the driver's coordinator traffic and the
+topic reader run on.
+
+Any thread may `send`, `wakeup` or `disconnect_async`; several may poll, one at a time under the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import Final, Protocol, TypeVar
+
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.request_future import RequestFuture
+from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.unsent_requests import UnsentRequest, UnsentRequests
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import DisconnectError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.protocol.building import Request
+
+T = TypeVar("T")
+
+MAX_POLL_MS: Final = 5_000
+
+log = logging.getLogger(__name__)
+
+
+class WakeupError(KafkaError):
+    """`wakeup` was called while this thread polled."""
+
+    sentence = "The poll was ended by a wake-up."
+
+
+class PollCondition(Protocol):
+    """Asked under the client's lock, just before a poll that would wait."""
+
+    def should_block(self) -> bool: ...
+
+
+class _Completion:
+    """Carries a request's outcome from the poll, under the lock, to its future, outside of it."""
+
+    def __init__(self, outcomes: deque[_Completion]) -> None:
+        self.future: RequestFuture[ClientResponse] = RequestFuture()
+        self._outcomes = outcomes
+        self._outcome: ClientResponse | KafkaError
+
+    def on_response(self, response: ClientResponse) -> None:
+        self._outcome = _error_of(response) or response
+        self._outcomes.append(self)
+
+    def on_failure(self, error: KafkaError) -> None:
+        self._outcome = error
+        self._outcomes.append(self)
+
+    def fire(self) -> None:
+        if isinstance(self._outcome, KafkaError):
+            self.future.fail(self._outcome)
+        else:
+            self.future.complete(self._outcome)
+
+
+class ConsumerNetworkClient:
+    """Unsent requests per node in front of a `KafkaClient`
+    (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient).
+
+    A poll waits no longer than `max_poll_ms`, and no longer than `retry_backoff_ms` while nothing is in flight.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        metadata: Metadata,
+        clock: Clock,
+        retry_backoff_ms: int,
+        request_timeout_ms: int,
+        max_poll_ms: int = MAX_POLL_MS,
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._clock = clock
+        self._retry_backoff_ms = retry_backoff_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._max_poll_ms = min(max_poll_ms, MAX_POLL_MS)
+        self._lock = threading.RLock()
+        self._unsent = UnsentRequests()
+        self._completed: deque[_Completion] = deque()
+        self._to_disconnect: deque[Node] = deque()
+        self._is_woken = False
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def send(
+        self, node: Node, request: Request, request_timeout_ms: int | None = None
+    ) -> RequestFuture[ClientResponse]:
+        """Queue a request; a poll sends it. The future gets a response with a body, or fails: DisconnectError,
+        KafkaTimeoutError, the node's refusal, UnsupportedVersionError.
+        """
+        timeout_ms = self._request_timeout_ms if request_timeout_ms is None else request_timeout_ms
+        completion = _Completion(self._completed)
+        client_request = self._client.new_client_request(
+            node.id_string, request, self._clock.now_ms(), True, timeout_ms, completion.on_response
+        )
+        self._unsent.put(node, UnsentRequest(client_request, completion.on_failure))
+        self._client.wakeup()
+        return completion.future
+
+    def pending_request_count(self, node: Node | None = None) -> int:
+        """Requests that wait to be sent or to be answered."""
+        with self._lock:
+            node_id = node.id_string if node is not None else None
+            return self._unsent.count(node) + self._client.in_flight_request_count(node_id)
+
+    def has_pending_requests(self, node: Node | None = None) -> bool:
+        return self.pending_request_count(node) > 0
+
+    def await_pending_requests(self, node: Node, timer: Timer) -> bool:
+        """Poll until nothing is pending to the node; False where time ran out first."""
+        while self.has_pending_requests(node) and not timer.is_expired:
+            self.poll(timer)
+        return not self.has_pending_requests(node)
+
+    # ---- nodes -----------------------------------------------------------------------------------------------------
+
+    def least_loaded_node(self) -> Node | None:
+        with self._lock:
+            return self._client.least_loaded_node(self._clock.now_ms())
+
+    def has_ready_nodes(self) -> bool:
+        with self._lock:
+            return self._client.has_ready_nodes(self._clock.now_ms())
+
+    def is_unavailable(self, node: Node) -> bool:
+        """Disconnected, and not to be tried again yet."""
+        with self._lock:
+            return self._client.connection_failed(node) and (
+                self._client.connection_delay(node, self._clock.now_ms()) > 0
+            )
+
+    def maybe_raise_authentication_error(self, node: Node) -> None:
+        with self._lock:
+            error = self._client.authentication_error(node)
+        if error is not None:
+            raise error
+
+    def try_connect(self, node: Node) -> None:
+        """Begin to connect where that is possible, without anything to send."""
+        with self._lock:
+            self._client.ready(node, self._clock.now_ms())
+
+    def disconnect_async(self, node: Node) -> None:
+        """Let the next poll close the connection; what is pending there fails with DisconnectError."""
+        self._to_disconnect.append(node)
+        self._client.wakeup()
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def await_metadata_update(self, timer: Timer) -> bool:
+        """Ask for an update and poll until it came; False where time ran out first."""
+        version = self._metadata.request_update(reset_equivalent_backoff=False)
+        self.poll(timer)
+        while self._metadata.update_version == version and not timer.is_expired:
+            self.poll(timer)
+        return self._metadata.update_version > version
+
+    def ensure_fresh_metadata(self, timer: Timer) -> bool:
+        """Wait for the update that is due, if one is."""
+        if self._metadata.update_requested() or self._metadata.time_to_next_update(timer.now_ms) == 0:
+            return self.await_metadata_update(timer)
+        return True
+
+    # ---- polling ---------------------------------------------------------------------------------------------------
+
+    def poll_until(self, future: RequestFuture[T], timer: Timer) -> bool:
+        """Poll until the future is done; False where time ran out first."""
+        self.poll(timer, future)
+        while not future.is_done() and not timer.is_expired:
+            self.poll(timer, future)
+        return future.is_done()
+
+    def poll(self, timer: Timer, condition: PollCondition | None = None, disable_wakeup: bool = False) -> None:
+        """Send what can be sent and take in what came. Waits while there is nothing, and `condition` says it should.
+
+        Raises WakeupError after `wakeup`, and what metadata met: a refusal by a node, an unauthorized or invalid topic.
+        """
+        self._fire_completed()
+        with self._lock:
+            self._handle_pending_disconnects()
+            delay_ms = self._try_send(timer.now_ms)
+            should_wait = not self._completed and (condition is None or condition.should_block())
+            self._client.poll(self._poll_ms(delay_ms, timer) if should_wait else 0, timer.now_ms)
+            timer.update()
+            # Before anything can begin to connect again, which would hide that the connection had failed.
+            self._check_disconnects()
+            if not disable_wakeup:
+                self._maybe_raise_wakeup()
+            self._try_send(timer.now_ms)
+            self._fail_expired(timer.now_ms)
+            self._unsent.clean()
+        self._fire_completed()
+        self._metadata.maybe_raise_any_error()
+
+    def poll_no_wakeup(self) -> None:
+        """One poll that neither waits nor is ended by `wakeup`."""
+        self.poll(Timer(self._clock, 0), disable_wakeup=True)
+
+    def transmit_sends(self) -> None:
+        """Send what can be sent now, and nothing else: raises no one's errors."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            self._try_send(now_ms)
+            self._client.poll(0, now_ms)
+
+    def wakeup(self) -> None:
+        """End the poll under way, or the next, with WakeupError. From any thread."""
+        self._is_woken = True
+        self._client.wakeup()
+
+    def close(self) -> None:
+        with self._lock:
+            self._client.close()
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _poll_ms(self, delay_ms: int, timer: Timer) -> int:
+        longest_ms = self._max_poll_ms if self._client.has_in_flight_requests() else self._retry_backoff_ms
+        return min(timer.remaining_ms, delay_ms, longest_ms)
+
+    def _try_send(self, now_ms: int) -> int:
+        """Send to every node that is ready. Returns the time after which a node that is not may be."""
+        delay_ms = self._max_poll_ms
+        for node in self._unsent.nodes():
+            delay_ms = min(delay_ms, self._client.poll_delay_ms(node, now_ms))
+            while (unsent := self._unsent.first(node)) is not None and self._client.ready(node, now_ms):
+                self._client.send(unsent.request, now_ms)
+                self._unsent.take_first(node)
+        return delay_ms
+
+    def _check_disconnects(self) -> None:
+        """Requests to a node whose connection failed will not be sent; those in flight the client has seen to."""
+        for node in self._unsent.nodes():
+            if self._client.connection_failed(node):
+                lost = DisconnectError(f"The connection to {node} failed before the request could be sent.")
+                error = self._client.authentication_error(node) or lost
+                for unsent in self._unsent.take_all(node):
+                    unsent.fail(error)
+
+    def _handle_pending_disconnects(self) -> None:
+        while self._to_disconnect:
+            node = self._to_disconnect.popleft()
+            error = DisconnectError(f"The connection to {node} was closed on request.")
+            for unsent in self._unsent.take_all(node):
+                unsent.fail(error)
+            self._client.disconnect(node.id_string)
+
+    def _fail_expired(self, now_ms: int) -> None:
+        for request, fail in self._unsent.take_expired(now_ms):
+            fail(KafkaTimeoutError(f"{request}: the node was not ready within {request.request_timeout_ms} ms."))
+
+    def _fire_completed(self) -> None:
+        is_any_fired = False
+        while self._completed:
+            self._completed.popleft().fire()
+            is_any_fired = True
+        if is_any_fired:
+            self._client.wakeup()  # another thread's poll may wait for just this
+
+    def _maybe_raise_wakeup(self) -> None:
+        if self._is_woken:
+            self._is_woken = False
+            raise WakeupError
+
+
+def _error_of(response: ClientResponse) -> KafkaError | None:
+    """The error that stands for what became of a request, None where it was answered."""
+    if response.authentication_error is not None:
+        return response.authentication_error
+    if response.timed_out:
+        limit = f"{response.request.request_timeout_ms} ms"
+        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.")
+    if response.disconnected:
+        why = f": {response.protocol_error}" if response.protocol_error is not None else "."
+        return DisconnectError(f"{response.request} failed: the connection was lost{why}")
+    return response.version_mismatch

@@ -1,0 +1,198 @@
+"""Decides, at each poll, whether and where to ask for metadata, and takes the answer in. Owned by the I/O thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.client.metadata import Metadata, MetadataRequestAndVersion
+from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import KafkaError, RebootstrapRequiredError, error_for_code
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.messages import Message
+
+LISTENER_NOT_FOUND = 72
+
+log = logging.getLogger(__name__)
+
+
+class LeastLoadedNode(NamedTuple):
+    """The node to ask, None where none can be had now, and whether any connection stands (if perhaps busy)."""
+
+    node: Node | None
+    is_any_ready: bool
+
+
+class NodeChoice(Protocol):
+    """What the updater needs to know of the connections."""
+
+    def least_loaded(self, now_ms: int) -> LeastLoadedNode: ...
+
+    def can_send_request(self, node_id: str, now_ms: int) -> bool: ...
+
+    def can_connect(self, node: Node, now_ms: int) -> bool: ...
+
+    def is_any_node_connecting(self) -> bool: ...
+
+    def initiate_connect(self, node: Node, now_ms: int) -> None: ...
+
+
+SendInternal = Callable[[Request, str, int], None]
+"""(request, node id, now_ms): send a request whose response comes to `handle_response`."""
+
+
+class MetadataUpdater(Protocol):
+    """What the network client needs of whoever keeps the cluster view (org.apache.kafka.clients.MetadataUpdater)."""
+
+    def fetch_nodes(self) -> Sequence[Node]: ...
+
+    def is_update_due(self, now_ms: int) -> bool:
+        """An update should be sent now, and none is under way."""
+        ...
+
+    def maybe_update(self, connections: NodeChoice, send: SendInternal, now_ms: int) -> int:
+        """Send or prepare a metadata request where one is due. Returns ms until this must be asked again."""
+        ...
+
+    def handle_disconnect(self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int) -> None:
+        """The connection to the node was lost, or could not be made. `fatal`: the node refused us."""
+        ...
+
+    def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
+        """The metadata request under way will not be answered."""
+        ...
+
+    def handle_response(self, response: Message, now_ms: int) -> None: ...
+
+    def needs_rebootstrap(self, now_ms: int) -> bool:
+        """Connections to all known nodes are to be dropped, and `rebootstrap` called."""
+        ...
+
+    def rebootstrap(self, now_ms: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DefaultMetadataUpdater:
+    """Keeps `metadata` fresh over any node of it (NetworkClient.DefaultMetadataUpdater).
+
+    `recovery_strategy` (metadata.recovery.strategy) "rebootstrap": begin again from bootstrap.servers when no known
+    node can be had (KIP-899), when metadata could not be had for `rebootstrap_trigger_ms`, or when a broker asks for
+    it (KIP-1102).
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        request_timeout_ms: int,
+        reconnect_backoff_ms: int,
+        recovery_strategy: str,
+        rebootstrap_trigger_ms: int,
+    ) -> None:
+        self._metadata = metadata
+        self._request_timeout_ms = request_timeout_ms
+        self._reconnect_backoff_ms = reconnect_backoff_ms
+        self._may_rebootstrap = recovery_strategy == "rebootstrap"
+        self._rebootstrap_trigger_ms = rebootstrap_trigger_ms
+        self._in_progress: MetadataRequestAndVersion | None = None
+        self._wanted_since_ms: int | None = None
+        self._must_rebootstrap = False
+
+    def fetch_nodes(self) -> Sequence[Node]:
+        return self._metadata.fetch().nodes
+
+    def is_update_due(self, now_ms: int) -> bool:
+        return self._in_progress is None and self._metadata.time_to_next_update(now_ms) == 0
+
+    def maybe_update(self, connections: NodeChoice, send: SendInternal, now_ms: int) -> int:
+        wait_ms = self._metadata.time_to_next_update(now_ms)
+        if self._in_progress is not None:
+            wait_ms = max(wait_ms, self._request_timeout_ms)
+        if wait_ms > 0:
+            return wait_ms
+        if self._wanted_since_ms is None:
+            self._wanted_since_ms = now_ms
+        node, is_any_ready = connections.least_loaded(now_ms)
+        is_lost = node is None and not is_any_ready and not self._metadata.fetch().is_bootstrap_configured
+        if is_lost and self._may_rebootstrap:
+            self.rebootstrap(now_ms)
+            node, _ = connections.least_loaded(now_ms)
+        if node is None:
+            return self._reconnect_backoff_ms
+        return self._update_from(connections, send, node, now_ms)
+
+    def _update_from(self, connections: NodeChoice, send: SendInternal, node: Node, now_ms: int) -> int:
+        if connections.can_send_request(node.id_string, now_ms):
+            self._in_progress = self._metadata.new_metadata_request_and_version(now_ms)
+            send(self._in_progress.request, node.id_string, now_ms)
+            return self._request_timeout_ms
+        # A connection being made may soon carry the request: begin no second one meanwhile.
+        if connections.is_any_node_connecting():
+            return self._reconnect_backoff_ms
+        if connections.can_connect(node, now_ms):
+            connections.initiate_connect(node, now_ms)
+            return self._reconnect_backoff_ms
+        return FOREVER_MS  # connected but busy: only an event from the network changes that
+
+    def handle_disconnect(self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int) -> None:
+        self._metadata.note_connection_failure(reason)
+        cluster = self._metadata.fetch()
+        if cluster.is_bootstrap_configured and cluster.node_by_id(int(node_id)) is not None:
+            log.warning("No metadata yet: %s", reason)
+        if self.is_update_due(now_ms):
+            self.handle_failed_request(None, now_ms)
+        if fatal is not None:
+            self._metadata.fatal_error(fatal)
+        # The node may be gone for good: ask who leads now.
+        self._metadata.request_update(reset_equivalent_backoff=False)
+
+    def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
+        if fatal is not None:
+            self._metadata.fatal_error(fatal)
+        self._metadata.failed_update(now_ms)
+        self._in_progress = None
+
+    def handle_response(self, response: Message, now_ms: int) -> None:
+        update, asked = MetadataResponse.from_entity(response), self._in_progress
+        self._in_progress = None
+        if update.error_code == RebootstrapRequiredError.error_code and self._may_rebootstrap:
+            log.info("The broker asks to start again from bootstrap.servers.")
+            self._must_rebootstrap = True
+        elif not update.brokers or asked is None:
+            # A broker that is just starting knows of nobody: not to be believed.
+            self._metadata.failed_update(now_ms)
+        else:
+            _log_errors(update)
+            self._metadata.update(asked.request_version, update, asked.is_partial, now_ms)
+            self._wanted_since_ms = None
+
+    def needs_rebootstrap(self, now_ms: int) -> bool:
+        if not self._may_rebootstrap:
+            return False
+        waited_ms = now_ms - self._wanted_since_ms if self._wanted_since_ms is not None else 0
+        return self._must_rebootstrap or waited_ms > self._rebootstrap_trigger_ms
+
+    def rebootstrap(self, now_ms: int) -> None:
+        self._metadata.rebootstrap()
+        self._wanted_since_ms = now_ms
+        self._must_rebootstrap = False
+
+    def close(self) -> None:
+        self._metadata.close()
+
+
+def _log_errors(update: MetadataResponse) -> None:
+    errors = {topic: str(error_for_code(code)) for topic, code in update.error_codes()}
+    if errors:
+        log.warning("Metadata came with errors: %s", errors)
+    unreachable = [
+        str(partition.topic_partition)
+        for topic in update.topics
+        for partition in topic.partitions
+        if partition.error_code == LISTENER_NOT_FOUND
+    ]
+    if unreachable:
+        log.warning("%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:10])

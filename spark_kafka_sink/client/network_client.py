@@ -1,0 +1,334 @@
+"""Requests out, responses in, over one connection a node. Owned by the thread that polls; `wakeup`, `initiate_close`
+and `new_client_request` may be called from any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
+from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
+from spark_kafka_sink.client.connection_states import ClusterConnectionStates
+from spark_kafka_sink.client.connections import Connections, Loss
+from spark_kafka_sink.client.in_flight_requests import InFlightRequest, InFlightRequests
+from spark_kafka_sink.client.metadata_updater import MetadataUpdater
+from spark_kafka_sink.client.selectable import Selectable
+from spark_kafka_sink.client.throttling import client_throttle_ms
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import (
+    DisconnectError,
+    IllegalStateError,
+    KafkaError,
+    ProtocolError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkSend
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
+from spark_kafka_sink.protocol.messages import ApiKey, Message
+from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+
+SOFTWARE_NAME: Final = "spark-kafka-sink"
+_CORRELATION_IDS: Final = 2**31 - 8
+"""Ids wrap here: those above are kept for the requests of a SASL handshake."""
+
+_InternalHandler = Callable[[list[ClientResponse], InFlightRequest, Message, int], None]
+
+log = logging.getLogger(__name__)
+
+
+class NetworkClient:
+    """The client of org.apache.kafka.clients.NetworkClient; implements `KafkaClient`.
+
+    `request_timeout_ms` is the time-out of requests that bring none of their own, and the longest a poll waits.
+    """
+
+    def __init__(
+        self,
+        selector: Selectable,
+        metadata_updater: MetadataUpdater,
+        client_id: str,
+        max_in_flight_requests_per_connection: int,
+        connection_states: ClusterConnectionStates,
+        clock: Clock,
+        rng: random.Random,
+        request_timeout_ms: int,
+        send_buffer: int,
+        receive_buffer: int,
+        api_versions: ApiVersions,
+        software_version: str,
+    ) -> None:
+        self._selector = selector
+        self._metadata_updater = metadata_updater
+        self._client_id = client_id
+        self._in_flight = InFlightRequests(max_in_flight_requests_per_connection)
+        self._states = connection_states
+        self._clock = clock
+        self._request_timeout_ms = request_timeout_ms
+        self._api_versions = api_versions
+        self._discovery = VersionDiscovery(api_versions)
+        self._connections = Connections(
+            selector,
+            metadata_updater,
+            connection_states,
+            self._discovery,
+            self._in_flight,
+            rng,
+            send_buffer,
+            receive_buffer,
+        )
+        self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, software_version)
+        self._correlation_ids = itertools.count()
+        self._aborted: list[ClientResponse] = []
+        self._is_active = True
+        self._is_closed = False
+        self._on_internal_response: dict[ApiKey, _InternalHandler] = {
+            ApiKey.METADATA: self._on_metadata,
+            ApiKey.API_VERSIONS: self._on_api_versions,
+        }
+
+    # ---- nodes -----------------------------------------------------------------------------------------------------
+
+    def ready(self, node: Node, now_ms: int) -> bool:
+        if self.is_ready(node, now_ms):
+            return True
+        if self._connections.can_connect(node, now_ms):
+            self._connections.initiate_connect(node, now_ms)
+        return False
+
+    def is_ready(self, node: Node, now_ms: int) -> bool:
+        return not self._metadata_updater.is_update_due(now_ms) and self._connections.can_send_request(
+            node.id_string, now_ms
+        )
+
+    def connection_delay(self, node: Node, now_ms: int) -> int:
+        return self._states.connection_delay(node.id_string, now_ms)
+
+    def poll_delay_ms(self, node: Node, now_ms: int) -> int:
+        return self._states.poll_delay_ms(node.id_string, now_ms)
+
+    def connection_failed(self, node: Node) -> bool:
+        return self._states.is_disconnected(node.id_string)
+
+    def authentication_error(self, node: Node) -> KafkaError | None:
+        return self._states.authentication_error(node.id_string)
+
+    def has_ready_nodes(self, now_ms: int) -> bool:
+        return self._states.has_ready_nodes(now_ms)
+
+    def least_loaded_node(self, now_ms: int) -> Node | None:
+        return self._connections.least_loaded(now_ms).node
+
+    def disconnect(self, node_id: str) -> None:
+        if self._connections.is_open(node_id):
+            log.info("Disconnecting from node %s as asked.", node_id)
+            self._aborted += self._connections.drop(node_id, self._clock.now_ms())
+
+    def close_connection(self, node_id: str) -> None:
+        self._connections.drop(node_id, self._clock.now_ms())
+        self._states.remove(node_id)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def new_client_request(
+        self,
+        node_id: str,
+        request: Request,
+        now_ms: int,
+        expect_response: bool,
+        request_timeout_ms: int | None = None,
+        callback: RequestCallback | None = None,
+    ) -> ClientRequest:
+        timeout_ms = self._request_timeout_ms if request_timeout_ms is None else request_timeout_ms
+        correlation_id = next(self._correlation_ids) % _CORRELATION_IDS
+        return ClientRequest(node_id, request, correlation_id, now_ms, expect_response, timeout_ms, callback)
+
+    def send(self, request: ClientRequest, now_ms: int) -> None:
+        self._ensure_active()
+        if not self._connections.can_send_request(request.destination, now_ms):
+            raise IllegalStateError(f"Node {request.destination} is not ready for {request.request!r}.")
+        try:
+            self._send_in_version(request, self._usable_version(request), False, now_ms)
+        except (UnsupportedVersionError, ProtocolError) as error:
+            self._aborted.append(ClientResponse(request, received_ms=now_ms, version_mismatch=error))
+
+    def _send_internal(self, request: Request, node_id: str, now_ms: int) -> None:
+        """Send a request whose response is for the metadata updater."""
+        client_request = self.new_client_request(node_id, request, now_ms, True)
+        try:
+            self._send_in_version(client_request, self._usable_version(client_request), True, now_ms)
+        except (UnsupportedVersionError, ProtocolError) as error:
+            self._metadata_updater.handle_failed_request(error, now_ms)
+
+    def _usable_version(self, request: ClientRequest) -> int:
+        versions = self._api_versions.get(request.destination)
+        if versions is None:
+            raise IllegalStateError(f"The versions of node {request.destination} are not known.")
+        try:
+            return versions.usable_version(request.request)
+        except UnsupportedVersionError as error:
+            raise UnsupportedVersionError(f"Node {request.destination}: {error}") from None
+
+    def _send_in_version(self, request: ClientRequest, version: int, is_internal: bool, now_ms: int) -> None:
+        entity = request.request.build(version)
+        send = NetworkSend(request.destination, encode_request(entity, request.correlation_id, self._client_id))
+        log.debug("Sending %s in version %d", request, version)
+        self._in_flight.add(InFlightRequest(request, version, type(entity), send, now_ms, is_internal))
+        self._selector.send(send)
+
+    # ---- polling ---------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int, now_ms: int) -> list[ClientResponse]:
+        self._ensure_active()
+        responses: list[ClientResponse] = []
+        if self._aborted:
+            responses, self._aborted = self._aborted, responses
+        else:
+            metadata_ms = self._metadata_updater.maybe_update(self._connections, self._send_internal, now_ms)
+            setup_ms = self._states.next_setup_timeout_ms(now_ms)
+            request_ms = self._in_flight.next_timeout_ms(now_ms)
+            self._selector.poll(min(timeout_ms, metadata_ms, setup_ms, request_ms, self._request_timeout_ms))
+            now_ms = self._clock.now_ms()
+            self._handle_completed_sends(responses, now_ms)
+            self._handle_completed_receives(responses, now_ms)
+            self._handle_disconnections(responses, now_ms)
+            self._handle_connections(now_ms)
+            self._handle_timed_out(responses, now_ms)
+            self._handle_rebootstrap(responses, now_ms)
+        for response in responses:
+            try:
+                response.complete()
+            except Exception:
+                log.exception("A callback failed on the response to %s", response.request)
+        return responses
+
+    def _handle_completed_sends(self, responses: list[ClientResponse], now_ms: int) -> None:
+        """A request that expects no response (acks=0) is done when it is sent."""
+        for send in self._selector.completed_sends:
+            newest = self._in_flight.newest(send.destination)
+            if newest is not None and newest.send is send and not newest.request.expect_response:
+                responses.append(self._in_flight.complete_newest(send.destination).completed(None, now_ms))
+
+    def _handle_completed_receives(self, responses: list[ClientResponse], now_ms: int) -> None:
+        for receive in self._selector.completed_receives:
+            node_id, oldest = receive.source, self._in_flight.oldest(receive.source)
+            try:
+                body = _read_response(oldest, receive.payload, node_id)
+            except ProtocolError as error:
+                log.error("Closing the connection to node %s: %s", node_id, error)
+                responses += self._connections.close(node_id, _closed_for(error, protocol_error=error), now_ms)
+                continue
+            request = self._in_flight.complete_oldest(node_id)
+            self._throttle(request, body, now_ms)
+            if request.is_internal:
+                self._on_internal_response[request.request.request.api_key](responses, request, body, now_ms)
+            else:
+                responses.append(request.completed(body, now_ms))
+
+    def _on_metadata(self, _: list[ClientResponse], __: InFlightRequest, body: Message, now_ms: int) -> None:
+        self._metadata_updater.handle_response(body, now_ms)
+
+    def _on_api_versions(
+        self, responses: list[ClientResponse], request: InFlightRequest, body: Message, now_ms: int
+    ) -> None:
+        node_id = request.request.destination
+        try:
+            if self._discovery.on_response(node_id, request.version, body):
+                self._states.ready(node_id)
+        except KafkaError as error:
+            log.warning("Node %s does not tell which versions it speaks: %s", node_id, error)
+            responses += self._connections.close(node_id, _closed_for(error), now_ms)
+
+    def _throttle(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
+        throttle_ms = client_throttle_ms(request.request.request.api_key, request.version, body)
+        if throttle_ms:
+            node_id = request.request.destination
+            self._in_flight.add_throttle(node_id, throttle_ms)
+            self._states.throttle(node_id, now_ms + throttle_ms)
+
+    def _handle_disconnections(self, responses: list[ClientResponse], now_ms: int) -> None:
+        for node_id, state in self._selector.disconnected.items():
+            # Else this poll has closed the connection already, or it was forgotten.
+            if self._connections.is_open(node_id):
+                responses += self._connections.lost(node_id, Loss(state), now_ms)
+
+    def _handle_connections(self, now_ms: int) -> None:
+        """Ask every node that is connected, its handshakes done, which versions it speaks."""
+        for node_id in self._selector.connected:
+            if self._states.is_connecting(node_id):
+                self._discovery.begin(node_id)
+        for node_id in self._discovery.due():
+            if self._selector.is_channel_ready(node_id) and self._in_flight.can_send_more(node_id):
+                self._states.checking_api_versions(node_id)
+                request = self.new_client_request(node_id, self._api_versions_request, now_ms, True)
+                self._send_in_version(request, self._discovery.take_version(node_id), True, now_ms)
+
+    def _handle_timed_out(self, responses: list[ClientResponse], now_ms: int) -> None:
+        for node_id in self._states.nodes_with_setup_timeout(now_ms):
+            limit_ms = self._states.setup_timeout_ms(node_id)
+            error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.")
+            loss = Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
+            responses += self._connections.close(node_id, loss, now_ms)
+        for node_id in self._in_flight.nodes_with_timed_out_requests(now_ms):
+            error = DisconnectError(f"Node {node_id} did not answer within the request's time-out.")
+            responses += self._connections.close(node_id, _closed_for(error, timed_out=True), now_ms)
+
+    def _handle_rebootstrap(self, responses: list[ClientResponse], now_ms: int) -> None:
+        if not self._metadata_updater.needs_rebootstrap(now_ms):
+            return
+        loss = _closed_for(DisconnectError("Starting again from bootstrap.servers."))
+        for node in self._metadata_updater.fetch_nodes():
+            if self._connections.is_open(node.id_string):
+                responses += self._connections.close(node.id_string, loss, now_ms)
+        self._metadata_updater.rebootstrap(now_ms)
+
+    # ---- in flight, and the end ------------------------------------------------------------------------------------
+
+    def in_flight_request_count(self, node_id: str | None = None) -> int:
+        return self._in_flight.count(node_id)
+
+    def has_in_flight_requests(self, node_id: str | None = None) -> bool:
+        return self._in_flight.count(node_id) > 0
+
+    def wakeup(self) -> None:
+        self._selector.wakeup()
+
+    @property
+    def is_active(self) -> bool:
+        return self._is_active
+
+    def initiate_close(self) -> None:
+        self._is_active = False
+        self.wakeup()
+
+    def close(self) -> None:
+        self._is_active = False
+        if not self._is_closed:
+            self._is_closed = True
+            self._selector.close_all()
+            self._metadata_updater.close()
+
+    def _ensure_active(self) -> None:
+        if not self._is_active:
+            raise DisconnectError("The client is closed.")
+
+
+def _closed_for(error: KafkaError, timed_out: bool = False, protocol_error: KafkaError | None = None) -> Loss:
+    return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out, protocol_error)
+
+
+def _read_response(request: InFlightRequest | None, payload: bytes | bytearray, node_id: str) -> Message:
+    """The response to `request`. Raises ProtocolError where it is not one, without touching the request."""
+    if request is None:
+        raise ProtocolError(f"Node {node_id} sent {len(payload)} bytes though nothing was asked of it.")
+    correlation_id = correlation_id_of(payload)
+    if correlation_id != request.request.correlation_id:
+        raise ProtocolError(
+            f"Node {node_id} answered correlation id {correlation_id} where {request.request.correlation_id} was due."
+        )
+    return parse_response(request.request_type, payload)[1]
