@@ -141,12 +141,13 @@ class Selector:
         now_ms = self._clock.now_ms()
         for channel in to_write:
             self._write(channel, now_ms)
-        events = self._select(self._bounded_timeout(timeout_ms, now_ms))
+        to_drain, self._to_drain = self._to_drain, []  # before the events, whose channels have had their turn to read
+        events = self._select(0 if to_drain else self._bounded_timeout(timeout_ms, now_ms))
         now_ms = self._clock.now_ms()
         for channel, ready in events:
             if not channel.is_closed:
                 self._process(channel, ready, now_ms)
-        self._drain_failed(now_ms)
+        self._drain_failed(to_drain, now_ms)
         self._close_idle(now_ms)
 
     def wakeup(self) -> None:
@@ -171,7 +172,7 @@ class Selector:
             )
 
     def _bounded_timeout(self, timeout_ms: int, now_ms: int) -> int:
-        if self.completed_sends or self.disconnected or self._to_drain:
+        if self.completed_sends or self.disconnected:
             return 0
         return min(self._idle.time_to_next(now_ms, at_most_ms=timeout_ms), _LONGEST_SELECT_MS)
 
@@ -240,10 +241,9 @@ class Selector:
             self.completed_sends.append(done)
         self._watch(channel, (0 if channel.is_muted else _READ) | (_WRITE if channel.send is not None else 0))
 
-    def _drain_failed(self, now_ms: int) -> None:
+    def _drain_failed(self, to_drain: list[Channel], now_ms: int) -> None:
         """Hand over what the peer sent before sending to it failed, a frame a poll; then the connection is lost."""
-        draining, self._to_drain = self._to_drain, []
-        for channel in draining:
+        for channel in to_drain:
             if channel.is_closed:
                 continue
             if self._read(channel, now_ms):

@@ -1,0 +1,301 @@
+"""A selector without sockets: `network.selector.Selector`'s methods over a scripted cluster and a fake clock.
+
+`poll` moves the clock to the next thing due, or by its timeout, so a client runs through minutes in one thread
+without waiting. Latency, outages and slow sockets are settings of `FakeNetwork`; what a broker says is the scripted
+cluster's affair.
+"""
+
+from __future__ import annotations
+
+import heapq
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.fake_clock import FakeClock
+from support.scripted_broker.cluster import ScriptedCluster
+
+from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+
+_MAX_RECEIVE_SIZE = 100 * 1024 * 1024
+
+
+class FakeNetwork:
+    """The roads to the nodes of one cluster. Settings hold from the moment they are made."""
+
+    def __init__(self, cluster: ScriptedCluster, latency_ms: Callable[[], int] = lambda: 1) -> None:
+        self.cluster = cluster
+        self.latency_ms = latency_ms
+        """One way, asked for every connect, request and response."""
+        self.refusing: set[int] = set()
+        """Nodes whose connect fails."""
+        self.hanging: set[int] = set()
+        """Nodes whose connect neither succeeds nor fails."""
+        self.stalled: set[int] = set()
+        """Nodes whose connections take no bytes: sends stay under way until the node is taken out."""
+        self.held: set[int] = set()
+        """Nodes whose responses stay on the road until the node is taken out."""
+        self.selectors: list[FakeSelector] = []
+
+    def resolve(self, host: str, port: int) -> list[tuple[int, Any]]:
+        """What `network.resolver.resolve` does, without a name service."""
+        return [(socket.AF_INET, (host, port))]
+
+    def bootstrap_addresses(self) -> list[tuple[str, int]]:
+        return [(node.host, node.port) for node in self.cluster.nodes.values()]
+
+    def node_at(self, sockaddr: tuple[Any, ...]) -> int | None:
+        """The node that listens there."""
+        host, port = sockaddr[:2]
+        return next((node.id for node in self.cluster.nodes.values() if (node.host, node.port) == (host, port)), None)
+
+    def cut(self, node_id: int) -> None:
+        """End every connection to the node; what is on the road, either way, is lost."""
+        for selector in self.selectors:
+            selector.cut(node_id)
+
+    def stop(self, node_id: int) -> None:
+        """The node is gone: connections end, new ones are refused, metadata lists it no more."""
+        self.cluster.live_node_ids.discard(node_id)
+        self.refusing.add(node_id)
+        self.cut(node_id)
+
+    def start(self, node_id: int) -> None:
+        self.cluster.live_node_ids.add(node_id)
+        self.refusing.discard(node_id)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    id: str
+    node_id: int | None
+    description: str
+    is_connected: bool = False
+    is_closed: bool = False
+    is_muted: bool = False
+    send: NetworkSend | None = None
+    arrived: bytearray = field(default_factory=bytearray)
+    """Bytes from the node, not handed over yet."""
+    is_ended: bool = False
+    """The node hung up; what arrived before is still handed over."""
+    held: list[tuple[bytes, bool]] = field(default_factory=list)
+    last_request_ms: int = 0
+    last_response_ms: int = 0
+
+
+class FakeSelector:
+    """One client's connections. Bytes of a send are read when the socket takes them, as a kernel does."""
+
+    def __init__(self, network: FakeNetwork, clock: FakeClock, max_receive_size: int = _MAX_RECEIVE_SIZE) -> None:
+        self._network = network
+        self._clock = clock
+        self._max_receive_size = max_receive_size
+        self._connections: dict[str, _Connection] = {}
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._next_event = 0
+        self._is_woken = False
+        self._is_closed = False
+        self._lost: dict[str, ChannelState] = {}
+        self.completed_sends: list[NetworkSend] = []
+        self.completed_receives: list[NetworkReceive] = []
+        self.disconnected: dict[str, ChannelState] = {}
+        self.connected: list[str] = []
+        self.polls = 0
+        network.selectors.append(self)
+
+    # ---- the methods of Selector -------------------------------------------------------------------------------------
+
+    def connect(
+        self, connection_id: str, address: tuple[int, Any], send_buffer: int = -1, receive_buffer: int = -1
+    ) -> None:
+        self._check_open()
+        if connection_id in self._connections or connection_id in self._lost:
+            raise IllegalStateError(f"There is a connection {connection_id!r} already.")
+        host, port = address[1][:2]
+        node_id = self._network.node_at(address[1])
+        connection = _Connection(connection_id, node_id, f"Node {connection_id} at {host}:{port}")
+        self._connections[connection_id] = connection
+        if node_id not in self._network.hanging:
+            self._after(self._network.latency_ms(), lambda: self._finish_connect(connection))
+
+    def close(self, connection_id: str) -> None:
+        self._lost.pop(connection_id, None)
+        connection = self._connections.get(connection_id)
+        if connection is not None:
+            self._drop(connection)
+
+    def close_all(self) -> None:
+        self._is_closed = True
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._lost.clear()
+        self._events.clear()
+        if self in self._network.selectors:
+            self._network.selectors.remove(self)
+
+    def is_channel_ready(self, connection_id: str) -> bool:
+        connection = self._connections.get(connection_id)
+        return connection is not None and connection.is_connected
+
+    def mute(self, connection_id: str) -> None:
+        if connection_id in self._connections:
+            self._connections[connection_id].is_muted = True
+
+    def unmute(self, connection_id: str) -> None:
+        if connection_id in self._connections:
+            self._connections[connection_id].is_muted = False
+
+    def send(self, send: NetworkSend) -> None:
+        self._check_open()
+        connection = self._connections.get(send.destination)
+        if connection is None or not connection.is_connected:
+            raise IllegalStateError(f"There is no connection {send.destination!r} to send on.")
+        if connection.send is not None:
+            raise IllegalStateError(f"{connection.description}: the last send is still under way ({connection.send}).")
+        connection.send = send
+
+    def poll(self, timeout_ms: int) -> None:
+        self._check_open()
+        self.polls += 1
+        self.completed_sends, self.completed_receives, self.connected = [], [], []
+        self.disconnected, self._lost = self._lost, {}
+        deadline_ms = self._clock.now_ms() + max(0, timeout_ms)
+        while True:
+            self._take_sends()
+            self._run_due()
+            self._hand_over()
+            if self._is_woken or self._has_results():
+                break
+            next_ms = self._events[0][0] if self._events else deadline_ms
+            if self._clock.now_ms() >= deadline_ms:
+                break
+            self._clock.advance_to(min(next_ms, deadline_ms))
+        self._is_woken = False
+
+    def wakeup(self) -> None:
+        self._is_woken = True
+
+    # ---- what tests do -----------------------------------------------------------------------------------------------
+
+    def cut(self, node_id: int) -> None:
+        """End this client's connections to the node."""
+        for connection in list(self._connections.values()):
+            if connection.node_id == node_id:
+                kind = ChannelKind.READY if connection.is_connected else ChannelKind.NOT_CONNECTED
+                self._lose(connection, kind, DisconnectError(f"{connection.description} was cut."), self._lost)
+
+    def at(self, time_ms: int, action: Callable[[], None]) -> None:
+        """Do something at a time of the clock, in the poll that reaches it."""
+        self._after(time_ms - self._clock.now_ms(), action)
+
+    @property
+    def connection_ids(self) -> list[str]:
+        return list(self._connections)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise IllegalStateError("The selector is closed.")
+
+    def _has_results(self) -> bool:
+        return bool(
+            self.completed_sends or self.completed_receives or self.connected or self.disconnected or self._lost
+        )
+
+    def _after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._next_event += 1
+        heapq.heappush(self._events, (self._clock.now_ms() + max(0, delay_ms), self._next_event, action))
+
+    def _run_due(self) -> None:
+        while self._events and self._events[0][0] <= self._clock.now_ms():
+            heapq.heappop(self._events)[2]()
+
+    def _finish_connect(self, connection: _Connection) -> None:
+        if connection.is_closed or connection.node_id in self._network.hanging:
+            return
+        if connection.node_id is None or connection.node_id in self._network.refusing:
+            error = DisconnectError(f"{connection.description} cannot be connected to: Connection refused.")
+            self._lose(connection, ChannelKind.NOT_CONNECTED, error, self.disconnected)
+            return
+        connection.is_connected = True
+        self.connected.append(connection.id)
+
+    def _take_sends(self) -> None:
+        for connection in list(self._connections.values()):
+            send = connection.send
+            if send is None or connection.node_id in self._network.stalled:
+                continue
+            frame = b"".join(send.head(send.size))
+            send.advance(send.remaining)
+            connection.send = None
+            self.completed_sends.append(send)
+            if len(frame) - 4 != struct.unpack_from(">i", frame)[0]:
+                raise AssertionError(f"a frame of {len(frame)} bytes says {struct.unpack_from('>i', frame)[0]}")
+            connection.last_request_ms = self._in_order(connection.last_request_ms)
+            self._after_at(connection.last_request_ms, connection, frame[4:])
+
+    def _in_order(self, not_before_ms: int, delay_ms: int = 0) -> int:
+        return max(not_before_ms, self._clock.now_ms() + self._network.latency_ms() + delay_ms)
+
+    def _after_at(self, due_ms: int, connection: _Connection, payload: bytes) -> None:
+        self._after(due_ms - self._clock.now_ms(), lambda: self._arrive(connection, payload))
+
+    def _arrive(self, connection: _Connection, payload: bytes) -> None:
+        """A request reaches its node; the responses set out."""
+        if connection.is_closed or connection.is_ended or connection.node_id is None:
+            return
+        for reply in self._network.cluster.handle_frame(connection.node_id, payload, self._clock.now_ms()):
+            due_ms = connection.last_response_ms = self._in_order(connection.last_response_ms, reply.delay_ms)
+            self._after(due_ms - self._clock.now_ms(), _bind(connection, reply.data, reply.close))
+
+    def _hand_over(self) -> None:
+        """At most one frame per connection, as the real selector does."""
+        for connection in list(self._connections.values()):
+            if connection.is_muted:
+                continue
+            if connection.held and connection.node_id not in self._network.held:
+                for data, close in connection.held:
+                    connection.arrived += data
+                    connection.is_ended = connection.is_ended or close
+                connection.held.clear()
+            self._read_frame(connection)
+
+    def _read_frame(self, connection: _Connection) -> None:
+        if any(receive.source == connection.id for receive in self.completed_receives):
+            return
+        arrived = connection.arrived
+        if len(arrived) >= 4:
+            (size,) = struct.unpack_from(">i", arrived)
+            if not 4 <= size <= self._max_receive_size:
+                error = ProtocolError(f"{connection.description} sent a frame of {size} bytes.")
+                self._lose(connection, ChannelKind.READY, error, self.disconnected)
+                return
+            if len(arrived) >= 4 + size:
+                self.completed_receives.append(NetworkReceive(connection.id, bytes(arrived[4 : 4 + size])))
+                del arrived[: 4 + size]
+                return
+        if connection.is_ended:
+            error = DisconnectError(f"{connection.description} closed the connection.")
+            self._lose(connection, ChannelKind.READY, error, self.disconnected)
+
+    def _lose(
+        self, connection: _Connection, kind: ChannelKind, error: KafkaError, into: dict[str, ChannelState]
+    ) -> None:
+        self._drop(connection)
+        into[connection.id] = ChannelState(kind, error)
+
+    def _drop(self, connection: _Connection) -> None:
+        connection.is_closed = True
+        del self._connections[connection.id]
+
+
+def _bind(connection: _Connection, data: bytes, close: bool) -> Callable[[], None]:
+    def deliver() -> None:
+        if not connection.is_closed:
+            connection.held.append((data, close))
+
+    return deliver

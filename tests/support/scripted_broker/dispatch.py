@@ -1,0 +1,90 @@
+"""From a frame to the API it asks for, through the scripts, and back to a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kio.index import load_request_schema
+from kio.schema.request_header.v1.header import RequestHeader
+from kio.serial import entity_reader
+from support.scripted_broker import (
+    api_versions,
+    fetch,
+    find_coordinator,
+    init_producer_id,
+    list_offsets,
+    metadata,
+    produce,
+)
+from support.scripted_broker.exchange import Answer, Exchange, Reply
+from support.scripted_broker.responses import encode_response
+
+if TYPE_CHECKING:
+    from support.scripted_broker.cluster import ScriptedCluster
+
+API_VERSIONS = 18
+UNSUPPORTED_VERSION = 35
+
+
+class Api(NamedTuple):
+    """One API: what the broker does, and what it says when it refuses."""
+
+    respond: Callable[[ScriptedCluster, Exchange], Answer]
+    refuse: Callable[[ScriptedCluster, Exchange, int], Mapping[str, Any]]
+
+
+API_BY_KEY: dict[int, Api] = {
+    0: Api(produce.respond, produce.refuse),
+    1: Api(fetch.respond, fetch.refuse),
+    2: Api(list_offsets.respond, list_offsets.refuse),
+    3: Api(metadata.respond, metadata.refuse),
+    10: Api(find_coordinator.respond, find_coordinator.refuse),
+    18: Api(api_versions.respond, api_versions.refuse),
+    22: Api(init_producer_id.respond, init_producer_id.refuse),
+}
+
+
+def dispatch(cluster: ScriptedCluster, node_id: int, payload: bytes, now_ms: int) -> list[Reply]:
+    """The replies to one request. Raises ValueError where the bytes are not a request this broker can read."""
+    head, _ = entity_reader(RequestHeader)(payload, 0)
+    api_key, version = int(head.request_api_key), int(head.request_api_version)
+    oldest, latest = cluster.ranges_of(node_id).get(api_key, (0, -1))
+    if not oldest <= version <= latest:
+        return _refuse_version(cluster, node_id, api_key, head.correlation_id)
+    request = _read_request(api_key, version, payload)
+    exchange = Exchange(node_id, api_key, version, int(head.correlation_id), head.client_id, request, now_ms)
+    cluster.requests.append(exchange)
+    answer = _run_scripts(cluster, exchange)
+    data = b""
+    if answer.values is not None:
+        response_version = version if answer.version is None else answer.version
+        data = encode_response(api_key, response_version, exchange.correlation_id, answer.values)
+        if answer.transform is not None:
+            data = answer.transform(data)
+    return [Reply(answer.delay_ms, data, answer.close)] if data or answer.close else []
+
+
+def _read_request(api_key: int, version: int, payload: bytes) -> Any:
+    request_type = load_request_schema(api_key, version)
+    _, at = entity_reader(request_type.__header_schema__)(payload, 0)
+    request, size = entity_reader(request_type)(payload, at)
+    if at + size != len(payload):
+        raise ValueError(f"{request_type.__name__} has {len(payload) - at - size} bytes too many")
+    return request
+
+
+def _run_scripts(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
+    api = API_BY_KEY[exchange.api_key]
+    for script in cluster.scripts:
+        if script.applies_to(exchange):
+            return script.hook(cluster, exchange, lambda: api.respond(cluster, exchange))
+    return api.respond(cluster, exchange)
+
+
+def _refuse_version(cluster: ScriptedCluster, node_id: int, api_key: int, correlation_id: int) -> list[Reply]:
+    """A broker hangs up on a version it does not speak; only ApiVersions is answered, in version 0 (KIP-511)."""
+    if api_key != API_VERSIONS:
+        return [Reply(0, b"", close=True)]
+    values = {"error_code": UNSUPPORTED_VERSION, "api_keys": api_versions.ranges(cluster, node_id, {API_VERSIONS})}
+    return [Reply(0, encode_response(API_VERSIONS, 0, correlation_id, values))]

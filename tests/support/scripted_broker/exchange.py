@@ -1,0 +1,41 @@
+"""One request at the scripted broker and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request as it arrived. `request` is kio's entity."""
+
+    node_id: int
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    request: Any
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the broker means to say: the response's fields (None for silence), when, and what happens to the bytes."""
+
+    values: Mapping[str, Any] | None
+    delay_ms: int = 0
+    close: bool = False
+    version: int | None = None
+    """The version to write the response in, where it is not the request's."""
+    transform: Callable[[bytes], bytes] | None = None
+    """Applied to the whole frame, size included."""
+
+
+class Reply(NamedTuple):
+    """Bytes for the wire, size included, `delay_ms` from now; then, if `close`, the end of the connection."""
+
+    delay_ms: int
+    data: bytes
+    close: bool = False

@@ -1,0 +1,119 @@
+"""Hooks for `ScriptedCluster.on`: what can go wrong between a request and its response."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from support.scripted_broker.dispatch import API_BY_KEY
+from support.scripted_broker.exchange import Answer, Exchange
+
+if TYPE_CHECKING:
+    from support.scripted_broker.cluster import ScriptedCluster
+
+Proceed: TypeAlias = Callable[[], Answer]
+"""Does what the broker would do, effects and all, and gives its answer."""
+Hook: TypeAlias = "Callable[[ScriptedCluster, Exchange, Proceed], Answer]"
+
+
+@dataclass(slots=True)
+class Script:
+    """A hook with its place: which requests it decides about."""
+
+    api_key: int
+    hook: Hook
+    times: int | None
+    node_id: int | None
+    skip: int
+    used: int = 0
+
+    def applies_to(self, exchange: Exchange) -> bool:
+        """Whether the hook is up. Counts the request against `skip` and `times`."""
+        if exchange.api_key != self.api_key or self.node_id not in (None, exchange.node_id):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if self.times is not None and self.used >= self.times:
+            return False
+        self.used += 1
+        return True
+
+
+def fail_with(error_code: int) -> Hook:
+    """Nothing happens; every place of the response that can hold an error holds this one."""
+
+    def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        return Answer(API_BY_KEY[exchange.api_key].refuse(cluster, exchange, error_code))
+
+    return hook
+
+
+def lose_request() -> Hook:
+    """The request never arrives."""
+    return lambda cluster, exchange, proceed: Answer(None)
+
+
+def lose_response() -> Hook:
+    """The request takes effect; nobody hears of it."""
+    return lambda cluster, exchange, proceed: dataclasses.replace(proceed(), values=None)
+
+
+def delay(delay_ms: int) -> Hook:
+    """The request takes effect now, the response comes `delay_ms` later."""
+
+    def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        answer = proceed()
+        return dataclasses.replace(answer, delay_ms=answer.delay_ms + delay_ms)
+
+    return hook
+
+
+def close_before() -> Hook:
+    """The connection ends, without effect."""
+    return lambda cluster, exchange, proceed: Answer(None, close=True)
+
+
+def close_after() -> Hook:
+    """The request takes effect, then the connection ends without a response."""
+    return lambda cluster, exchange, proceed: dataclasses.replace(proceed(), values=None, close=True)
+
+
+def corrupt(transform: Callable[[bytes], bytes]) -> Hook:
+    """The request takes effect; the response's frame, size included, goes through `transform`."""
+    return lambda cluster, exchange, proceed: dataclasses.replace(proceed(), transform=transform)
+
+
+def frame_length(length: int) -> Hook:
+    """The response's frame claims this length."""
+    return corrupt(lambda frame: struct.pack(">i", length) + frame[4:])
+
+
+def wrong_correlation_id(shift: int = 1) -> Hook:
+    """The response belongs to another request."""
+
+    def move(frame: bytes) -> bytes:
+        (correlation_id,) = struct.unpack_from(">i", frame, 4)
+        return frame[:4] + struct.pack(">i", correlation_id + shift) + frame[8:]
+
+    return corrupt(move)
+
+
+def truncate(count: int) -> Hook:
+    """The response lacks its last `count` bytes, and its frame says so."""
+    return corrupt(lambda frame: struct.pack(">i", len(frame) - 4 - count) + frame[4 : len(frame) - count])
+
+
+def change(change_values: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Hook:
+    """The request takes effect; the response's fields go through `change_values`."""
+
+    def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        answer = proceed()
+        if answer.values is None:
+            return answer
+        return dataclasses.replace(answer, values=change_values(dict(answer.values)))
+
+    return hook

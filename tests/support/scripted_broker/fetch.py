@@ -1,0 +1,93 @@
+"""Fetch without sessions: whole batches from an offset on, by topic name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from support.scripted_broker.exchange import Answer, Exchange
+
+if TYPE_CHECKING:
+    from support.scripted_broker.cluster import ScriptedCluster
+
+OFFSET_OUT_OF_RANGE = 1
+UNKNOWN_TOPIC_OR_PARTITION = 3
+NOT_LEADER_OR_FOLLOWER = 6
+FENCED_LEADER_EPOCH = 74
+UNKNOWN_LEADER_EPOCH = 75
+
+
+def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
+    request = exchange.request
+    left = request.max_bytes
+    responses = []
+    is_empty, has_error = True, False
+    for topic in request.topics:
+        partitions = []
+        for wanted in topic.partitions:
+            values = _read(cluster, exchange, topic.topic, wanted, left)
+            left -= len(values["records"])
+            is_empty = is_empty and not values["records"]
+            has_error = has_error or bool(values["error_code"])
+            partitions.append(values)
+        responses.append({"topic": topic.topic, "partitions": partitions})
+    wait_ms = request.max_wait.total_seconds() * 1000 if is_empty and not has_error else 0
+    return Answer({"throttle_time": cluster.throttle_ms, "responses": responses}, delay_ms=int(wait_ms))
+
+
+def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
+    return {
+        "responses": [
+            {"topic": topic.topic, "partitions": [_values(wanted.partition, error_code) for wanted in topic.partitions]}
+            for topic in exchange.request.topics
+        ]
+    }
+
+
+def _values(index: int, error_code: int) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "error_code": error_code,
+        "high_watermark": -1,
+        "aborted_transactions": (),
+        "records": b"",
+    }
+
+
+def leader_error(cluster: ScriptedCluster, node_id: int, topic: str, wanted_partition: int, epoch: int) -> int:
+    """Why this node does not serve the partition at this leader epoch (-1: not asked), or 0."""
+    partition = cluster.partition(topic, wanted_partition)
+    if partition is None:
+        return UNKNOWN_TOPIC_OR_PARTITION
+    if partition.leader_id != node_id:
+        return NOT_LEADER_OR_FOLLOWER
+    if epoch < 0 or epoch == partition.leader_epoch:
+        return 0
+    return FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else UNKNOWN_LEADER_EPOCH
+
+
+def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any, room: int) -> dict[str, Any]:
+    index, offset = wanted.partition, wanted.fetch_offset
+    epoch = getattr(wanted, "current_leader_epoch", -1)
+    error_code = leader_error(cluster, exchange.node_id, topic, index, epoch)
+    if error_code:
+        return _values(index, error_code)
+    log = cluster.log(topic, index)
+    if not log.log_start_offset <= offset <= log.next_offset:
+        return _values(index, OFFSET_OUT_OF_RANGE)
+    found: list[bytes] = []
+    size = 0
+    limit = min(room, wanted.partition_max_bytes)
+    for batch in log.batches:
+        if batch.next_offset <= offset:
+            continue
+        if found and size + len(batch.data) > limit:  # one batch comes whole, however large
+            break
+        found.append(batch.data)
+        size += len(batch.data)
+    return _values(index, 0) | {
+        "high_watermark": log.next_offset,
+        "last_stable_offset": log.next_offset,
+        "log_start_offset": log.log_start_offset,
+        "records": b"".join(found),
+    }

@@ -1,0 +1,91 @@
+"""Metadata: live nodes, and topics with leaders and epochs. Unknown topics are made where both sides allow it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from support.scripted_broker.exchange import Answer, Exchange
+
+if TYPE_CHECKING:
+    from support.scripted_broker.cluster import ScriptedCluster, ScriptedPartition, ScriptedTopic
+
+UNKNOWN_TOPIC_OR_PARTITION = 3
+LEADER_NOT_AVAILABLE = 5
+INVALID_TOPIC = 17
+UNKNOWN_TOPIC_ID = 100
+_VALID_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
+
+
+def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
+    request, now_ms = exchange.request, exchange.now_ms
+    if request.topics is None:
+        names = [name for name in cluster.topics if cluster.visible_topic(name, now_ms)]
+        topics = [_describe(cluster, name, exchange, may_create=False) for name in names]
+    else:
+        topics = [_requested(cluster, wanted, exchange) for wanted in request.topics]
+    return Answer(_values(cluster) | {"topics": topics})
+
+
+def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
+    wanted = exchange.request.topics or ()
+    topics = [{"error_code": error_code, "name": topic.name, "partitions": ()} for topic in wanted]
+    return _values(cluster) | {"topics": topics, "error_code": error_code}
+
+
+def _values(cluster: ScriptedCluster) -> dict[str, Any]:
+    nodes = [cluster.nodes[node_id] for node_id in sorted(cluster.live_node_ids)]
+    return {
+        "throttle_time": cluster.throttle_ms,
+        "brokers": [{"node_id": node.id, "host": node.host, "port": node.port, "rack": node.rack} for node in nodes],
+        "cluster_id": cluster.cluster_id,
+        "controller_id": cluster.controller_id,
+        "error_code": 0,
+    }
+
+
+def _requested(cluster: ScriptedCluster, wanted: Any, exchange: Exchange) -> Mapping[str, Any]:
+    if wanted.name is not None:
+        return _describe(cluster, wanted.name, exchange, may_create=exchange.request.allow_auto_topic_creation)
+    for topic in cluster.topics.values():
+        if topic.id == wanted.topic_id:
+            return _describe(cluster, topic.name, exchange, may_create=False)
+    return {"error_code": UNKNOWN_TOPIC_ID, "name": None, "topic_id": wanted.topic_id}
+
+
+def _describe(cluster: ScriptedCluster, name: str, exchange: Exchange, may_create: bool) -> Mapping[str, Any]:
+    if not _VALID_NAME.fullmatch(name):
+        return {"error_code": INVALID_TOPIC, "name": name}
+    topic = cluster.visible_topic(name, exchange.now_ms)
+    if topic is None:
+        if may_create and cluster.auto_create_topics and name not in cluster.topics:
+            visible_from_ms = exchange.now_ms + cluster.topic_creation_ms
+            cluster.create_topic(name, cluster.default_partitions, visible_from_ms=visible_from_ms)
+        return {"error_code": UNKNOWN_TOPIC_OR_PARTITION, "name": name}
+    return _topic_values(cluster, topic)
+
+
+def _topic_values(cluster: ScriptedCluster, topic: ScriptedTopic) -> Mapping[str, Any]:
+    return {
+        "error_code": 0,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": topic.is_internal,
+        "partitions": [
+            _partition_values(cluster, index, partition) for index, partition in enumerate(topic.partitions)
+        ],
+    }
+
+
+def _partition_values(cluster: ScriptedCluster, index: int, partition: ScriptedPartition) -> Mapping[str, Any]:
+    offline = [node_id for node_id in partition.replica_ids if node_id not in cluster.live_node_ids]
+    return {
+        "error_code": LEADER_NOT_AVAILABLE if partition.leader_id < 0 else 0,
+        "partition_index": index,
+        "leader_id": partition.leader_id,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": tuple(partition.replica_ids),
+        "isr_nodes": tuple(node_id for node_id in partition.replica_ids if node_id not in offline),
+        "offline_replicas": tuple(offline),
+    }

@@ -1,0 +1,120 @@
+"""A partition's log and what the leader remembers of its producers
+(org.apache.kafka.storage.internals.log.ProducerStateManager).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from support.scripted_broker.batches import (
+    NO_SEQUENCE,
+    SEQUENCE_MODULUS,
+    BatchHeader,
+    BrokerRecord,
+    check_batch,
+    place_batch,
+    read_records,
+)
+
+OUT_OF_ORDER_SEQUENCE = 45
+INVALID_PRODUCER_EPOCH = 47
+_REMEMBERED_BATCHES = 5
+
+
+class StoredBatch(NamedTuple):
+    """A batch with its place in the log."""
+
+    base_offset: int
+    header: BatchHeader
+    data: bytes
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.header.last_offset_delta + 1
+
+
+class AppendResult(NamedTuple):
+    """Where the batch lies, or why it does not. A duplicate has the offset of the first."""
+
+    error_code: int
+    base_offset: int = -1
+    is_duplicate: bool = False
+
+
+class _Appended(NamedTuple):
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+
+
+@dataclass(slots=True)
+class _ProducerState:
+    epoch: int
+    last_sequence: int = NO_SEQUENCE
+    batches: deque[_Appended] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
+
+
+class PartitionLog:
+    """Batches in order of offset."""
+
+    def __init__(self) -> None:
+        self.batches: list[StoredBatch] = []
+        self.log_start_offset = 0
+        self.duplicates = 0
+        """How many batches were sent again and recognised."""
+        self._producers: dict[int, _ProducerState] = {}
+
+    @property
+    def next_offset(self) -> int:
+        return self.batches[-1].next_offset if self.batches else self.log_start_offset
+
+    def records(self) -> list[BrokerRecord]:
+        """Everything in the log, decoded and checked."""
+        return [record for batch in self.batches for record in read_records(batch.data)]
+
+    def append(self, data: bytes, leader_epoch: int) -> AppendResult:
+        """Check and append one batch. Raises BadBatchError where its bytes are wrong."""
+        header = check_batch(data)
+        if header.producer_id >= 0:
+            refused = self._check_producer(header)
+            if refused is not None:
+                return refused
+        base_offset = self.next_offset
+        self.batches.append(StoredBatch(base_offset, header, place_batch(data, base_offset, leader_epoch)))
+        if header.producer_id >= 0:
+            self._remember(header, base_offset)
+        return AppendResult(0, base_offset)
+
+    def forget_producers(self) -> None:
+        """As after producer.id.expiration.ms, or retention of all their records."""
+        self._producers.clear()
+
+    def delete_records_before(self, offset: int) -> None:
+        """As retention does: whole batches go, and the log starts later."""
+        self.batches = [batch for batch in self.batches if batch.next_offset > offset]
+        self.log_start_offset = max(self.log_start_offset, offset)
+
+    def _check_producer(self, header: BatchHeader) -> AppendResult | None:
+        state = self._producers.get(header.producer_id)
+        if state is None:
+            return None  # a producer without state may begin anywhere
+        if header.producer_epoch < state.epoch:
+            return AppendResult(INVALID_PRODUCER_EPOCH)
+        if header.producer_epoch > state.epoch:
+            return None if header.base_sequence == 0 else AppendResult(OUT_OF_ORDER_SEQUENCE)
+        for batch in state.batches:
+            if (batch.base_sequence, batch.last_sequence) == (header.base_sequence, header.last_sequence):
+                self.duplicates += 1
+                return AppendResult(0, batch.base_offset, is_duplicate=True)
+        if header.base_sequence != (state.last_sequence + 1) % SEQUENCE_MODULUS:
+            return AppendResult(OUT_OF_ORDER_SEQUENCE)
+        return None
+
+    def _remember(self, header: BatchHeader, base_offset: int) -> None:
+        state = self._producers.get(header.producer_id)
+        if state is None or state.epoch != header.producer_epoch:
+            state = self._producers[header.producer_id] = _ProducerState(header.producer_epoch)
+        state.last_sequence = header.last_sequence
+        state.batches.append(_Appended(header.base_sequence, header.last_sequence, base_offset))
