@@ -23,3 +23,16 @@ def resolve(host: str, port: int) -> list[Address]:
     except (OSError, ValueError) as error:
         raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: {error}") from error
     return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))
+
+
+def canonical_names(host: str) -> list[str]:
+    """The full name of each address of the host, as the DNS tells it backwards; the address itself where it does not.
+
+    For client.dns.lookup=resolve_canonical_bootstrap_servers_only. Raises BootstrapResolutionError naming the host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        names = [socket.getnameinfo(sockaddr, 0)[0] for _, _, _, _, sockaddr in found]
+    except (OSError, ValueError) as error:
+        raise BootstrapResolutionError(f"{host} cannot be resolved: {error}") from error
+    return list(dict.fromkeys(names))

@@ -1,0 +1,84 @@
+"""Puts a client together from a configuration: selector, connection states, metadata updater, network client."""
+
+from __future__ import annotations
+
+import random
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.bootstrap import bootstrap_addresses
+from spark_kafka_sink.client.connection_states import ClusterConnectionStates
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
+from spark_kafka_sink.client.network_client import SOFTWARE_NAME, NetworkClient
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.network.resolver import canonical_names, resolve
+from spark_kafka_sink.network.selector import Selector
+
+_MANY_IN_FLIGHT: Final = 100
+
+
+def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
+    """Let `metadata` begin from bootstrap.servers. Raises BootstrapResolutionError where none resolves."""
+    metadata.bootstrap(
+        bootstrap_addresses(config.bootstrap_servers, config.client_dns_lookup, resolve, canonical_names)
+    )
+
+
+def network_client(
+    config: ProducerConfig,
+    metadata: Metadata,
+    clock: Clock,
+    rng: random.Random,
+    api_versions: ApiVersions,
+    max_in_flight_requests: int | None = None,
+) -> NetworkClient:
+    """A network client that keeps `metadata` fresh; in flight as the configuration says, where not given."""
+    states = ClusterConnectionStates(
+        config.reconnect_backoff_ms,
+        config.reconnect_backoff_max_ms,
+        config.socket_connection_setup_timeout_ms,
+        config.socket_connection_setup_timeout_max_ms,
+        resolve,
+        rng,
+    )
+    updater = DefaultMetadataUpdater(
+        metadata,
+        config.request_timeout_ms,
+        config.reconnect_backoff_ms,
+        config.metadata_recovery_strategy,
+        config.metadata_recovery_rebootstrap_trigger_ms,
+    )
+    return NetworkClient(
+        Selector(clock, config.connections_max_idle_ms),
+        updater,
+        config.client_id,
+        max_in_flight_requests or config.max_in_flight_requests_per_connection,
+        states,
+        clock,
+        rng,
+        config.request_timeout_ms,
+        config.send_buffer_bytes,
+        config.receive_buffer_bytes,
+        api_versions,
+        _software_version(),
+    )
+
+
+def consumer_network_client(
+    config: ProducerConfig, metadata: Metadata, clock: Clock, rng: random.Random
+) -> ConsumerNetworkClient:
+    """A client with futures over `metadata`, which begins from bootstrap.servers."""
+    bootstrap(metadata, config)
+    client = network_client(config, metadata, clock, rng, ApiVersions(), _MANY_IN_FLIGHT)
+    return ConsumerNetworkClient(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
+
+
+def _software_version() -> str:
+    try:
+        return version(SOFTWARE_NAME)
+    except PackageNotFoundError:
+        return "unknown"
