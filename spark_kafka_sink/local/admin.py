@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+from kio.schema.api_versions.v3 import request as api_versions
+from kio.schema.api_versions.v3.response import ApiVersionsResponse
 from kio.schema.create_topics.v7 import request as create_topics
 from kio.schema.create_topics.v7.response import CreateTopicsResponse
 from kio.schema.delete_topics.v6 import request as delete_topics
@@ -23,17 +25,17 @@ from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12 import request as metadata
 from kio.schema.metadata.v12.response import MetadataResponse, MetadataResponseTopic
 from kio.schema.request_header.v2.header import RequestHeader
-from kio.schema.response_header.v1.header import ResponseHeader
 from kio.schema.types import TopicName
 from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i16, i32, i32Timedelta
-from kio.static.protocol import HeaderV1ResponsePayload, HeaderV2RequestPayload
+from kio.static.protocol import HeaderV2RequestPayload, ResponsePayload
 
 from spark_kafka_sink.common.errors import LocalBrokerError, error_for_code
 
+_CLIENT = "spark-kafka-sink-local"
 _POLL_S = 0.02
 
-Response = TypeVar("Response", bound=HeaderV1ResponsePayload)
+Response = TypeVar("Response", bound=ResponsePayload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,12 @@ class Admin:
         )
         return TopicDescription(name, tuple(sorted(partitions, key=lambda each: each.partition)))
 
+    def finalized_features(self) -> dict[str, int]:
+        """The cluster's finalized features by name, such as `transaction.version`, with their levels."""
+        payload = api_versions.ApiVersionsRequest(client_software_name=_CLIENT, client_software_version="1")
+        response = self._ask(payload, ApiVersionsResponse)
+        return {each.name: int(each.max_version_level) for each in response.finalized_features}
+
     def broker_ids(self, server: str) -> set[int]:
         """The ids of the brokers that one server takes to be alive. Raises OSError if it does not answer."""
         payload = metadata.MetadataRequest(
@@ -176,7 +184,7 @@ def _exchange(
         request_api_key=payload.__api_key__,
         request_api_version=payload.__version__,
         correlation_id=i32(1),
-        client_id="spark-kafka-sink-local",
+        client_id=_CLIENT,
     )
     buffer = io.BytesIO()
     entity_writer(RequestHeader)(buffer, header)
@@ -186,7 +194,7 @@ def _exchange(
         connection.sendall(struct.pack(">i", len(buffer.getvalue())) + buffer.getvalue())
         (size,) = struct.unpack(">i", _receive(connection, 4))
         frame = _receive(connection, size)
-    _, header_size = entity_reader(ResponseHeader)(frame, 0)
+    _, header_size = entity_reader(response_type.__header_schema__)(frame, 0)
     response, _ = entity_reader(response_type)(frame, header_size)
     return response
 

@@ -93,7 +93,7 @@ class EmbeddedKafka:
         """Fetch the jars if need be, format new data folders, start every node and wait until each knows all the
         others.
 
-        On failure everything is ended and removed, but for the logs: the error names the folder they are in.
+        On failure everything is ended and removed but the logs: the error names their folder.
         """
         if self._nodes:
             raise LocalBrokerError("This embedded cluster is started already.")
@@ -108,11 +108,12 @@ class EmbeddedKafka:
             for node in self._nodes.values():
                 node.await_start(deadline)
             self._await_members(set(self._nodes), deadline)
-        except BaseException as error:
-            logs = self.save_logs()
+        except LocalBrokerError as error:
+            logs = self._data_dir or self.save_logs()
             self.stop()
-            if isinstance(error, LocalBrokerError):
-                raise LocalBrokerError(f"{error}\nLogs: {logs}") from error
+            raise LocalBrokerError(f"{error}\nLogs: {logs}") from error
+        except BaseException:
+            self.stop()
             raise
 
     def stop(self) -> None:

@@ -129,6 +129,6 @@ def _download(
         except (OSError, RuntimeError) as error:
             failures.append(error)
     raise LocalBrokerError(
-        f"{jar.coordinate} cannot be fetched after {_ATTEMPTS} attempts: {failures[-1]}. The first start needs a "
-        "way to Maven Central (HTTPS_PROXY is honoured, and the repositories in jgo's configuration), later ones do not."
+        f"{jar.coordinate} cannot be fetched after {_ATTEMPTS} attempts: {failures[-1]}. The first start needs a way "
+        "to Maven Central or a repository of jgo's configuration (HTTPS_PROXY is honoured); later ones do not."
     ) from failures[-1]

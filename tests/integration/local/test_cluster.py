@@ -1,0 +1,121 @@
+"""A real broker: what is written stays, whatever happens to its nodes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.librdkafka import produce, read_values
+
+from spark_kafka_sink.common.errors import LocalBrokerError, TopicExistsError, UnknownTopicOrPartitionError
+from spark_kafka_sink.local import Admin, EmbeddedKafka, PartitionDescription
+
+OwnKafka = Callable[..., EmbeddedKafka]
+VALUES = [f"value {number}" for number in range(1000)]
+
+
+def test_records_sent_to_the_shared_broker_come_back_in_order(kafka_broker: Admin, topic: str) -> None:
+    produce(kafka_broker.bootstrap_servers, topic, VALUES)
+    assert read_values(kafka_broker.bootstrap_servers, topic) == VALUES
+
+
+def test_topics_are_created_described_and_deleted(kafka_broker: Admin, new_topic: Callable[..., str]) -> None:
+    name = new_topic(partitions=3, config={"max.message.bytes": 2000})
+    described = kafka_broker.describe_topic(name)
+    assert [each.partition for each in described.partitions] == [0, 1, 2]
+    with pytest.raises(TopicExistsError, match=name):
+        kafka_broker.create_topic(name)
+    kafka_broker.delete_topic(name)
+    with pytest.raises(UnknownTopicOrPartitionError, match=name):
+        kafka_broker.describe_topic(name)
+
+
+def test_nobody_listening_is_an_error_that_names_the_address() -> None:
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{placeholder.getsockname()[1]}"
+        with pytest.raises(LocalBrokerError, match=rf"No server answers .*{address}: .*refused"):
+            Admin(address).create_topic("any")
+
+
+def test_a_node_killed_and_started_again_has_its_address_and_records(own_kafka: OwnKafka) -> None:
+    kafka = own_kafka()
+    address, first_pid = kafka.node_address(1), kafka.node_pid(1)
+    kafka.create_topic("numbers")
+    produce(kafka.bootstrap_servers, "numbers", VALUES)
+    kafka.kill_node(1)
+    assert not kafka.node_running(1)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=5)
+    with pytest.raises(LocalBrokerError, match="No node of the embedded cluster runs"):
+        kafka.describe_topic("numbers")
+    kafka.start_node(1)
+    assert kafka.node_address(1) == address
+    assert kafka.node_pid(1) != first_pid
+    produce(kafka.bootstrap_servers, "numbers", ["one more"])
+    assert read_values(kafka.bootstrap_servers, "numbers") == [*VALUES, "one more"]
+
+
+def test_a_suspended_node_answers_nothing_until_it_is_resumed(own_kafka: OwnKafka) -> None:
+    kafka = own_kafka()
+    kafka.create_topic("numbers")
+    kafka.suspend_node(1)
+    impatient = Admin(kafka.bootstrap_servers, timeout_s=0.5)
+    with pytest.raises(LocalBrokerError, match="timed out"):
+        impatient.describe_topic("numbers")
+    kafka.resume_node(1)
+    produce(kafka.bootstrap_servers, "numbers", VALUES)
+    assert read_values(kafka.bootstrap_servers, "numbers") == VALUES
+
+
+def test_three_nodes_take_records_after_the_loss_of_one_and_take_it_back(own_kafka: OwnKafka) -> None:
+    kafka = own_kafka(3)
+    kafka.create_topic("numbers", replication_factor=3, config={"min.insync.replicas": 2})
+    (before,) = kafka.describe_topic("numbers").partitions
+    assert set(before.replicas) == set(before.isr) == {1, 2, 3}
+    produce(kafka.bootstrap_servers, "numbers", VALUES)
+    kafka.kill_node(before.leader)
+    produce(kafka.bootstrap_servers, "numbers", ["after the loss"])
+    (after,) = kafka.describe_topic("numbers").partitions
+    assert after.leader not in (before.leader, -1)
+    assert before.leader not in after.isr
+    assert read_values(kafka.bootstrap_servers, "numbers") == [*VALUES, "after the loss"]
+    kafka.start_node(before.leader)
+    assert kafka.running
+
+
+def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_once(
+    own_kafka: OwnKafka, tmp_path: Path
+) -> None:
+    options = {"data_dir": tmp_path / "data", "properties": {"auto.create.topics.enable": False}}
+    first = own_kafka(**options, features={"transaction.version": 1})
+    assert Admin(first.bootstrap_servers).finalized_features()["transaction.version"] == 1
+    with pytest.raises(UnknownTopicOrPartitionError):
+        first.describe_topic("numbers")
+    first.create_topic("numbers")
+    produce(first.bootstrap_servers, "numbers", VALUES)
+    first.stop()
+    with pytest.raises(LocalBrokerError, match="features can only be chosen for a new folder"):
+        own_kafka(**options, features={"transaction.version": 2})
+    second = own_kafka(**options)
+    assert read_values(second.bootstrap_servers, "numbers") == VALUES
+    assert second.describe_topic("numbers").partitions == (PartitionDescription(0, 1, (1,), (1,)),)
+
+
+def test_a_node_can_be_restarted_in_order_and_wrong_calls_are_refused(own_kafka: OwnKafka) -> None:
+    kafka = own_kafka()
+    kafka.restart_node(1)
+    with pytest.raises(LocalBrokerError, match="Node 1 runs already"):
+        kafka.start_node(1)
+    with pytest.raises(LocalBrokerError, match="started already"):
+        kafka.start()
+    with pytest.raises(LocalBrokerError, match="No node 2: the nodes are 1"):
+        kafka.kill_node(2)
+    kafka.stop_node(1)
+    with pytest.raises(LocalBrokerError, match="Node 1 does not run"):
+        kafka.suspend_node(1)
+    kafka.stop()
+    with pytest.raises(LocalBrokerError, match="not started"):
+        _ = kafka.bootstrap_servers

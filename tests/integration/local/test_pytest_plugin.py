@@ -1,0 +1,59 @@
+"""The fixtures, seen from a test run of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+USES_SHARED = """
+def test_that_fails(kafka_broker, topic):
+    assert kafka_broker.describe_topic(topic).partitions == "not this"
+"""
+
+
+def run_pytest(folder: Path, source: str, **environment: str) -> str:
+    """What pytest prints for one test file with the plugin."""
+    (folder / "test_it.py").write_text(source)
+    inherited = {name: value for name, value in os.environ.items() if name != "KAFKA_BOOTSTRAP_SERVERS"}
+    options = ["-p", "spark_kafka_sink.local.pytest_plugin", "-c", os.devnull, "--rootdir", str(folder)]
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--basetemp", str(folder / "base"), str(folder / "test_it.py")],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 1, process.stdout + process.stderr
+    return process.stdout
+
+
+def test_a_failing_test_reports_where_its_brokers_logs_are(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, USES_SHARED)
+    report = re.search(r"-+ Kafka logs -+\n(.*)", output)
+    assert report is not None, output
+    assert "Kafka Server started" in (Path(report[1].strip()) / "node-1" / "server.log").read_text()
+    assert "test-that-fails" in report[1].replace("_", "-")
+
+
+def test_testcontainers_without_a_docker_engine_is_a_clear_error(tmp_path: Path) -> None:
+    output = run_pytest(
+        tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="testcontainers", DOCKER_HOST="tcp://127.0.0.1:1"
+    )
+    assert "A broker of testcontainers is asked for and no Docker engine answers" in output
+
+
+def test_an_unknown_source_of_brokers_is_refused(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="docker")
+    assert "SPARK_KAFKA_SINK_TEST_BROKER=docker: it is `embedded` (the default) or `testcontainers`" in output
+
+
+def test_a_cluster_that_is_there_already_is_taken_from_the_environment(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, USES_SHARED, KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    assert re.search(r"No server answers a CreateTopicsRequest: 127\.0\.0\.1:1", output), output

@@ -1,0 +1,61 @@
+"""The second opinion: topics written and read by librdkafka, with every checksum checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+
+def produce(bootstrap_servers: str, topic: str, values: Iterable[str], *, timeout_s: float = 30.0) -> None:
+    """Send values with acks=all and wait until every one is acknowledged."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "acks": "all"})
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    for value in values:
+        producer.produce(topic, value.encode(), on_delivery=delivered)
+    left = producer.flush(timeout_s)
+    assert not left, f"{left} records were not acknowledged within {timeout_s} s"
+    assert not failures, failures
+
+
+def read_topic(bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_s: float = 30.0) -> list[Message]:
+    """Every record of a topic, by partition and offset."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "unused",
+            "check.crcs": True,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)])
+        records: list[Message] = []
+        ended: set[int] = set()
+        deadline = time.monotonic() + timeout_s
+        while len(ended) < partitions:
+            message = consumer.poll(max(0.0, deadline - time.monotonic()))
+            assert message is not None, f"{topic} was not read to its end within {timeout_s} s"
+            error = message.error()
+            if error is None:
+                records.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+    return sorted(records, key=lambda message: (message.partition(), message.offset()))
+
+
+def read_values(bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_s: float = 30.0) -> list[str]:
+    """The values of `read_topic`, as text."""
+    records = read_topic(bootstrap_servers, topic, partitions, timeout_s=timeout_s)
+    return [record.value().decode() for record in records]
