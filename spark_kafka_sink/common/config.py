@@ -214,7 +214,9 @@ class ProducerConfig:
     compression_gzip_level: int = _option(
         _gzip_level, -1, "int", "1 (fast) to 9 (small), -1 for the codec's own default."
     )
-    compression_lz4_level: int = _option(_between(1, 17), 9, "int", "1 to 17; levels below 3 are the fast ones.")
+    compression_lz4_level: int = _option(
+        _between(1, 17), 9, "int", "1 to 17; the default stands for the fast compressor, as in Kafka's own client."
+    )
     compression_zstd_level: int = _option(_between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
     partitioner_ignore_keys: bool = _option(_boolean, False, "boolean", "Choose partitions as if records had no key.")
     partitioner_adaptive_partitioning_enable: bool = _option(
@@ -294,7 +296,7 @@ class ProducerConfig:
         """The level of the codec in use, or None where it has none (or its own default was asked for)."""
         levels = {
             "gzip": None if self.compression_gzip_level == -1 else self.compression_gzip_level,
-            "lz4": self.compression_lz4_level,
+            "lz4": None if self.compression_lz4_level == 9 else self.compression_lz4_level,
             "zstd": self.compression_zstd_level,
         }
         return levels.get(self.compression_type)

@@ -1,0 +1,43 @@
+"""One partition's queue in the accumulator. Guarded by the accumulator's lock."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+
+
+class PartitionQueue:
+    """Batches in the order in which they are to be sent: those that came back first, the one still filling last."""
+
+    __slots__ = ("batches", "is_muted", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.is_muted = False
+
+    @property
+    def open_batch(self) -> ProducerBatch | None:
+        """The batch that takes records, if there is one."""
+        last = self.batches[-1] if self.batches else None
+        return last if last is not None and last.is_open else None
+
+    @property
+    def is_full(self) -> bool:
+        """There is a batch to send that will grow no more."""
+        return len(self.batches) > 1 or (bool(self.batches) and self.batches[0].is_full)
+
+    def put_back(self, batch: ProducerBatch) -> None:
+        """Queue a batch that came back, before all that were first sent later. Batches never sent have no ordinal and
+        come last.
+        """
+        if not batch.ordinal:
+            self.batches.appendleft(batch)
+            return
+        earlier: list[ProducerBatch] = []
+        while self.batches and self.batches[0].ordinal and self.batches[0].ordinal < batch.ordinal:
+            earlier.append(self.batches.popleft())
+        self.batches.appendleft(batch)
+        self.batches.extendleft(reversed(earlier))

@@ -1,0 +1,141 @@
+"""The bound on memory: bytes of records that wait to be acknowledged.
+
+It counts bytes and hands out none. Encoded records are immutable buffers that live as long as someone holds them, so
+the memory of a batch on the wire cannot be used again early (KAFKA-19012 cannot happen here); what the pool bounds is
+how many such bytes there are. Any thread may call; waiters are served in the order in which they came
+(org.apache.kafka.clients.producer.internals.BufferPool).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
+
+
+class BufferPool:
+    """`total_memory` bytes, given out and taken back."""
+
+    def __init__(self, total_memory: int, clock: Clock) -> None:
+        self.total_memory = total_memory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._available = total_memory
+        self._waiters: deque[threading.Condition] = deque()
+        self._closed = False
+        self.wait_time_ms = 0
+        """Time that callers have waited for memory, in all."""
+
+    def __repr__(self) -> str:
+        return f"BufferPool({self._available} of {self.total_memory} bytes free, {len(self._waiters)} waiting)"
+
+    @property
+    def available_memory(self) -> int:
+        with self._lock:
+            return self._available
+
+    @property
+    def queued(self) -> int:
+        """How many callers wait for memory. Read without the lock: the Sender asks in every loop and an old answer
+        does no harm.
+        """
+        return len(self._waiters)
+
+    def try_allocate(self, size: int) -> bool:
+        """Take `size` bytes if that needs no waiting and overtakes nobody."""
+        with self._lock:
+            if self._closed or self._waiters or size > self._available:
+                return False
+            self._available -= size
+            return True
+
+    def allocate(self, size: int, max_block_ms: int) -> None:
+        """Take `size` bytes, waiting up to `max_block_ms` for them.
+
+        Raises RecordTooLargeError when they could never be had, BufferExhaustedError when they could not be had in
+        time, and ProducerClosedError when the pool is closed meanwhile.
+        """
+        if size > self.total_memory:
+            raise RecordTooLargeError(
+                f"{size} bytes of records are more than buffer.memory={self.total_memory}: raise buffer.memory."
+            )
+        with self._lock:
+            if self._closed:
+                raise ProducerClosedError("The producer was closed.")
+            if not self._waiters and size <= self._available:
+                self._available -= size
+                return
+            self._wait_for(size, max_block_ms)
+
+    def _wait_for(self, size: int, max_block_ms: int) -> None:
+        """Gather `size` bytes as they come free. Caller holds the lock."""
+        turn = threading.Condition(self._lock)
+        self._waiters.append(turn)
+        started_ms = now_ms = self._clock.now_ms()
+        gathered = 0
+        try:
+            while gathered < size:
+                if self._closed:
+                    raise ProducerClosedError("The producer was closed while a send waited for buffer.memory.")
+                if self._waiters[0] is turn and self._available:
+                    taken = min(size - gathered, self._available)
+                    self._available -= taken
+                    gathered += taken
+                    continue
+                if now_ms - started_ms >= max_block_ms:
+                    raise BufferExhaustedError(
+                        f"buffer.memory={self.total_memory} stayed full for max.block.ms={max_block_ms}: brokers take"
+                        f" records more slowly than they are written ({len(self._waiters)} sends are waiting)."
+                    )
+                self._clock.wait(turn, max_block_ms - (now_ms - started_ms))
+                now_ms = self._clock.now_ms()
+            gathered = 0
+        finally:
+            self._available += gathered
+            self._waiters.remove(turn)
+            self.wait_time_ms += now_ms - started_ms
+            self._notify_first()
+
+    def deallocate(self, size: int) -> None:
+        """Give `size` bytes back."""
+        with self._lock:
+            self._available += size
+            self._notify_first()
+
+    def close(self) -> None:
+        """Wake every waiter; each raises ProducerClosedError."""
+        with self._lock:
+            self._closed = True
+            for turn in self._waiters:
+                turn.notify_all()
+
+    def _notify_first(self) -> None:
+        if self._waiters and (self._available or self._closed):
+            self._waiters[0].notify_all()
+
+
+class SharedAllocation:
+    """Memory that several batches hold together, as slices of one encoded block do: given back when the last lets go
+    of it.
+    """
+
+    __slots__ = ("_give_back", "_holders", "_lock")
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+        self._holders = 0
+        self._lock = threading.Lock()
+
+    def hold(self, holders: int = 1) -> None:
+        with self._lock:
+            self._holders += holders
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            is_last = self._holders == 0
+        if is_last:
+            self._give_back()

@@ -1,0 +1,411 @@
+"""The producer's public face: takes records from application threads, hands them to the accumulator, and owns the
+Sender's thread.
+
+Reference: org.apache.kafka.clients.producer.KafkaProducer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final
+
+from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.client.connect import bootstrap, network_client
+from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.common.clock import Clock, SystemClock
+from spark_kafka_sink.common.cluster import Cluster, PartitionInfo, TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerClosedError,
+    RecordTooLargeError,
+    SerializationError,
+)
+from spark_kafka_sink.producer.buffer_pool import BufferPool
+from spark_kafka_sink.producer.drain_rules import NoDrainRules
+from spark_kafka_sink.producer.futures import (
+    FutureRecordMetadata,
+    Headers,
+    RecordCallback,
+    RecordThunk,
+    RunCallback,
+)
+from spark_kafka_sink.producer.partitioner import StickyPartitioner
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.sender import Sender
+from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.record.assignment import assign_partitions, explicit_range, has_free_rows, is_free
+from spark_kafka_sink.record.batch import HEADER_SIZE
+from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.encoder import record_size_upper_bound
+from spark_kafka_sink.record.murmur2 import partition_for_key
+
+log = logging.getLogger(__name__)
+
+MAX_BLOCK_ROWS: Final = 65_536
+BLOCKS_IN_MEMORY: Final = 4
+"""A block takes at most this share of buffer.memory, so that one is encoded while others are on the wire."""
+
+_numbers = itertools.count(1)
+
+
+class KafkaProducer:
+    """Sends records, from any thread of the process that made it.
+
+    `config`: a ProducerConfig, or Kafka's producer settings. `clock`, `rng`, and `client` (with `metadata`) are the
+    seams for tests; with a client given no thread is started: the test runs the `sender`'s turns. Raises ConfigError
+    for settings that are unknown, malformed or contradictory.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig | Mapping[str, Any],
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        client: KafkaClient | None = None,
+        metadata: ProducerMetadata | None = None,
+    ) -> None:
+        self.config = config if isinstance(config, ProducerConfig) else ProducerConfig.from_mapping(config)
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._process_id = os.getpid()
+        self._metadata = metadata or self.make_metadata(self.config, self._clock, self._rng)
+        self._codec = codec_for(self.config.compression_type, self.config.compression_level)
+        self._transaction_manager = (
+            TransactionManager(self._retry_backoff()) if self.config.enable_idempotence else None
+        )
+        self._pool = BufferPool(self.config.buffer_memory, self._clock)
+        self._accumulator = RecordAccumulator(
+            batch_size=self.config.batch_size,
+            codec=self._codec,
+            linger_ms=self.config.linger_ms,
+            delivery_timeout_ms=self.config.delivery_timeout_ms,
+            retry_backoff=self._retry_backoff(),
+            pool=self._pool,
+            drain_rules=self._transaction_manager or NoDrainRules(),
+        )
+        self._partitioners: dict[str, StickyPartitioner] = {}
+        self._is_closed = False
+        self.sender = Sender(
+            config=self.config,
+            codec=self._codec,
+            client=client or network_client(self.config, self._metadata, self._clock, self._rng, ApiVersions()),
+            metadata=self._metadata,
+            accumulator=self._accumulator,
+            transaction_manager=self._transaction_manager,
+            on_loads=self._update_loads,
+            clock=self._clock,
+        )
+        self._thread: threading.Thread | None = None
+        if client is None:
+            name = f"kafka-producer-network-thread-{self.config.client_id or next(_numbers)}"
+            self._thread = threading.Thread(target=self.sender.run, name=name, daemon=True)
+            self._thread.start()
+
+    @staticmethod
+    def make_metadata(config: ProducerConfig, clock: Clock, rng: random.Random) -> ProducerMetadata:
+        """The cluster view of a producer with this configuration, at its bootstrap addresses."""
+        metadata = ProducerMetadata(
+            refresh_backoff_ms=config.retry_backoff_ms,
+            refresh_backoff_max_ms=config.retry_backoff_max_ms,
+            metadata_expire_ms=config.metadata_max_age_ms,
+            metadata_idle_ms=config.metadata_max_idle_ms,
+            clock=clock,
+            rng=rng,
+        )
+        bootstrap(metadata, config)
+        return metadata
+
+    def _retry_backoff(self) -> ExponentialBackoff:
+        return ExponentialBackoff(self.config.retry_backoff_ms, 2, self.config.retry_backoff_max_ms, 0.2, self._rng)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "failed" if self.has_failed else "open"
+        return f"KafkaProducer({state}, {self._accumulator!r}, {self._pool!r})"
+
+    def __enter__(self) -> KafkaProducer:
+        return self
+
+    def __exit__(
+        self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an error without waiting for what is on its way."""
+        self.close(timeout_ms=None if error is None else 0)
+
+    @property
+    def has_failed(self) -> bool:
+        """The producer can send no more: it met a fatal error, or its thread is gone. Close it and make another."""
+        manager = self._transaction_manager
+        is_fatal = manager is not None and manager.has_fatal_error
+        return is_fatal or (self._thread is not None and not self._thread.is_alive() and not self._is_closed)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        on_completion: RecordCallback | None = None,
+    ) -> FutureRecordMetadata:
+        """Send one record; returns at once unless metadata or memory has to be waited for (max.block.ms).
+
+        What Kafka or the network refuses fails the future and reaches `on_completion`, which runs on the Sender's
+        thread, in order within a partition. Raises ProducerClosedError, SerializationError, or IllegalStateError
+        (after a fork): misuse.
+        """
+        self._ensure_usable()
+        key_bytes, value_bytes = _to_bytes(key, "key"), _to_bytes(value, "value")
+        headers = headers or ()
+        stamp = self._clock.wall_ms() if timestamp_ms is None else timestamp_ms
+        future = FutureRecordMetadata(
+            stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
+        )
+        try:
+            now_ms = self._clock.now_ms()
+            cluster, left_ms = self._wait_on_metadata(topic, partition, now_ms, self.config.max_block_ms)
+            size = record_size_upper_bound(key_bytes, value_bytes, headers)
+            self._ensure_valid_size(topic, size)
+            chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
+            result = self._accumulator.append_row(
+                TopicPartition(topic, chosen),
+                key_bytes,
+                value_bytes,
+                headers,
+                stamp,
+                size,
+                RecordThunk(future, on_completion),
+                left_ms,
+                self._clock.now_ms(),
+            )
+        except ProducerClosedError:
+            raise
+        except KafkaError as error:
+            failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
+            RecordThunk(failed, on_completion).fire()
+            return failed
+        if result.wakes_sender:
+            self.sender.wakeup()
+        return future
+
+    def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
+        """Send every row of `columns`; returns when all are in the accumulator.
+
+        `on_completion(run, error)` runs on the Sender's thread once for each run of rows that went into one batch.
+        Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory), RecordTooLargeError, and what the
+        topic was refused with; rows that were taken before that are on their way, and `on_completion` tells of them.
+        """
+        self._ensure_usable()
+        bounds = explicit_range(columns)
+        if bounds is not None and bounds[0] < 0:
+            raise SerializationError(f"Topic {topic}: partition {bounds[0]} is negative.")
+        named = None if bounds is None else bounds[1]
+        for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
+            part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
+            self._send_part(topic, part, named, on_completion)
+
+    def _send_part(
+        self, topic: str, columns: RecordColumns, named: int | None, on_completion: RunCallback | None
+    ) -> None:
+        """Send rows as one block, or as two halves where that would take too much memory at once."""
+        now_ms = self._clock.now_ms()
+        cluster, left_ms = self._wait_on_metadata(topic, named, now_ms, self.config.max_block_ms)
+        block = self._make_block(topic, columns, cluster)
+        size = block.size(0, block.num_rows)
+        if size > self.config.buffer_memory // BLOCKS_IN_MEMORY and columns.num_rows > 1:
+            half = columns.num_rows // 2
+            self._send_part(topic, columns.slice(0, half), named, on_completion)
+            self._send_part(topic, columns.slice(half, columns.num_rows - half), named, on_completion)
+            return
+        self._ensure_valid_size(topic, block.largest_record)
+        groups = block.groups
+        if is_free(columns, self.config.partitioner_ignore_keys):
+            count = cluster.partition_count_for_topic(topic) or 1
+            groups = self._partitioner(topic).assign(block, cluster, count)
+        result = self._accumulator.append_block(topic, block, groups, on_completion, left_ms, self._clock.now_ms())
+        if result.wakes_sender:
+            self.sender.wakeup()
+
+    def _make_block(self, topic: str, columns: RecordColumns, cluster: Cluster) -> Block:
+        wall_ms = self._clock.wall_ms()
+        ignore_keys = self.config.partitioner_ignore_keys
+        if is_free(columns, ignore_keys):
+            return Block(columns, 0, wall_ms)
+        count = cluster.partition_count_for_topic(topic) or 1
+        free_partition = 0
+        if has_free_rows(columns, ignore_keys):
+            free_partition = self._partitioner(topic).take(self.config.batch_size, cluster, count)
+        return Block(columns, assign_partitions(columns, count, ignore_keys, free_partition), wall_ms)
+
+    def _choose_partition(
+        self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int
+    ) -> int:
+        if partition is not None:
+            return partition
+        count = cluster.partition_count_for_topic(topic) or 1
+        if key is not None and not self.config.partitioner_ignore_keys:
+            return partition_for_key(key, count)
+        return self._partitioner(topic).take(size, cluster, count)
+
+    def _partitioner(self, topic: str) -> StickyPartitioner:
+        partitioner = self._partitioners.get(topic)
+        if partitioner is None:
+            made = StickyPartitioner(
+                topic, self.config.batch_size, self.config.partitioner_adaptive_partitioning_enable, self._rng
+            )
+            partitioner = self._partitioners.setdefault(topic, made)
+        return partitioner
+
+    def _update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
+        partitioner = self._partitioners.get(topic)
+        if partitioner is not None:
+            partitioner.update_loads(queue_sizes, available_count)
+
+    def _ensure_valid_size(self, topic: str, size: int) -> None:
+        config = self.config
+        limit, name = min((config.max_request_size, "max.request.size"), (config.buffer_memory, "buffer.memory"))
+        if size + HEADER_SIZE > limit:
+            raise RecordTooLargeError(
+                f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than {name}={limit}: raise {name}"
+                " (and max.message.bytes of the topic), or make the record smaller."
+            )
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
+        """The topic's partitions. Raises as `_wait_on_metadata` does."""
+        self._ensure_usable()
+        cluster, _ = self._wait_on_metadata(topic, None, self._clock.now_ms(), self.config.max_block_ms)
+        return cluster.partitions_for_topic(topic)
+
+    def _wait_on_metadata(
+        self, topic: str, partition: int | None, now_ms: int, max_wait_ms: int
+    ) -> tuple[Cluster, int]:
+        """The cluster with `topic`, and with `partition` of it, in it; and what is left of `max_wait_ms`.
+
+        Raises KafkaTimeoutError (a topic or partition that does not come up), InvalidTopicError,
+        TopicAuthorizationError, and the metadata's fatal error.
+        """
+        cluster = self._metadata.fetch()
+        self._metadata.add(topic, now_ms)
+        if _knows(cluster, topic, partition):
+            return cluster, max_wait_ms
+        left_ms = max_wait_ms
+        while not _knows(cluster, topic, partition):
+            self._metadata.add(topic, self._clock.now_ms())
+            version = self._metadata.request_update_for_topic(topic)
+            self.sender.wakeup()
+            try:
+                self._metadata.await_update(version, left_ms)
+            except KafkaTimeoutError:
+                raise KafkaTimeoutError(self._missing(topic, partition)) from None
+            cluster = self._metadata.fetch()
+            left_ms = max_wait_ms - (self._clock.now_ms() - now_ms)
+            self._metadata.maybe_raise_error_for_topic(topic)
+            if left_ms <= 0 and not _knows(cluster, topic, partition):
+                raise KafkaTimeoutError(self._missing(topic, partition))
+        return cluster, max(0, left_ms)
+
+    def _missing(self, topic: str, partition: int | None) -> str:
+        """Why a topic or partition did not come up, told by what is known."""
+        cluster = self._metadata.fetch()
+        limit = f"within max.block.ms={self.config.max_block_ms}"
+        count = cluster.partition_count_for_topic(topic)
+        if cluster.is_bootstrap_configured:
+            servers = ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
+            return (
+                f"No broker of bootstrap.servers={servers} answered {limit}: check the addresses, and that"
+                " security.protocol fits the port."
+            )
+        if count is None:
+            return (
+                f"Topic {topic} is not in the metadata {limit}: create it, or let the brokers do so"
+                " (auto.create.topics.enable)."
+            )
+        return (
+            f"Partition {partition} of topic {topic} with {count} partitions is not in the metadata {limit}:"
+            f" use 0 to {count - 1}, or add partitions."
+        )
+
+    # ---- flush and close -------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_ms: int | None = None) -> None:
+        """Wait until every record sent before this call is acknowledged or has failed, its callback included; without
+        lingering.
+
+        Raises KafkaTimeoutError after `timeout_ms` (None: delivery.timeout.ms is the limit of every record).
+        """
+        self._ensure_same_process()
+        deadline_ms = None if timeout_ms is None else self._clock.now_ms() + timeout_ms
+
+        def wait(batch: ProducerBatch) -> bool:
+            if deadline_ms is None:
+                return batch.result.wait(None)
+            return batch.result.wait(max(0, deadline_ms - self._clock.now_ms()) / 1000)
+
+        self._accumulator.begin_flush()
+        self.sender.wakeup()
+        if not self._accumulator.await_flush_completion(wait):
+            raise KafkaTimeoutError(f"Records were still on their way after a flush of {timeout_ms} ms.")
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        """Send what there is, waiting up to `timeout_ms` (None: as long as it takes), then fail the rest and end.
+        Harmless when repeated, and in a forked child, where it does nothing.
+        """
+        if os.getpid() != self._process_id:
+            return
+        self._is_closed = True
+        if self._thread is None:
+            self.sender.initiate_close()
+            return
+        self.sender.initiate_close()
+        on_own_thread = threading.current_thread() is self._thread
+        if not on_own_thread and timeout_ms != 0:
+            self._thread.join(None if timeout_ms is None else timeout_ms / 1000)
+        if self._thread.is_alive():
+            self.sender.force_close()
+            if not on_own_thread:
+                self._thread.join()
+
+    def _ensure_usable(self) -> None:
+        self._ensure_same_process()
+        if self._is_closed:
+            raise ProducerClosedError("The producer was closed: make another.")
+
+    def _ensure_same_process(self) -> None:
+        if os.getpid() != self._process_id:
+            raise IllegalStateError(
+                f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
+            )
+
+
+def _knows(cluster: Cluster, topic: str, partition: int | None) -> bool:
+    count = cluster.partition_count_for_topic(topic)
+    return count is not None and (partition is None or partition < count)
+
+
+def _to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
+    if part is None or isinstance(part, bytes):
+        return part
+    if isinstance(part, str):
+        return part.encode()
+    if isinstance(part, (bytearray, memoryview)):
+        return bytes(part)
+    raise SerializationError(f"The {name} of a record is a {type(part).__name__}; give str, bytes or None.")

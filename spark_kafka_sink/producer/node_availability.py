@@ -1,0 +1,22 @@
+"""Which brokers keep taking requests (partitioner.availability.timeout.ms, KIP-794). Sender thread."""
+
+from __future__ import annotations
+
+
+class NodeAvailability:
+    """A node with records to send that has not been ready for `timeout_ms` is not available; 0 turns this off."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._waiting_since_ms: dict[int, int] = {}
+
+    def update(self, node_id: int, is_ready: bool, now_ms: int) -> None:
+        """There are records for the node, which takes a request now, or does not."""
+        if is_ready:
+            self._waiting_since_ms.pop(node_id, None)
+        else:
+            self._waiting_since_ms.setdefault(node_id, now_ms)
+
+    def is_available(self, node_id: int, now_ms: int) -> bool:
+        since_ms = self._waiting_since_ms.get(node_id)
+        return self._timeout_ms == 0 or since_ms is None or now_ms - since_ms < self._timeout_ms

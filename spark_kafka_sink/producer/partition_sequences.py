@@ -1,0 +1,126 @@
+"""Sequence numbers by partition: the next one, the last acknowledged one, and the batches between them.
+
+Sender thread, under the accumulator's lock where batches are drained. State outlives the topic's metadata: a topic
+that vanishes and comes back goes on where it was, because brokers would take restarted numbers for duplicates and
+drop the records. Reference: org.apache.kafka.clients.producer.internals.{TxnPartitionMap, TxnPartitionEntry}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+
+MAX_SEQUENCE = 2**31 - 1
+NO_LAST_ACKED_SEQUENCE = -1
+NO_PRODUCER_ID = -1
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    producer_id: int
+    epoch: int
+
+    @property
+    def is_valid(self) -> bool:
+        return self.producer_id > NO_PRODUCER_ID
+
+
+NO_PRODUCER = ProducerIdAndEpoch(NO_PRODUCER_ID, -1)
+
+
+def increment_sequence(sequence: int, increment: int) -> int:
+    """`sequence` + `increment`, going on at 0 after 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
+    return (sequence + increment) % (MAX_SEQUENCE + 1)
+
+
+def decrement_sequence(sequence: int, decrement: int) -> int:
+    return (sequence - decrement) % (MAX_SEQUENCE + 1)
+
+
+class PartitionSequences:
+    """One partition's numbers."""
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.producer = NO_PRODUCER
+        self.next_sequence = 0
+        self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+        self.last_acked_offset = -1
+        self.in_flight: list[ProducerBatch] = []
+        """Batches with a sequence that have not ended, in order of their first send; those that wait for a retry are
+        among them.
+        """
+        self._next_ordinal = 0
+
+    def take(self, batch: ProducerBatch, is_transactional: bool) -> None:
+        """Give `batch` the next numbers and count it as in flight."""
+        batch.set_producer_state(self.producer.producer_id, self.producer.epoch, self.next_sequence, is_transactional)
+        batch.ordinal = (self._next_ordinal,)
+        self._next_ordinal += 1
+        self.next_sequence = increment_sequence(self.next_sequence, batch.record_count)
+        self.in_flight.append(batch)
+
+    def insert(self, part: ProducerBatch) -> None:
+        """Count a part of a split batch as in flight, in its place."""
+        self.in_flight.append(part)
+        self.in_flight.sort(key=lambda batch: batch.ordinal)
+
+    def remove(self, batch: ProducerBatch) -> None:
+        self.in_flight = [other for other in self.in_flight if other is not batch]
+
+    def acknowledge(self, last_sequence: int, last_offset: int) -> None:
+        if self.last_acked_sequence == NO_LAST_ACKED_SEQUENCE or _is_after(last_sequence, self.last_acked_sequence):
+            self.last_acked_sequence = last_sequence
+        self.last_acked_offset = max(self.last_acked_offset, last_offset)
+
+    def is_next(self, sequence: int) -> bool:
+        """`sequence` follows directly on what is acknowledged."""
+        return sequence == increment_sequence(self.last_acked_sequence, 1)
+
+    def start_at_beginning(self, producer: ProducerIdAndEpoch, is_transactional: bool) -> None:
+        """Number what is in flight from 0 under a new producer id or epoch (KIP-360)."""
+        sequence = 0
+        for batch in self.in_flight:
+            batch.reset_producer_state(producer.producer_id, producer.epoch, sequence, is_transactional)
+            sequence = increment_sequence(sequence, batch.record_count)
+        self.producer = producer
+        self.next_sequence = sequence
+        self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+
+    def close_gap(self, failed: ProducerBatch) -> None:
+        """Number what follows `failed` as if that had never been: the broker waits for its numbers."""
+        self.next_sequence = decrement_sequence(self.next_sequence, failed.record_count)
+        for batch in self.in_flight:
+            if batch.ordinal > failed.ordinal:
+                batch.reset_producer_state(
+                    batch.producer_id,
+                    batch.producer_epoch,
+                    decrement_sequence(batch.base_sequence, failed.record_count),
+                    batch.is_transactional,
+                )
+
+
+def _is_after(sequence: int, other: int) -> bool:
+    """Whether `sequence` comes after `other`, less than half a turn on, so that 0 comes after 2**31 - 1."""
+    return 0 < (sequence - other) % (MAX_SEQUENCE + 1) < 2**30
+
+
+class SequenceTable:
+    """`PartitionSequences` by topic-partition."""
+
+    def __init__(self) -> None:
+        self._entries: dict[TopicPartition, PartitionSequences] = {}
+
+    def __iter__(self) -> Iterator[PartitionSequences]:
+        return iter(self._entries.values())
+
+    def entry(self, topic_partition: TopicPartition) -> PartitionSequences:
+        entry = self._entries.get(topic_partition)
+        if entry is None:
+            entry = self._entries[topic_partition] = PartitionSequences(topic_partition)
+        return entry
+
+    def clear(self) -> None:
+        self._entries.clear()

@@ -1,0 +1,102 @@
+"""Which partition a record without a partition of its own goes to.
+
+With a key: murmur2, as every Java client has it. Without: the uniform sticky partitioner (KIP-480, KIP-794), which
+stays with a partition for batch.size bytes and then chooses another, one whose queue is short more often than one
+whose broker falls behind. Application threads choose; the Sender thread tells of loads. Reference:
+org.apache.kafka.clients.producer.internals.BuiltInPartitioner.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from spark_kafka_sink.common.cluster import Cluster
+from spark_kafka_sink.record.block import Block
+
+
+class PartitionLoads:
+    """Cumulative frequencies by which partitions of a topic are drawn: the longer its queue, the less often."""
+
+    def __init__(self, queue_sizes: Mapping[int, int]) -> None:
+        self.partitions: Sequence[int] = sorted(queue_sizes)
+        longest = max(queue_sizes.values()) + 1
+        self._cumulative = list(accumulate(longest - queue_sizes[partition] for partition in self.partitions))
+
+    def draw(self, rng: random.Random) -> int:
+        return self.partitions[bisect_right(self._cumulative, rng.randrange(self._cumulative[-1]))]
+
+
+class StickyPartitioner:
+    """The choice for one topic."""
+
+    def __init__(self, topic: str, sticky_bytes: int, is_adaptive: bool, rng: random.Random) -> None:
+        self._topic = topic
+        self._sticky_bytes = sticky_bytes
+        self._is_adaptive = is_adaptive
+        self._rng = rng
+        self._lock = threading.Lock()
+        self._loads: PartitionLoads | None = None
+        self._partition: int | None = None
+        self._bytes = 0
+
+    def update_loads(self, queue_sizes: Mapping[int, int], available_count: int) -> None:
+        """Sender thread: batches queued by partition. Loads say something when every available partition is among
+        them and they differ.
+        """
+        differs = len(set(queue_sizes.values())) > 1
+        use = self._is_adaptive and differs and len(queue_sizes) >= available_count > 1
+        self._loads = PartitionLoads(queue_sizes) if use else None
+
+    def take(self, size: int, cluster: Cluster, partition_count: int) -> int:
+        """The partition of a record of `size` bytes."""
+        with self._lock:
+            partition = self._current(cluster, partition_count)
+            self._bytes += size
+            return partition
+
+    def assign(self, block: Block, cluster: Cluster, partition_count: int) -> list[tuple[int, int, int]]:
+        """Cut a block whose rows may go anywhere: (partition, first row, end row), each about batch.size bytes."""
+        groups: list[tuple[int, int, int]] = []
+        start = 0
+        with self._lock:
+            while start < block.num_rows:
+                partition = self._current(cluster, partition_count)
+                end = max(start + 1, block.last_fitting(start, block.num_rows, self._sticky_bytes - self._bytes))
+                self._bytes += block.size(start, end)
+                if end < block.num_rows:
+                    self._bytes = max(self._bytes, self._sticky_bytes)  # the next row did not fit: the batch is full
+                groups.append((partition, start, end))
+                start = end
+        return groups
+
+    def _current(self, cluster: Cluster, partition_count: int) -> int:
+        """The partition to stay with, chosen anew when it has had its bytes or has lost its leader. Caller holds the
+        lock.
+        """
+        partition = self._partition
+        if partition is None or self._bytes >= self._sticky_bytes or not self._has_leader(cluster, partition):
+            partition = self._partition = self._choose(cluster, partition_count)
+            self._bytes = 0
+        return partition
+
+    def _has_leader(self, cluster: Cluster, partition: int) -> bool:
+        """Or no partition has one, so that staying is as good as going."""
+        available = cluster.available_partitions_for_topic(self._topic)
+        infos = cluster.partitions_for_topic(self._topic)
+        return not available or (partition < len(infos) and infos[partition].leader is not None)
+
+    def _choose(self, cluster: Cluster, partition_count: int) -> int:
+        available = cluster.available_partitions_for_topic(self._topic)
+        if not available:
+            return self._rng.randrange(partition_count)
+        loads = self._loads
+        if loads is not None:
+            chosen = loads.draw(self._rng)
+            if any(info.partition == chosen for info in available):
+                return chosen
+        others = [info.partition for info in available if info.partition != self._partition]
+        return self._rng.choice(others or [available[0].partition])

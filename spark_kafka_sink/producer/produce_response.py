@@ -1,0 +1,250 @@
+"""What becomes of a batch that was sent: completed, sent again, split, or failed. Sender thread.
+
+Reference: org.apache.kafka.clients.producer.internals.Sender (handleProduceResponse, completeBatch, canRetry,
+failBatch).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.errors import (
+    AuthorizationError,
+    DisconnectError,
+    DuplicateSequenceError,
+    InvalidRecordError,
+    KafkaError,
+    KafkaTimeoutError,
+    RecordTooLargeError,
+    RequestTimedOutError,
+    error_for_code,
+)
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.protocol.messages import Message
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOutcome:
+    """What a node said of one batch."""
+
+    error: KafkaError | None = None
+    base_offset: int = -1
+    log_append_time_ms: int | None = None
+    log_start_offset: int = -1
+    record_errors: Mapping[int, str | None] = field(default_factory=dict)
+    leader: LeaderIdAndEpoch | None = None
+
+
+class BatchOutcomes:
+    """Settles batches."""
+
+    def __init__(
+        self,
+        *,
+        accumulator: RecordAccumulator,
+        metadata: ProducerMetadata,
+        transaction_manager: TransactionManager | None,
+        retries: int,
+        delivery_timeout_ms: int,
+        guarantees_order: bool,
+    ) -> None:
+        self._accumulator = accumulator
+        self._metadata = metadata
+        self._transaction_manager = transaction_manager
+        self._retries = retries
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._guarantees_order = guarantees_order
+
+    def handle_response(self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]) -> None:
+        """Settle every batch of a request by its response, or by the want of one."""
+        now_ms = response.received_ms
+        lost = _no_answer(response)
+        if lost is not None:
+            for batch in batches.values():
+                self._settle(batch, PartitionOutcome(error=lost), now_ms)
+        elif response.body is None:  # acks=0: sent is done
+            for batch in batches.values():
+                self._settle(batch, PartitionOutcome(), now_ms)
+        else:
+            self._handle_body(response, batches, now_ms)
+
+    def _handle_body(
+        self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch], now_ms: int
+    ) -> None:
+        outcomes = dict(_outcomes(response.body))
+        leaders = {tp: outcome.leader for tp, outcome in outcomes.items() if outcome.leader is not None}
+        if leaders:
+            endpoints = getattr(response.body, "node_endpoints", ())
+            nodes = [Node(int(node.node_id), node.host, int(node.port), node.rack) for node in endpoints]
+            self._metadata.update_partition_leadership(leaders, nodes)
+        for stranger in outcomes.keys() - batches.keys():
+            log.warning("Node %s answered for %s, of which it was sent nothing", response.destination, stranger)
+        for topic_partition, batch in batches.items():
+            outcome = outcomes.get(topic_partition)
+            if outcome is None:
+                missing = DisconnectError(f"Node {response.destination} left {topic_partition} out of its answer.")
+                outcome = PartitionOutcome(error=missing)
+            self._settle(batch, outcome, now_ms)
+
+    def _settle(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
+        error = outcome.error
+        if error is None or isinstance(error, DuplicateSequenceError):
+            self._complete(batch, outcome)
+        elif isinstance(error, RecordTooLargeError) and batch.record_count > 1 and not batch.is_done:
+            self._split(batch, now_ms)
+        elif self._can_retry(batch, error, outcome.log_start_offset, now_ms):
+            log.warning("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
+            self._accumulator.reenqueue(batch, error, now_ms)
+        else:
+            self._fail_answered(batch, outcome, error, now_ms)
+        if error is not None and error.invalid_metadata:
+            self._metadata.request_update(reset_equivalent_backoff=False)
+        if self._guarantees_order:
+            self._accumulator.unmute(batch.topic_partition)
+
+    def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome) -> None:
+        if self._transaction_manager is not None:
+            self._transaction_manager.handle_completed_batch(batch, outcome.base_offset)
+        batch.complete(outcome.base_offset if outcome.error is None else -1, outcome.log_append_time_ms)
+        self._accumulator.deallocate(batch)
+
+    def _split(self, batch: ProducerBatch, now_ms: int) -> None:
+        if self._transaction_manager is not None:
+            self._transaction_manager.handle_split_batch(batch)
+        parts = self._accumulator.split_and_reenqueue(batch, now_ms)
+        log.warning(
+            "%s does not take a batch of %d records in %d bytes: sending it in %d parts. Lower batch.size, or raise"
+            " max.message.bytes of the topic.",
+            batch.topic_partition,
+            batch.record_count,
+            batch.wire_size,
+            len(parts),
+        )
+
+    def _can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int, now_ms: int) -> bool:
+        if batch.is_done or batch.attempts >= self._retries:
+            return False
+        if batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms):
+            return False
+        if self._transaction_manager is None:
+            return error.retriable
+        return self._transaction_manager.can_retry(batch, error, log_start_offset)
+
+    def _fail_answered(self, batch: ProducerBatch, outcome: PartitionOutcome, error: KafkaError, now_ms: int) -> None:
+        timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+        told = self.expiry_error(batch) if error.retriable and timed_out else _with_place(error, batch)
+        own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
+        if own:
+            told = type(told)(
+                f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
+                f" {error}"
+            )
+        self._fail(batch, told, own, may_be_in_log=batch.attempts >= self._retries or timed_out)
+        self._accumulator.deallocate(batch)
+
+    def _fail(
+        self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], *, may_be_in_log: bool
+    ) -> None:
+        """Fail the batch; what others hear of it comes after what we know of it is set right."""
+        if batch.is_done:
+            return
+        if self._transaction_manager is not None:
+            self._transaction_manager.handle_failed_batch(batch, error, may_be_in_log=may_be_in_log)
+        batch.fail(error, record_errors)
+
+    def expire(self, batch: ProducerBatch) -> None:
+        """delivery.timeout.ms is over. One that is in flight keeps its memory until its request has ended."""
+        error = self.expiry_error(batch)
+        if self._transaction_manager is not None and batch.has_sequence:
+            self._transaction_manager.mark_sequence_unresolved(batch.topic_partition)
+        self._fail(batch, error, {}, may_be_in_log=True)
+        if not batch.is_in_flight:
+            self._accumulator.deallocate(batch)
+
+    def expiry_error(self, batch: ProducerBatch) -> KafkaTimeoutError:
+        """What to tell of records that were not acknowledged in time."""
+        if batch.last_error is not None:
+            why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}"
+        elif batch.is_in_flight:
+            why = "they were sent and not answered"
+        elif self._metadata.fetch().leader_for(batch.topic_partition) is None:
+            why = "the partition has no leader"
+        else:
+            why = "they could not be sent; is its broker reachable?"
+        return KafkaTimeoutError(
+            f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
+            f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"
+        )
+
+
+def _no_answer(response: ClientResponse) -> KafkaError | None:
+    """The error of a request that was not answered, or None."""
+    node = response.destination
+    if response.version_mismatch is not None:
+        return response.version_mismatch
+    if response.timed_out:
+        limit_ms = response.request.request_timeout_ms
+        return RequestTimedOutError(f"Node {node} did not answer within request.timeout.ms={limit_ms}.")
+    if response.protocol_error is not None:
+        return DisconnectError(f"Node {node} was disconnected: {response.protocol_error}")
+    if response.disconnected:
+        return DisconnectError(f"Node {node} disconnected before it answered.")
+    return None
+
+
+def _outcomes(body: Message) -> Iterator[tuple[TopicPartition, PartitionOutcome]]:
+    """From kio's ProduceResponse of any version."""
+    for topic in body.responses:
+        for partition in topic.partition_responses:
+            yield TopicPartition(str(topic.name), int(partition.index)), _outcome(partition)
+
+
+def _outcome(partition: Message) -> PartitionOutcome:
+    error_code = int(partition.error_code)
+    if not error_code:
+        return PartitionOutcome(None, int(partition.base_offset), _to_epoch_ms(partition.log_append_time))
+    leader = getattr(partition, "current_leader", None)
+    current = None
+    if leader is not None and leader.leader_id >= 0:
+        current = LeaderIdAndEpoch(
+            int(leader.leader_id), int(leader.leader_epoch) if leader.leader_epoch >= 0 else None
+        )
+    return PartitionOutcome(
+        error=error_for_code(error_code, getattr(partition, "error_message", None) or ""),
+        log_start_offset=int(getattr(partition, "log_start_offset", -1)),
+        record_errors={
+            int(e.batch_index): e.batch_index_error_message for e in getattr(partition, "record_errors", ())
+        },
+        leader=current,
+    )
+
+
+def _to_epoch_ms(moment: datetime | None) -> int | None:
+    return None if moment is None else round(moment.timestamp() * 1000)
+
+
+def _with_place(error: KafkaError, batch: ProducerBatch) -> KafkaError:
+    """The error with the topic or topic-partition in its text."""
+    place = batch.topic_partition.topic if isinstance(error, AuthorizationError) else str(batch.topic_partition)
+    told = type(error)(f"{place}: {error}")
+    told.error_code = error.error_code
+    return told
+
+
+def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:
+    message = f"{batch.topic_partition}: record {index} of its batch was refused: {text or error}"
+    own = InvalidRecordError(message)
+    if error.error_code is not None:
+        own.error_code = error.error_code
+    return own

@@ -1,0 +1,316 @@
+"""A batch of records for one partition, from its first append to its acknowledgement.
+
+Records come in two ways: row by row (`try_append_row`), and as runs of an encoded block (`reserve_run`, then
+`fill_run`). Room is taken under the accumulator's lock; encoding goes on outside it, so a run's bytes may come after
+those of the next run: each has its place. A batch is drainable when no place is empty. Until it is drained the
+accumulator's lock guards it; from then on the Sender thread owns it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.buffer_pool import SharedAllocation
+from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunThunk, Thunk
+from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
+from spark_kafka_sink.record.codecs import Codec
+from spark_kafka_sink.record.encoder import EncodedRun, encode_rows
+
+NO_SEQUENCE = -1
+
+
+class FinalState(enum.Enum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class _RowRun:
+    """Rows that were appended one by one and wait to be encoded together."""
+
+    __slots__ = ("base_offset_delta", "headers", "keys", "place", "timestamps_ms", "values")
+
+    def __init__(self, place: int, base_offset_delta: int) -> None:
+        self.place = place
+        self.base_offset_delta = base_offset_delta
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: list[Headers] = []
+        self.timestamps_ms: list[int] = []
+
+
+class ProducerBatch:
+    """`batch_size` bytes of records, or one record that is larger."""
+
+    def __init__(
+        self, topic_partition: TopicPartition, base_timestamp_ms: int, batch_size: int, created_ms: int
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.created_ms = created_ms
+        self.record_count = 0
+        self.base_timestamp_ms = base_timestamp_ms
+        self.max_timestamp_ms = base_timestamp_ms
+        self.size = HEADER_SIZE
+        """Bytes before compression: an upper bound while records come in."""
+        self.is_open = True
+        self.result = BatchResult(topic_partition)
+        self.final_state: FinalState | None = None
+
+        self.attempts = 0
+        self.last_attempt_ms = created_ms
+        self.retry_at_ms = created_ms
+        self.drained_ms = created_ms
+        self.last_error: KafkaError | None = None
+        """Why the last attempt failed."""
+        self.leader_epoch: int | None = None
+        self.leader_epoch_at_last_attempt: int | None = None
+        self.is_in_flight = False
+
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = NO_SEQUENCE
+        self.is_transactional = False
+        self.sequence_has_been_reset = False
+        self.ordinal: tuple[int, ...] = ()
+        """Place in the partition's order of first sends; it does not wrap as sequences do. A split batch's parts
+        extend its ordinal.
+        """
+
+        self.thunks: list[Thunk] = []
+        self.split_parts: list[ProducerBatch] = []
+        """The batches that took this one's place after a split."""
+        self._batch_size = batch_size
+        self._chunks: list[memoryview | None] = []
+        self._empty_places = 0
+        self._row_runs: list[_RowRun] = []
+        self._open_row_run: _RowRun | None = None
+        self._allocations: list[SharedAllocation] = []
+        self._row_bytes = 0
+        self._sealed: SealedBatch | None = None
+        self._sealed_stale = False
+
+    def __repr__(self) -> str:
+        state = self.final_state.value if self.final_state else "open" if self.is_open else "closed"
+        return (
+            f"ProducerBatch({self.topic_partition}, {self.record_count} records, {self.size} bytes,"
+            f" attempts {self.attempts}, {state})"
+        )
+
+    # ---- filling: under the accumulator's lock ---------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still come in."""
+        return self._batch_size - self.size if self.is_open else 0
+
+    def has_room_for(self, size: int) -> bool:
+        return self.is_open and (self.record_count == 0 or self.size + size <= self._batch_size)
+
+    def append_row(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_ms: int,
+        size: int,
+        thunk: RecordThunk | None,
+    ) -> None:
+        """Take one record of at most `size` encoded bytes, for which the caller has memory."""
+        run = self._open_row_run
+        if run is None:
+            run = self._open_row_run = _RowRun(len(self._chunks), self.record_count)
+            self._row_runs.append(run)
+            self._chunks.append(None)
+        run.keys.append(key)
+        run.values.append(value)
+        run.headers.append(headers)
+        run.timestamps_ms.append(timestamp_ms)
+        if thunk is not None:
+            thunk.bind(self.result, self.record_count)
+            self.thunks.append(thunk)
+            self._row_bytes += size
+        self.record_count += 1
+        self.size += size
+        if timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = timestamp_ms
+
+    def reserve_run(self, record_count: int, size: int, allocation: SharedAllocation, thunk: RunThunk | None) -> int:
+        """Take room for a run; returns its place, to be filled by `fill_run`."""
+        self._open_row_run = None
+        place = len(self._chunks)
+        self._chunks.append(None)
+        self._empty_places += 1
+        self._allocations.append(allocation)
+        if thunk is not None:
+            thunk.bind(self.result, self.record_count)
+            self.thunks.append(thunk)
+        self.record_count += record_count
+        self.size += size
+        return place
+
+    def fill_run(self, place: int, run: EncodedRun, reserved_size: int) -> None:
+        """Put the run's bytes in its place; `size` comes down from the bound to the truth."""
+        self._chunks[place] = run.chunk
+        self._empty_places -= 1
+        self.size += len(run.chunk) - reserved_size
+        if run.max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = run.max_timestamp_ms
+
+    def close_for_appends(self) -> None:
+        self.is_open = False
+        self._open_row_run = None
+
+    @property
+    def is_filled(self) -> bool:
+        """Every run that took room has put its bytes there."""
+        return self._empty_places == 0
+
+    @property
+    def is_full(self) -> bool:
+        return not self.is_open or self.size >= self._batch_size
+
+    # ---- on its way: the Sender thread -----------------------------------------------------------------------------
+
+    @property
+    def has_sequence(self) -> bool:
+        return self.base_sequence != NO_SEQUENCE
+
+    @property
+    def last_sequence(self) -> int:
+        from_base = self.base_sequence + self.record_count - 1
+        return from_base if from_base < 2**31 else from_base - 2**31
+
+    def set_producer_state(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool
+    ) -> None:
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
+        self.is_transactional = is_transactional
+        self._sealed_stale = self._sealed is not None
+
+    def reset_producer_state(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool
+    ) -> None:
+        """New producer state for records that were sent under an older one (KIP-360)."""
+        self.sequence_has_been_reset = True
+        self.set_producer_state(producer_id, producer_epoch, base_sequence, is_transactional)
+
+    def seal(self, codec: Codec) -> SealedBatch:
+        """The batch as it goes onto the wire: rows encoded, chunks compressed, header and checksum made. Once; then
+        kept for retries.
+        """
+        state = (self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional)
+        if self._sealed is None:
+            self._encode_rows()
+            chunks = [chunk for chunk in self._chunks if chunk is not None]
+            self._sealed = seal(chunks, self.record_count, self.base_timestamp_ms, self.max_timestamp_ms, codec, *state)
+            self._chunks = []
+        elif self._sealed_stale:
+            self._sealed = self._sealed.with_producer_state(*state)
+        self._sealed_stale = False
+        return self._sealed
+
+    @property
+    def sealed(self) -> SealedBatch:
+        """The batch as it was sealed last."""
+        assert self._sealed is not None, "a batch is sealed when it is drained"
+        return self._sealed
+
+    @property
+    def wire_size(self) -> int:
+        """Bytes on the wire, an upper bound before the batch is sealed."""
+        return self._sealed.size if self._sealed is not None else self.size
+
+    def _encode_rows(self) -> None:
+        for run in self._row_runs:
+            encoded = encode_rows(
+                run.keys, run.values, run.headers, run.timestamps_ms, run.base_offset_delta, self.base_timestamp_ms
+            )
+            self._chunks[run.place] = encoded.chunk
+        self._row_runs = []
+
+    def has_reached_delivery_timeout(self, delivery_timeout_ms: int, now_ms: int) -> bool:
+        return now_ms - self.created_ms >= delivery_timeout_ms
+
+    def waited_ms(self, now_ms: int) -> int:
+        """Time since the batch was made, or since it was sent last."""
+        return max(0, now_ms - self.last_attempt_ms)
+
+    def is_backing_off(self, now_ms: int) -> bool:
+        """A retry waits its backoff out, unless the leader has changed since: then it goes at once (KIP-951)."""
+        if self.attempts == 0 or now_ms >= self.retry_at_ms:
+            return False
+        return not self.leader_has_changed
+
+    @property
+    def leader_has_changed(self) -> bool:
+        known, tried = self.leader_epoch, self.leader_epoch_at_last_attempt
+        return self.attempts > 0 and known is not None and tried is not None and known > tried
+
+    def maybe_update_leader_epoch(self, leader_epoch: int | None) -> None:
+        if leader_epoch is not None and (self.leader_epoch is None or leader_epoch > self.leader_epoch):
+            self.leader_epoch = leader_epoch
+
+    def mark_attempt(self, error: KafkaError, now_ms: int, retry_at_ms: int) -> None:
+        """The batch came back with `error` and is to be sent again, not before `retry_at_ms`."""
+        self.last_error = error
+        self.attempts += 1
+        self.last_attempt_ms = max(self.last_attempt_ms, now_ms)
+        self.retry_at_ms = retry_at_ms
+        self.leader_epoch_at_last_attempt = self.leader_epoch
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        return self.final_state is not None
+
+    def complete(self, base_offset: int, log_append_time_ms: int | None) -> bool:
+        """Acknowledge every record and call its callbacks. False when the batch had ended before, as one has that
+        expired in flight.
+        """
+        return self._end(FinalState.SUCCEEDED, base_offset, log_append_time_ms, None, {})
+
+    def fail(
+        self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None, *, aborted: bool = False
+    ) -> bool:
+        """Fail every record with `error`, or those of `record_errors` (index in the batch → error) with their own."""
+        return self._end(FinalState.ABORTED if aborted else FinalState.FAILED, -1, None, error, record_errors or {})
+
+    def _end(
+        self,
+        state: FinalState,
+        base_offset: int,
+        log_append_time_ms: int | None,
+        error: KafkaError | None,
+        record_errors: dict[int, KafkaError],
+    ) -> bool:
+        if self.final_state is not None:
+            return False
+        self.final_state = state
+        self.close_for_appends()
+        self.result.set(base_offset, log_append_time_ms, error, record_errors)
+        for thunk in self.thunks:
+            thunk.fire()
+        self.thunks = []
+        self.result.mark_done()
+        return True
+
+    def take_memory(self) -> tuple[int, Sequence[SharedAllocation]]:
+        """What the batch holds of the pool: bytes for rows, and shares of blocks. The batch forgets them: ask once."""
+        held = (self._row_bytes, tuple(self._allocations))
+        self._row_bytes = 0
+        self._allocations = []
+        return held
+
+    def share_memory(self, memory: SharedAllocation) -> None:
+        """Hold a share of memory that others hold too; the caller has counted this batch among the holders."""
+        self._allocations.append(memory)
+
+    def sealed_bytes(self) -> bytes:
+        """The sealed batch in one piece, for a split."""
+        return b"".join(self.sealed.buffers)

@@ -1,0 +1,104 @@
+"""Metadata of the topics that are written to, and of those alone.
+
+A topic is added by its first send, asked for by a partial update while it is new, and forgotten when nobody wrote to
+it for metadata.max.idle.ms. Shared by application threads and the Sender under the lock of `Metadata`. Reference:
+org.apache.kafka.clients.producer.internals.ProducerMetadata.
+"""
+
+from __future__ import annotations
+
+import random
+
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.protocol.requests import MetadataRequest
+
+
+class ProducerMetadata(Metadata):
+    """The topics of one producer. `metadata_idle_ms`: how long a topic is kept after the last send."""
+
+    def __init__(
+        self,
+        *,
+        refresh_backoff_ms: int,
+        refresh_backoff_max_ms: int,
+        metadata_expire_ms: int,
+        metadata_idle_ms: int,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, [], rng)
+        self._metadata_idle_ms = metadata_idle_ms
+        self._clock = clock
+        self._expiry_ms: dict[str, int] = {}
+        self._new_topics: set[str] = set()
+
+    def add(self, topic: str, now_ms: int) -> None:
+        """Somebody writes to `topic`: keep it from now on for metadata.max.idle.ms; ask for it if it is new."""
+        with self.condition:
+            is_new = topic not in self._expiry_ms
+            self._expiry_ms[topic] = now_ms + self._metadata_idle_ms
+            if is_new:
+                self._new_topics.add(topic)
+                self.request_update_for_new_topics()
+
+    def contains_topic(self, topic: str) -> bool:
+        with self.condition:
+            return topic in self._expiry_ms
+
+    @property
+    def new_topics(self) -> frozenset[str]:
+        """Topics that were added and not yet answered."""
+        with self.condition:
+            return frozenset(self._new_topics)
+
+    def request_update_for_topic(self, topic: str) -> int:
+        """Ask for `topic`: a partial update while it is new, else a full one. Returns the update version before it."""
+        with self.condition:
+            if topic in self._new_topics:
+                return self.request_update_for_new_topics()
+            return self.request_update(reset_equivalent_backoff=False)
+
+    def await_update(self, last_version: int, timeout_ms: int) -> None:
+        """Wait until the update version is above `last_version`.
+
+        Raises the metadata's fatal error, KafkaTimeoutError after `timeout_ms`, ProducerClosedError when closed
+        meanwhile.
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self.condition:
+            while True:
+                self.maybe_raise_fatal_error()
+                if self.is_closed:
+                    raise ProducerClosedError("The producer was closed while a send waited for metadata.")
+                if self.update_version > last_version:
+                    return
+                left_ms = deadline_ms - self._clock.now_ms()
+                if left_ms <= 0:
+                    raise KafkaTimeoutError(f"No metadata came within {timeout_ms} ms.")
+                self._clock.wait(self.condition, left_ms)
+
+    # ---- what the base class asks, with the lock held ----------------------------------------------------------------
+
+    def new_metadata_request_builder(self) -> MetadataRequest:
+        return MetadataRequest(topics=tuple(sorted(self._expiry_ms)), allow_auto_topic_creation=True)
+
+    def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
+        return MetadataRequest(topics=tuple(sorted(self._new_topics)), allow_auto_topic_creation=True)
+
+    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+        expiry_ms = self._expiry_ms.get(topic)
+        if expiry_ms is None:
+            return False
+        if topic in self._new_topics or now_ms < expiry_ms:
+            return True
+        del self._expiry_ms[topic]
+        return False
+
+    def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
+        with self.condition:
+            super().update(request_version, response, is_partial, now_ms)
+            self._new_topics.difference_update(topic.name for topic in response.topics)
+            self.condition.notify_all()

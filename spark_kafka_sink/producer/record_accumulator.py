@@ -1,0 +1,444 @@
+"""Records on their way to becoming batches: a queue per partition, and the rules of when a batch goes.
+
+Application threads append; the Sender thread asks what is ready and drains it. One lock guards all queues and is held
+only to decide: memory is waited for, blocks are encoded, batches are sealed and callbacks run outside it. Reference:
+org.apache.kafka.clients.producer.internals.RecordAccumulator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
+from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
+from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
+from spark_kafka_sink.producer.batch_split import split_batch
+from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
+from spark_kafka_sink.producer.drain_rules import DrainRules
+from spark_kafka_sink.producer.futures import Headers, RecordThunk, RunCallback, RunThunk
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.record.batch import HEADER_SIZE
+from spark_kafka_sink.record.block import Block, Run
+from spark_kafka_sink.record.codecs import Codec
+
+LeaderEpochs = Callable[[TopicPartition], int | None]
+
+
+@dataclass(slots=True)
+class ReadyCheck:
+    """What can be sent, and when to look again."""
+
+    ready_nodes: dict[int, Node] = field(default_factory=dict)
+    next_check_delay_ms: int = FOREVER_MS
+    unknown_leader_topics: set[str] = field(default_factory=set)
+    queue_sizes: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Topic → partition with a leader → batches queued: the load by which KIP-794 chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    batch_is_full: bool
+    new_batch_created: bool
+
+    @property
+    def wakes_sender(self) -> bool:
+        return self.batch_is_full or self.new_batch_created
+
+
+class RecordAccumulator:
+    """Queues of batches by topic-partition."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        codec: Codec,
+        linger_ms: int,
+        delivery_timeout_ms: int,
+        retry_backoff: ExponentialBackoff,
+        pool: BufferPool,
+        drain_rules: DrainRules,
+    ) -> None:
+        self.batch_size = max(1, batch_size)
+        self.pool = pool
+        self._codec = codec
+        self._linger_ms = linger_ms
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._retry_backoff = retry_backoff
+        self._rules = drain_rules
+        self._lock = threading.Lock()
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._incomplete: dict[ProducerBatch, None] = {}
+        self._parts_made = False
+        self._drain_index: dict[int, int] = {}
+        self._flushes_in_progress = 0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        with self._lock:
+            queued = sum(len(queue.batches) for queue in self._queues.values())
+            return f"RecordAccumulator({queued} batches queued, {len(self._incomplete)} incomplete)"
+
+    # ---- append: application threads -------------------------------------------------------------------------------
+
+    def append_row(
+        self,
+        topic_partition: TopicPartition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_ms: int,
+        size: int,
+        thunk: RecordThunk,
+        max_block_ms: int,
+        now_ms: int,
+    ) -> AppendResult:
+        """Add one record of at most `size` encoded bytes.
+
+        Raises BufferExhaustedError when memory stays short for `max_block_ms`, ProducerClosedError once closed.
+        """
+        has_memory = self.pool.try_allocate(size)
+        if not has_memory:
+            self.pool.allocate(size, max_block_ms)
+        with self._lock:
+            if self._closed:
+                self.pool.deallocate(size)
+                raise ProducerClosedError("The producer was closed while a record was being sent.")
+            queue = self._queue(topic_partition)
+            batch = queue.open_batch
+            created = batch is None or not batch.has_room_for(size)
+            if batch is None or created:
+                batch = self._open_new_batch(queue, timestamp_ms, now_ms)
+            batch.append_row(key, value, headers, timestamp_ms, size, thunk)
+            return AppendResult(queue.is_full, created)
+
+    def append_block(
+        self,
+        topic: str,
+        block: Block,
+        groups: Iterable[tuple[int, int, int]],
+        on_completion: RunCallback | None,
+        max_block_ms: int,
+        now_ms: int,
+    ) -> AppendResult:
+        """Add the rows of `block`; `groups` are (partition, first row, end row), ascending by row.
+
+        Room is taken first for every run of rows, then the block is encoded once, then each run gets its slice. All
+        rows of the block share its memory, given back when the last batch with rows of it has ended. Raises as
+        `append_row` does.
+        """
+        block_size = block.size(0, block.num_rows)
+        self.pool.allocate(block_size, max_block_ms)
+        allocation = SharedAllocation(lambda: self.pool.deallocate(block_size))
+        allocation.hold()
+        try:
+            with self._lock:
+                runs, places, created = self._reserve_runs(topic, block, groups, allocation, on_completion, now_ms)
+            self._fill_runs(block, runs, places)
+        finally:
+            allocation.release()
+        return AppendResult(True, created)
+
+    def _reserve_runs(
+        self,
+        topic: str,
+        block: Block,
+        groups: Iterable[tuple[int, int, int]],
+        allocation: SharedAllocation,
+        on_completion: RunCallback | None,
+        now_ms: int,
+    ) -> tuple[list[Run], list[tuple[ProducerBatch, int, int]], bool]:
+        """Take room for every run; returns the runs, and for each its batch, place and reserved bytes. Caller holds
+        the lock.
+        """
+        if self._closed:
+            raise ProducerClosedError("The producer was closed while records were being sent.")
+        runs: list[Run] = []
+        places: list[tuple[ProducerBatch, int, int]] = []
+        created = False
+        for partition, start, end in groups:
+            queue = self._queue(TopicPartition(topic, partition))
+            while start < end:
+                batch = queue.open_batch
+                stop = start if batch is None else self._rows_that_fit(block, start, end, batch.room)
+                if batch is None or stop == start:
+                    batch = self._open_new_batch(queue, block.timestamp_ms(start), now_ms)
+                    created = True
+                    stop = max(start + 1, self._rows_that_fit(block, start, end, batch.room))
+                size = block.size(start, stop)
+                thunk = None if on_completion is None else RunThunk(on_completion, stop - start, size)
+                runs.append(Run(start, stop, batch.record_count, batch.base_timestamp_ms))
+                places.append((batch, batch.reserve_run(stop - start, size, allocation, thunk), size))
+                start = stop
+        allocation.hold(len(runs))
+        return runs, places, created
+
+    @staticmethod
+    def _rows_that_fit(block: Block, start: int, end: int, room: int) -> int:
+        return end if block.size(start, end) <= room else min(end, block.last_fitting(start, end, room))
+
+    def _fill_runs(self, block: Block, runs: list[Run], places: list[tuple[ProducerBatch, int, int]]) -> None:
+        try:
+            encoded = block.encode(runs)
+        except BaseException as cause:
+            error = KafkaError(f"Records could not be encoded: {cause}")
+            self._drop({batch for batch, _, _ in places}, error)
+            raise
+        with self._lock:
+            for (batch, place, size), run in zip(places, encoded, strict=True):
+                batch.fill_run(place, run, size)
+
+    def _open_new_batch(self, queue: PartitionQueue, base_timestamp_ms: int, now_ms: int) -> ProducerBatch:
+        previous = queue.open_batch
+        if previous is not None:
+            previous.close_for_appends()
+        batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, self.batch_size + HEADER_SIZE, now_ms)
+        queue.batches.append(batch)
+        self._incomplete[batch] = None
+        return batch
+
+    def _queue(self, topic_partition: TopicPartition) -> PartitionQueue:
+        queue = self._queues.get(topic_partition)
+        if queue is None:
+            queue = self._queues[topic_partition] = PartitionQueue(topic_partition)
+        return queue
+
+    # ---- ready and drain: the Sender thread ------------------------------------------------------------------------
+
+    def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, now_ms: int) -> ReadyCheck:
+        """Which nodes have a batch to be sent now.
+
+        A leader's partition is sendable when its first batch is full, has lingered, or when memory is exhausted, a
+        flush is in progress, a transaction is ending, or the producer is closing; and it is neither muted nor backing
+        off.
+        """
+        check = ReadyCheck()
+        exhausted = self.pool.queued > 0
+        with self._lock:
+            hurry = exhausted or self._closed or self._flushes_in_progress > 0 or self._rules.is_completing
+            for topic_partition, queue in self._queues.items():
+                leader = cluster.leader_for(topic_partition)
+                if leader is not None:
+                    sizes = check.queue_sizes.setdefault(topic_partition.topic, {})
+                    sizes[topic_partition.partition] = len(queue.batches)
+                if not queue.batches:
+                    continue
+                if leader is None:
+                    check.unknown_leader_topics.add(topic_partition.topic)
+                    continue
+                batch = queue.batches[0]
+                batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
+                if leader.id not in check.ready_nodes and not queue.is_muted and batch.is_filled:
+                    self._check_batch(check, leader, queue, batch, hurry, now_ms)
+        return check
+
+    def _check_batch(
+        self, check: ReadyCheck, leader: Node, queue: PartitionQueue, batch: ProducerBatch, hurry: bool, now_ms: int
+    ) -> None:
+        if batch.is_backing_off(now_ms):
+            check.next_check_delay_ms = min(check.next_check_delay_ms, batch.retry_at_ms - now_ms)
+            return
+        lingered_ms = batch.waited_ms(now_ms)
+        if hurry or batch.attempts > 0 or queue.is_full or lingered_ms >= self._linger_ms:
+            check.ready_nodes[leader.id] = leader
+        else:
+            check.next_check_delay_ms = min(check.next_check_delay_ms, self._linger_ms - lingered_ms)
+
+    def drain(
+        self, cluster: Cluster, nodes: Iterable[Node], max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
+    ) -> dict[int, list[ProducerBatch]]:
+        """Take up to `max_size` bytes of batches for each node, at least one, one per partition; sealed, in order,
+        with their sequences.
+        """
+        drained: dict[int, list[ProducerBatch]] = {}
+        for node in nodes:
+            with self._lock:
+                batches = self._drain_node(cluster, node, max_size, leader_epoch_of, now_ms)
+            for batch in batches:
+                batch.seal(self._codec)
+            if batches:
+                drained[node.id] = batches
+        return drained
+
+    def _drain_node(
+        self, cluster: Cluster, node: Node, max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
+    ) -> list[ProducerBatch]:
+        """Start after the partition at which the last drain stopped, so that none starves. Caller holds the lock."""
+        partitions = cluster.partitions_for_node(node.id)
+        batches: list[ProducerBatch] = []
+        size = 0
+        first = self._drain_index.get(node.id, 0) % len(partitions) if partitions else 0
+        for step in range(len(partitions)):
+            index = (first + step) % len(partitions)
+            info = partitions[index]
+            queue = self._queues.get(TopicPartition(info.topic, info.partition))
+            if queue is None or queue.is_muted or not queue.batches:
+                continue
+            batch = queue.batches[0]
+            batch.maybe_update_leader_epoch(leader_epoch_of(queue.topic_partition))
+            if not batch.is_filled or batch.is_backing_off(now_ms):
+                continue
+            if batches and size + batch.wire_size > max_size:
+                self._drain_index[node.id] = index
+                return batches
+            if self._rules.must_wait(batch):
+                continue
+            queue.batches.popleft()
+            batch.close_for_appends()
+            self._rules.on_drain(batch)
+            batch.is_in_flight = True
+            batch.drained_ms = now_ms
+            size += batch.wire_size
+            batches.append(batch)
+            self._drain_index[node.id] = index + 1
+        return batches
+
+    def reenqueue(self, batch: ProducerBatch, error: KafkaError, now_ms: int) -> None:
+        """Queue a batch again after an attempt that failed with `error`, in its place by sequence."""
+        retry_at_ms = now_ms + self._retry_backoff.backoff_ms(batch.attempts)
+        with self._lock:
+            batch.mark_attempt(error, now_ms, retry_at_ms)
+            batch.is_in_flight = False
+            self._queue(batch.topic_partition).put_back(batch)
+
+    def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
+        """Replace a batch that the broker finds too large by parts of at most half its size, in its place."""
+        parts = split_batch(batch, now_ms)
+        with self._lock:
+            row_bytes, allocations = batch.take_memory()
+            memory = SharedAllocation(lambda: self._give_back(row_bytes, allocations))
+            memory.hold(len(parts))
+            queue = self._queue(batch.topic_partition)
+            for part in reversed(parts):
+                part.share_memory(memory)
+                queue.put_back(part)
+            self._incomplete.update(dict.fromkeys(parts))
+            self._parts_made = True
+            self._incomplete.pop(batch, None)
+            for part in parts:
+                self._rules.on_split_part(part)
+        batch.result.mark_done()
+        return parts
+
+    def mute(self, topic_partition: TopicPartition) -> None:
+        """Drain nothing more of the partition until `unmute`."""
+        with self._lock:
+            self._queue(topic_partition).is_muted = True
+
+    def unmute(self, topic_partition: TopicPartition) -> None:
+        with self._lock:
+            self._queue(topic_partition).is_muted = False
+
+    # ---- expiry, flush, close --------------------------------------------------------------------------------------
+
+    def expired_batches(self, now_ms: int) -> list[ProducerBatch]:
+        """Batches whose delivery.timeout.ms is over: those queued are taken from their queues, those in flight stay
+        there.
+        """
+        if now_ms < self.next_expiry_ms():
+            return []
+        with self._lock:
+            expired = [
+                batch
+                for batch in self._incomplete
+                if not batch.is_done
+                and batch.is_filled
+                and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+            ]
+            self._unqueue(expired)
+        return expired
+
+    def next_expiry_ms(self) -> int:
+        """When the next incomplete batch reaches its delivery timeout: queued or in flight."""
+        with self._lock:
+            waiting = (batch.created_ms for batch in self._incomplete if not batch.is_done)
+            # Batches are kept in the order in which they were made; parts of a split batch are as old as it was.
+            created_ms = min(waiting, default=None) if self._parts_made else next(waiting, None)
+        return FOREVER_MS if created_ms is None else created_ms + self._delivery_timeout_ms
+
+    def _unqueue(self, batches: Collection[ProducerBatch]) -> None:
+        """Take `batches` from their queues and close them. Caller holds the lock."""
+        for queue in {batch.topic_partition: self._queue(batch.topic_partition) for batch in batches}.values():
+            kept = [batch for batch in queue.batches if batch not in batches]
+            queue.batches.clear()
+            queue.batches.extend(kept)
+        for batch in batches:
+            batch.close_for_appends()
+
+    def deallocate(self, batch: ProducerBatch) -> None:
+        """The batch has ended and is not on the wire: give its memory back."""
+        with self._lock:
+            self._incomplete.pop(batch, None)
+            row_bytes, allocations = batch.take_memory()
+        self._give_back(row_bytes, allocations)
+
+    def _give_back(self, row_bytes: int, allocations: Iterable[SharedAllocation]) -> None:
+        if row_bytes:
+            self.pool.deallocate(row_bytes)
+        for allocation in allocations:
+            allocation.release()
+
+    @property
+    def has_undrained(self) -> bool:
+        with self._lock:
+            return any(queue.batches for queue in self._queues.values())
+
+    @property
+    def has_incomplete(self) -> bool:
+        with self._lock:
+            return bool(self._incomplete)
+
+    def begin_flush(self) -> None:
+        """Lingering batches go at once, until `await_flush_completion` has returned."""
+        with self._lock:
+            self._flushes_in_progress += 1
+
+    def await_flush_completion(self, wait: Callable[[ProducerBatch], bool]) -> bool:
+        """Let `wait` wait for each batch that is incomplete now, and for the parts of those that were split; False
+        once it says False.
+        """
+        try:
+            with self._lock:
+                pending = list(self._incomplete)
+            while pending:
+                batch = pending.pop()
+                if not wait(batch):
+                    return False
+                pending.extend(batch.split_parts)
+            return True
+        finally:
+            with self._lock:
+                self._flushes_in_progress -= 1
+
+    def abort_incomplete(self, error: KafkaError) -> None:
+        """Fail everything that has not been acknowledged, on the wire or not."""
+        with self._lock:
+            batches = set(self._incomplete)
+        self._drop(batches, error)
+
+    def abort_undrained(self, error: KafkaError) -> None:
+        """Fail what has not been sent, as a transaction does that is aborted."""
+        with self._lock:
+            batches = {batch for batch in self._incomplete if not batch.is_in_flight and not batch.has_sequence}
+        self._drop(batches, error)
+
+    def _drop(self, batches: Collection[ProducerBatch], error: KafkaError) -> None:
+        with self._lock:
+            self._unqueue(batches)
+        for batch in batches:
+            batch.fail(error, aborted=True)
+            self.deallocate(batch)
+
+    def close(self) -> None:
+        """Refuse appends from now on; what is queued goes without lingering."""
+        with self._lock:
+            self._closed = True
+        self.pool.close()
+
+    def queue_sizes(self) -> Mapping[TopicPartition, int]:
+        """Batches queued per partition that has any, for display."""
+        with self._lock:
+            return {tp: len(queue.batches) for tp, queue in self._queues.items() if queue.batches}

@@ -1,0 +1,232 @@
+"""The Sender: takes batches to the brokers. Its thread owns the network client and with it every connection.
+
+`run_once` is one turn: settle the producer's identity, drain what is ready, expire what is late, send, poll. A test
+runs it turn by turn. Reference: org.apache.kafka.clients.producer.internals.Sender.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.metadata_cache import MetadataCache
+from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
+from spark_kafka_sink.producer.node_availability import NodeAvailability
+from spark_kafka_sink.producer.produce_response import BatchOutcomes
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.record_accumulator import LeaderEpochs, ReadyCheck, RecordAccumulator
+from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.protocol.chunks import RecordChunks
+from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.record.codecs import Codec
+
+log = logging.getLogger(__name__)
+
+LoadListener = Callable[[str, Mapping[int, int], int], None]
+"""Told (topic, batches queued by available partition, number of available partitions)."""
+
+
+class Sender:
+    """One turn after the other until it is closed."""
+
+    def __init__(
+        self,
+        *,
+        config: ProducerConfig,
+        codec: Codec,
+        client: KafkaClient,
+        metadata: ProducerMetadata,
+        accumulator: RecordAccumulator,
+        transaction_manager: TransactionManager | None,
+        on_loads: LoadListener,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._metadata = metadata
+        self._accumulator = accumulator
+        self._transaction_manager = transaction_manager
+        self._on_loads = on_loads
+        self._clock = clock
+        self._has_zstd = codec.name == "zstd"
+        self._guarantees_order = config.max_in_flight_requests_per_connection == 1
+        self._availability = NodeAvailability(config.partitioner_availability_timeout_ms)
+        self._outcomes = BatchOutcomes(
+            accumulator=accumulator,
+            metadata=metadata,
+            transaction_manager=transaction_manager,
+            retries=config.retries,
+            delivery_timeout_ms=config.delivery_timeout_ms,
+            guarantees_order=self._guarantees_order,
+        )
+        self._is_running = True
+        self._is_forced = False
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until closed: turn by turn. Then what is queued and in flight, unless the close is forced. A failing turn
+        is not the last.
+        """
+        while self._is_running:
+            self._run_safely()
+        while not self._is_forced and (self._accumulator.has_undrained or self._client.has_in_flight_requests()):
+            self._run_safely()
+        closed = ProducerClosedError("The producer was closed before this record was acknowledged.")
+        self._accumulator.abort_incomplete(closed)
+        self._metadata.close()
+        self._client.close()
+
+    def _run_safely(self) -> None:
+        try:
+            self.run_once()
+        except Exception:
+            log.exception("A turn of the Sender failed; it goes on")
+
+    def run_once(self) -> None:
+        """One turn."""
+        now_ms = self._clock.now_ms()
+        manager = self._transaction_manager
+        if manager is not None:
+            manager.maybe_resolve_sequences()
+            manager.bump_epoch_if_needed()
+            self._maybe_send_init_producer_id(manager, now_ms)
+            if manager.has_fatal_error:
+                self._abort_after(manager)
+                self._client.poll(self._config.retry_backoff_ms, now_ms)
+                return
+        timeout_ms = self._send_producer_data(now_ms)
+        self._client.poll(timeout_ms, now_ms)
+
+    def wakeup(self) -> None:
+        """End the poll that waits. From any thread."""
+        self._client.wakeup()
+
+    def initiate_close(self) -> None:
+        """Take no more records, send what there is, then end. From any thread."""
+        self._accumulator.close()
+        self._is_running = False
+        self.wakeup()
+
+    def force_close(self) -> None:
+        """End now; what is not acknowledged fails. From any thread."""
+        self._is_forced = True
+        self.initiate_close()
+
+    # ---- the producer's identity -----------------------------------------------------------------------------------
+
+    def _maybe_send_init_producer_id(self, manager: TransactionManager, now_ms: int) -> None:
+        """Ask any node for a producer id; without one the drain holds everything back, and expiry goes on."""
+        request = manager.init_request(now_ms)
+        if request is None:
+            return
+        node = self._client.least_loaded_node(now_ms)
+        if node is None:
+            return
+        refusal = self._client.authentication_error(node)
+        if refusal is not None:
+            manager.authentication_failed(refusal)
+        elif self._client.ready(node, now_ms):
+
+            def settle(response: ClientResponse) -> None:
+                if response.version_mismatch is not None:
+                    manager.fail(response.version_mismatch)
+                else:
+                    manager.handle_init_response(response.body, response.received_ms)
+
+            manager.init_sent()
+            self._client.send(
+                self._client.new_client_request(node.id_string, request, now_ms, True, None, settle), now_ms
+            )
+
+    def _abort_after(self, manager: TransactionManager) -> None:
+        cause = manager.last_error
+        error = KafkaError("The producer met a fatal error.") if cause is None else cause
+        if self._accumulator.has_incomplete:
+            log.error("Every record that is not acknowledged fails: %s", error)
+            self._accumulator.abort_incomplete(error)
+
+    # ---- records ---------------------------------------------------------------------------------------------------
+
+    def _send_producer_data(self, now_ms: int) -> int:
+        """Drain and send what is ready. Returns how long the poll may wait, in ms."""
+        cache = self._metadata.cache
+        epoch_of = _leader_epochs(cache)
+        check = self._accumulator.ready(cache.cluster, epoch_of, now_ms)
+        for topic in check.unknown_leader_topics:
+            self._metadata.add(topic, now_ms)
+            self._metadata.request_update(reset_equivalent_backoff=False)
+        nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
+        self._tell_loads(check, cache, now_ms)
+        drained = self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms)
+        if self._guarantees_order:
+            for batches in drained.values():
+                for batch in batches:
+                    self._accumulator.mute(batch.topic_partition)
+        for batch in self._accumulator.expired_batches(now_ms):
+            self._outcomes.expire(batch)
+        for node_id, batches in drained.items():
+            self._send_produce_request(node_id, batches, now_ms)
+        if drained:
+            return 0
+        timeout_ms = min(check.next_check_delay_ms, not_ready_ms, self._accumulator.next_expiry_ms() - now_ms)
+        if nodes:  # something is ready and held back for the sake of order: look again soon
+            timeout_ms = min(timeout_ms, self._config.retry_backoff_ms)
+        return max(0, timeout_ms)
+
+    def _nodes_to_send_to(self, check: ReadyCheck, now_ms: int) -> tuple[list[Node], int]:
+        """The ready nodes that can take a request, and how long until one of the others may."""
+        nodes: list[Node] = []
+        not_ready_ms = FOREVER_MS
+        for node in check.ready_nodes.values():
+            is_ready = self._client.ready(node, now_ms)
+            self._availability.update(node.id, is_ready, now_ms)
+            if is_ready:
+                nodes.append(node)
+            else:
+                not_ready_ms = min(not_ready_ms, self._client.poll_delay_ms(node, now_ms))
+        return nodes, not_ready_ms
+
+    def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
+        for topic, queue_sizes in check.queue_sizes.items():
+            available = cache.cluster.available_partitions_for_topic(topic)
+            serving = {
+                info.partition
+                for info in available
+                if info.leader is not None and self._availability.is_available(info.leader.id, now_ms)
+            }
+            sizes = {partition: size for partition, size in queue_sizes.items() if partition in serving}
+            self._on_loads(topic, sizes, len(serving))
+
+    def _send_produce_request(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
+        by_topic: dict[str, list[tuple[int, RecordChunks]]] = {}
+        by_partition: dict[TopicPartition, ProducerBatch] = {}
+        for batch in batches:
+            topic, partition = batch.topic_partition
+            by_topic.setdefault(topic, []).append((partition, RecordChunks(batch.sealed.buffers)))
+            by_partition[batch.topic_partition] = batch
+        config = self._config
+        request = ProduceRequest(config.acks, config.request_timeout_ms, by_topic, has_zstd=self._has_zstd)
+        expects_response = config.acks != 0
+
+        def settle(response: ClientResponse) -> None:
+            self._outcomes.handle_response(response, by_partition)
+
+        self._client.send(
+            self._client.new_client_request(str(node_id), request, now_ms, expects_response, None, settle), now_ms
+        )
+
+
+def _leader_epochs(cache: MetadataCache) -> LeaderEpochs:
+    def epoch_of(topic_partition: TopicPartition) -> int | None:
+        metadata = cache.partitions.get(topic_partition)
+        return None if metadata is None else metadata.leader_epoch
+
+    return epoch_of

@@ -1,0 +1,226 @@
+"""The producer's identity towards brokers, and what it makes of errors: producer id, epoch, and when to begin again
+under a new epoch.
+
+Sender thread. `must_wait`, `on_drain` and `on_split_part` run under the accumulator's lock, on the same thread.
+Reference: org.apache.kafka.clients.producer.internals.TransactionManager (KIP-98, KIP-360).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    AuthorizationError,
+    IllegalStateError,
+    KafkaError,
+    OutOfOrderSequenceError,
+    UnknownProducerIdError,
+    UnsupportedVersionError,
+    error_for_code,
+)
+from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER, ProducerIdAndEpoch, SequenceTable
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+
+log = logging.getLogger(__name__)
+
+MAX_EPOCH: Final = 2**15 - 1
+
+
+class State(enum.Enum):
+    """What the producer may do."""
+
+    UNINITIALIZED = "has no producer id"
+    INITIALIZING = "waits for a producer id"
+    READY = "has a producer id"
+    FATAL_ERROR = "met an error that it cannot recover from"
+
+
+_MOVES: Final[Mapping[State, frozenset[State]]] = {
+    State.UNINITIALIZED: frozenset({State.INITIALIZING, State.FATAL_ERROR}),
+    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.FATAL_ERROR}),
+    State.READY: frozenset({State.UNINITIALIZED, State.FATAL_ERROR}),
+    State.FATAL_ERROR: frozenset({State.FATAL_ERROR}),
+}
+
+
+class TransactionManager:
+    """Producer id, epoch, sequences. `retry_backoff` paces InitProducerId."""
+
+    def __init__(self, retry_backoff: ExponentialBackoff) -> None:
+        self.state = State.UNINITIALIZED
+        self.producer = NO_PRODUCER
+        self.last_error: KafkaError | None = None
+        self.sequences = SequenceTable()
+        self._retry_backoff = retry_backoff
+        self._unresolved: set[TopicPartition] = set()
+        self._to_restart: set[TopicPartition] = set()
+        self._init_attempts = 0
+        self._init_not_before_ms = 0
+        self._init_in_flight = False
+
+    def __repr__(self) -> str:
+        producer_id, epoch = self.producer
+        return f"TransactionManager({self.state.name}, producer id {producer_id}, epoch {epoch})"
+
+    @property
+    def has_fatal_error(self) -> bool:
+        return self.state is State.FATAL_ERROR
+
+    def _move_to(self, state: State, error: KafkaError | None = None) -> None:
+        if state not in _MOVES[self.state]:
+            raise IllegalStateError(f"A producer that {self.state.value} cannot become one that {state.value}.")
+        self.state = state
+        self.last_error = error
+
+    # ---- the accumulator's questions -------------------------------------------------------------------------------
+
+    @property
+    def is_completing(self) -> bool:
+        return False
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        """Until there is a producer id; until what was numbered before is settled; and, for a retry, until it is the
+        oldest again.
+        """
+        if not self.producer.is_valid or self.has_fatal_error:
+            return True
+        entry = self.sequences.entry(batch.topic_partition)
+        if not batch.has_sequence:
+            is_stale = entry.producer != self.producer
+            return bool(entry.in_flight) and (is_stale or batch.topic_partition in self._unresolved)
+        return bool(entry.in_flight) and entry.in_flight[0] is not batch
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        if batch.has_sequence:
+            return
+        entry = self.sequences.entry(batch.topic_partition)
+        if entry.producer != self.producer:
+            entry.start_at_beginning(self.producer, is_transactional=False)
+        entry.take(batch, is_transactional=False)
+
+    def on_split_part(self, part: ProducerBatch) -> None:
+        if part.has_sequence:
+            self.sequences.entry(part.topic_partition).insert(part)
+
+    # ---- what became of a batch ------------------------------------------------------------------------------------
+
+    def handle_completed_batch(self, batch: ProducerBatch, base_offset: int) -> None:
+        entry = self.sequences.entry(batch.topic_partition)
+        entry.remove(batch)
+        entry.acknowledge(batch.last_sequence, base_offset + batch.record_count - 1 if base_offset >= 0 else -1)
+
+    def handle_split_batch(self, batch: ProducerBatch) -> None:
+        """Its parts take its place among those in flight."""
+        self.sequences.entry(batch.topic_partition).remove(batch)
+
+    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError, *, may_be_in_log: bool) -> None:
+        """The records are given up. `may_be_in_log`: the broker may have them all the same, so that their numbers
+        count as used.
+        """
+        entry = self.sequences.entry(batch.topic_partition)
+        entry.remove(batch)
+        if error.fatal or isinstance(error, UnsupportedVersionError):
+            self._move_to(State.FATAL_ERROR, error)
+            return
+        if not batch.has_sequence:
+            return
+        if may_be_in_log and not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
+            return
+        log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
+        self._to_restart.add(batch.topic_partition)
+
+    def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
+        """Whether to send `batch` again after `error` from its leader, whose log begins at `log_start_offset` (-1:
+        not told).
+        """
+        entry = self.sequences.entry(batch.topic_partition)
+        if isinstance(error, UnknownProducerIdError):
+            if log_start_offset != -1 and not batch.sequence_has_been_reset:
+                self._to_restart.add(batch.topic_partition)
+            return True
+        if isinstance(error, OutOfOrderSequenceError):
+            is_head = entry.is_next(batch.base_sequence) and not batch.sequence_has_been_reset
+            if is_head or batch.topic_partition in self._unresolved:
+                self._to_restart.add(batch.topic_partition)
+            return True
+        return error.retriable
+
+    def mark_sequence_unresolved(self, topic_partition: TopicPartition) -> None:
+        """A batch was given up that the broker may or may not have: nothing new goes to the partition until it is
+        known which.
+        """
+        self._unresolved.add(topic_partition)
+
+    def maybe_resolve_sequences(self) -> None:
+        """Where everything in flight has ended, either all numbers were acknowledged after all, or it takes a new
+        epoch.
+        """
+        for topic_partition in list(self._unresolved):
+            entry = self.sequences.entry(topic_partition)
+            if entry.in_flight:
+                continue
+            self._unresolved.discard(topic_partition)
+            if not entry.is_next(entry.next_sequence):
+                self._to_restart.add(topic_partition)
+
+    def bump_epoch_if_needed(self) -> None:
+        """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none."""
+        if self._to_restart and self.producer.is_valid and not self.has_fatal_error:
+            if self.producer.epoch >= MAX_EPOCH:
+                self.producer = NO_PRODUCER
+                self._move_to(State.UNINITIALIZED)
+            else:
+                self.producer = ProducerIdAndEpoch(self.producer.producer_id, self.producer.epoch + 1)
+                self._restart_partitions()
+        if self.state is State.UNINITIALIZED:
+            self._move_to(State.INITIALIZING)
+
+    def _restart_partitions(self) -> None:
+        for topic_partition in self._to_restart:
+            self.sequences.entry(topic_partition).start_at_beginning(self.producer, is_transactional=False)
+            self._unresolved.discard(topic_partition)
+        self._to_restart.clear()
+
+    # ---- InitProducerId --------------------------------------------------------------------------------------------
+
+    def init_request(self, now_ms: int) -> InitProducerIdRequest | None:
+        """The request for a producer id, when one is wanted and it is time."""
+        if self.state is not State.INITIALIZING or self._init_in_flight or now_ms < self._init_not_before_ms:
+            return None
+        return InitProducerIdRequest()
+
+    def init_sent(self) -> None:
+        self._init_in_flight = True
+
+    def handle_init_response(self, body: Message, now_ms: int) -> None:
+        """`body` is the response, None when there was none (the connection went)."""
+        self._init_in_flight = False
+        error_code = 0 if body is None else int(body.error_code)
+        error = error_for_code(error_code) if error_code else None
+        if body is not None and error is None:
+            self._init_attempts = 0
+            self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+            self._move_to(State.READY)
+            self._restart_partitions()
+            log.info("Producer id %d, epoch %d", *self.producer)
+        elif error is None or error.retriable:
+            self._init_not_before_ms = now_ms + self._retry_backoff.backoff_ms(self._init_attempts)
+            self._init_attempts += 1
+        else:
+            self.fail(error)
+
+    def fail(self, error: KafkaError) -> None:
+        """No producer id is to be had, or none that would do: every send fails with `error` from now on."""
+        self._move_to(State.FATAL_ERROR, error)
+
+    def authentication_failed(self, error: KafkaError) -> None:
+        """Without a producer id an authentication error is final for what waits for one."""
+        if self.state is State.INITIALIZING and isinstance(error, AuthorizationError):
+            self.fail(error)
