@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
@@ -70,13 +71,31 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
     if not is_bytes_like(data_type):
         raise SchemaError(f"The column '{name}' has the Arrow type {data_type}; it must be string or binary.")
     if pat.is_dictionary(data_type):
-        return as_binary(array.cast(data_type.value_type), name)
+        return _decoded(as_binary(array.dictionary, name), array.indices, name)
     try:
         if pat.is_string_view(data_type):
             array = array.cast(pa.binary_view())
+        elif len(array) and (pat.is_large_string(data_type) or pat.is_large_binary(data_type)):
+            array = _within_32_bits(array, name)
         return array.cast(BINARY)
     except pa.ArrowInvalid as error:
         raise _too_large(name) from error
+
+
+def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.BinaryArray:
+    total = pc.sum(pc.take(pc.cast(pc.binary_length(dictionary), pa.int64()), indices)).as_py()
+    if (total or 0) > MAX_COLUMN_BYTES:
+        raise _too_large(name)
+    return dictionary.take(indices)
+
+
+def _within_32_bits(array: pa.Array, name: str) -> pa.Array:
+    """A slice that lies far into its buffers copied to their beginning; everything else as it is."""
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if last - first > MAX_COLUMN_BYTES:
+        raise _too_large(name)
+    return array if last <= MAX_COLUMN_BYTES else array.take(pa.array(np.arange(len(array))))
 
 
 def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:

@@ -44,10 +44,12 @@ class Block:
     `now_ms`. Raises SerializationError where the rows may take more than 2 GiB.
     """
 
-    __slots__ = ("_columns", "_ends", "_now_ms", "_order", "_times", "groups")
+    __slots__ = ("_columns", "_ends", "_now_ms", "_order", "_times", "groups", "largest_record")
 
     groups: list[tuple[int, int, int]]
     """(partition, start row, end row), ascending."""
+    largest_record: int
+    """The most bytes that the largest of the records takes."""
 
     def __init__(self, columns: RecordColumns, partitions: npt.NDArray[np.int32] | int, now_ms: int) -> None:
         self._columns = columns
@@ -59,6 +61,7 @@ class Block:
         else:
             self._order, self.groups = _group(partitions)
         sizes = record_size_upper_bounds(columns)
+        self.largest_record = int(sizes.max()) if rows else 0
         times = _times(columns, now_ms)
         if self._order is not None:
             sizes = sizes[self._order]
@@ -83,7 +86,7 @@ class Block:
 
     def last_fitting(self, start: int, end: int, room: int) -> int:
         """The greatest row e in start..end with size(start, e) <= room; start where not even one record fits."""
-        return bisect_right(self._ends, self._ends[start] + room, start, end + 1) - 1
+        return max(start, bisect_right(self._ends, self._ends[start] + room, start, end + 1) - 1)
 
     def timestamp_ms(self, row: int) -> int:
         return self._now_ms if self._times is None else int(self._times[row])

@@ -101,7 +101,7 @@ def encode_columns(
 def data_view(encoded: pa.BinaryArray) -> memoryview:
     """The bytes that value_offsets points into; no copy."""
     buffer = encoded.buffers()[2]
-    return memoryview(b"") if buffer is None else memoryview(buffer)
+    return memoryview(b"" if buffer is None else buffer).toreadonly()
 
 
 def encode_rows(

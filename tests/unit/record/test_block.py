@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.record_golden import PlainRecord, plain, read_by_kio
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.block import Block, Run
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.decoder import decode_batches
+from spark_kafka_sink.record.encoder import EncodedRun, record_size_upper_bound
+
+NONE = codec_for("none")
+NOW = 1_700_000_000_000
+
+
+def bytes_of(chunks: list[memoryview], count: int, base_timestamp_ms: int, max_timestamp_ms: int) -> bytes:
+    return b"".join(seal(chunks, count, base_timestamp_ms, max_timestamp_ms, NONE).buffers)
+
+
+def with_last_offset_delta(data: bytes, delta: int) -> bytes:
+    """The batch with this last offset delta: for records that others were to stand before."""
+    covered = data[21:23] + delta.to_bytes(4, "big") + data[27:]
+    return data[:17] + crc32c(covered).to_bytes(4, "big") + covered
+
+
+def array_of(partitions: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(partitions, np.int32)
+
+
+def test_rows_are_grouped_by_partition_in_the_order_in_which_they_came() -> None:
+    columns = RecordColumns.from_rows([b"a", b"b", b"c", b"d", b"e"], timestamps_ms=[5, 4, 3, 2, 1])
+    block = Block(columns, array_of([2, 70_000, 2, 0, 2]), NOW)
+    assert block.groups == [(0, 0, 1), (2, 1, 4), (70_000, 4, 5)]
+    assert [block.timestamp_ms(row) for row in range(block.num_rows)] == [2, 5, 3, 1, 4]
+    runs = block.encode([Run(0, 1, 0, 2), Run(1, 4, 0, 5), Run(4, 5, 0, 4)])
+    assert [[value for _, _, value, _ in rows(run, base)] for run, base in zip(runs, (2, 5, 4), strict=True)] == [
+        [b"d"],
+        [b"a", b"c", b"e"],
+        [b"b"],
+    ]
+    assert [(run.count, run.max_timestamp_ms) for run in runs] == [(1, 2), (3, 5), (1, 4)]
+
+
+def rows(run: EncodedRun, base_timestamp_ms: int) -> list[PlainRecord]:
+    return read_by_kio(bytes_of([run.chunk], run.count, base_timestamp_ms, run.max_timestamp_ms))
+
+
+def test_one_partition_for_all_rows_needs_no_order() -> None:
+    block = Block(RecordColumns.from_rows([b"a", b"b"]), 3, NOW)
+    assert block.groups == [(3, 0, 2)]
+    assert block.timestamp_ms(1) == NOW
+    (run,) = block.encode([Run(0, 2, 0, NOW)])
+    assert [record.value for record in rows(run, NOW)] == [b"a", b"b"]
+    assert run.max_timestamp_ms == NOW
+
+
+@pytest.mark.parametrize("partitions", [[1, 1, 2], [0, 5, 5]])
+def test_rows_already_in_order_are_cut_where_the_partition_changes(partitions: list[int]) -> None:
+    block = Block(RecordColumns.from_rows([b"a", b"b", b"c"]), array_of(partitions), NOW)
+    cut = partitions.index(partitions[-1])
+    assert block.groups == [(partitions[0], 0, cut), (partitions[-1], cut, 3)]
+
+
+def test_an_empty_block_has_no_groups_and_encodes_to_nothing() -> None:
+    empty = RecordColumns(pa.array([], pa.binary()))
+    for block in (Block(empty, 0, NOW), Block(empty, array_of([]), NOW)):
+        assert (block.groups, block.num_rows, block.encode([])) == ([], 0, [])
+
+
+def test_sizes_add_up_and_the_last_fitting_row_is_found_by_them() -> None:
+    block = Block(RecordColumns.from_rows([b"x" * size for size in (10, 1000, 0, 20)]), 0, NOW)
+    assert block.size(0, 4) == block.size(0, 1) + block.size(1, 2) + block.size(2, 4)
+    assert block.size(2, 2) == 0
+    for start in range(4):
+        for end in range(start, 5):
+            for room in (0, block.size(start, end) - 1, block.size(start, end), 10**9):
+                fitting = [e for e in range(start, end + 1) if block.size(start, e) <= room]
+                assert block.last_fitting(start, end, room) == max([*fitting, start])
+
+
+def test_rows_between_runs_are_left_out_and_a_block_can_be_encoded_in_parts() -> None:
+    values = [b"%d" % row for row in range(40)]
+    partitions = array_of([row % 3 for row in range(40)])
+    block = Block(RecordColumns.from_rows(values), partitions, NOW)
+    ordered = [values[row] for row in np.argsort(partitions, kind="stable")]
+    for runs in (
+        [Run(2, 5, 0, NOW), Run(9, 10, 7, NOW), Run(20, 33, 2, NOW)],
+        [Run(0, 3, 0, NOW), Run(38, 40, 0, NOW)],
+        [Run(39, 40, 0, NOW)],
+    ):
+        for run, encoded in zip(runs, block.encode(runs), strict=True):
+            read = rows(encoded, NOW)
+            assert [record.value for record in read] == ordered[run.start : run.end]
+            assert [record.offset for record in read] == list(
+                range(run.base_offset_delta, run.base_offset_delta + encoded.count)
+            )
+
+
+def test_rows_of_one_partition_can_go_to_several_batches() -> None:
+    block = Block(RecordColumns.from_rows([b"a", b"b", b"c"], timestamps_ms=[10, None, 30]), 0, NOW)
+    first, second = block.encode([Run(0, 1, 100, 9), Run(1, 3, 0, NOW)])
+    assert [(r.offset, r.value) for r in rows(first, 9)] == [(100, b"a")]
+    decoded = list(decode_batches(bytes_of([second.chunk], 2, NOW, second.max_timestamp_ms)))
+    assert [record.timestamp_ms for record in decoded[0].records] == [NOW, 30]
+    assert second.max_timestamp_ms == NOW
+
+
+def test_now_counts_against_the_base_timestamp_of_the_batch() -> None:
+    block = Block(RecordColumns.from_rows([b"a"]), 0, NOW)
+    (run,) = block.encode([Run(0, 1, 0, NOW - 12345)])
+    (batch,) = decode_batches(bytes_of([run.chunk], 1, NOW - 12345, run.max_timestamp_ms))
+    assert batch.records[0].timestamp_ms == NOW
+
+
+def test_a_value_of_900_kb_goes_through_whole() -> None:
+    large = random.Random(1).randbytes(900_000)
+    block = Block(RecordColumns.from_rows([b"a", large, None], [large, b"k", None]), array_of([1, 0, 1]), NOW)
+    first, second = block.encode([Run(0, 1, 0, NOW), Run(1, 3, 0, NOW)])
+    assert [(r.key, r.value) for r in rows(first, NOW)] == [(b"k", large)]
+    assert [(r.key, r.value) for r in rows(second, NOW)] == [(large, b"a"), (None, None)]
+
+
+def test_a_block_of_more_than_2_gib_is_refused() -> None:
+    offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
+    column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(np.zeros(2**30, np.uint8))])
+    with pytest.raises(SerializationError, match="1 records may take more than 2147483647 bytes"):
+        Block(RecordColumns(column, column), 0, NOW)
+
+
+def test_the_encoded_bytes_are_joined_once_and_runs_are_views_of_them() -> None:
+    block = Block(RecordColumns.from_rows([b"a" * 100] * 20), array_of([row % 4 for row in range(20)]), NOW)
+    runs = block.encode([Run(start, end, 0, NOW) for _, start, end in block.groups])
+    assert len({id(run.chunk.obj) for run in runs}) == 1
+    assert all(run.chunk.readonly for run in runs)
+
+
+content = st.one_of(st.none(), st.binary(max_size=6), st.binary(min_size=60, max_size=70))
+header = st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]]:
+    count = draw(st.integers(1, 90))
+    keys = draw(st.one_of(st.none(), st.lists(content, min_size=count, max_size=count)))
+    values = draw(st.lists(content, min_size=count, max_size=count))
+    headers = draw(st.one_of(st.none(), st.lists(st.lists(header, max_size=3), min_size=count, max_size=count)))
+    time = st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(NOW - 100, NOW + 100))
+    times = draw(st.one_of(st.none(), st.lists(time, min_size=count, max_size=count)))
+    partitions = draw(
+        st.lists(st.integers(0, draw(st.sampled_from([0, 1, 5, 90_000]))), min_size=count, max_size=count)
+    )
+    skipped = draw(st.integers(0, min(3, count - 1)))
+    columns = RecordColumns.from_rows(values, keys, headers, times).slice(skipped, count - skipped)
+    expected = [
+        PlainRecord(row, keys[row] if keys else None, values[row], tuple(headers[row]) if headers else ())
+        for row in range(skipped, count)
+    ]
+    return columns, expected, (times or [None] * count)[skipped:], partitions[skipped:]
+
+
+@settings(derandomize=True, max_examples=200, deadline=None, database=None)
+@given(cases(), st.integers(0, 2**62), st.randoms(use_true_random=False))
+def test_any_columns_come_back_as_they_went_in_whatever_the_runs(
+    case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]], base_time: int, rng: random.Random
+) -> None:
+    columns, expected, times, partitions = case
+    block = Block(columns, array_of(partitions), NOW)
+    order = sorted(range(len(partitions)), key=lambda row: partitions[row])
+    runs = []
+    for partition, start, end in block.groups:
+        assert {partitions[order[row]] for row in range(start, end)} == {partition}
+        while start < end:
+            stop = rng.randint(start + 1, end)
+            if rng.random() < 0.8:
+                runs.append(Run(start, stop, rng.choice([0, 60, 8190]), base_time))
+            start = stop
+    for run, encoded in zip(runs, block.encode(runs), strict=True):
+        chosen = order[run.start : run.end]
+        resolved = [NOW if times[row] is None else times[row] for row in chosen]
+        assert encoded.max_timestamp_ms == max(time for time in resolved if time is not None)
+        assert len(encoded.chunk) <= block.size(run.start, run.end)
+        assert encoded.count == len(chosen)
+        wanted = [expected[row]._replace(offset=run.base_offset_delta + index) for index, row in enumerate(chosen)]
+        data = bytes_of([encoded.chunk], encoded.count, base_time, encoded.max_timestamp_ms)
+        (batch,) = decode_batches(with_last_offset_delta(data, run.base_offset_delta + encoded.count - 1))
+        assert plain(batch) == wanted
+        assert [record.timestamp_ms for record in batch.records] == resolved
+    for row in range(block.num_rows):
+        wanted_row = expected[order[row]]
+        bound = record_size_upper_bound(wanted_row.key, wanted_row.value, wanted_row.headers)
+        assert bound <= block.size(row, row + 1)
+
+
+@settings(derandomize=True, max_examples=80, deadline=None, database=None)
+@given(cases())
+def test_kio_reads_what_we_write(case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]]) -> None:
+    columns, expected, _, _ = case
+    block = Block(RecordColumns(columns.value, columns.key, columns.headers), 0, NOW)
+    (run,) = block.encode([Run(0, block.num_rows, 0, NOW)])
+    assert rows(run, NOW) == [record._replace(offset=index) for index, record in enumerate(expected)]

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record import arrow_arrays
+from spark_kafka_sink.record.columns import RecordColumns
+
+HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+STRING_TYPES = [pa.string(), pa.large_string(), pa.string_view()]
+BINARY_TYPES = [pa.binary(), pa.large_binary(), pa.binary_view()]
+
+
+def columns(**given: Any) -> RecordColumns:
+    return RecordColumns(**{"value": pa.array([b"v"] * 3, pa.binary())} | given)
+
+
+@pytest.mark.parametrize("data_type", STRING_TYPES + BINARY_TYPES, ids=str)
+def test_values_and_keys_of_any_layout_become_binary(data_type: pa.DataType) -> None:
+    texts = ["größe", None, ""]
+    array = (
+        pa.array(texts).cast(pa.binary()).cast(data_type) if data_type in BINARY_TYPES else pa.array(texts, data_type)
+    )
+    made = RecordColumns(array, array)
+    assert made.value.type == pa.binary()
+    assert made.value.to_pylist() == made.key.to_pylist() == ["größe".encode(), None, b""]
+
+
+@pytest.mark.parametrize("value_type", STRING_TYPES + BINARY_TYPES, ids=str)
+def test_a_dictionary_column_is_decoded_once(value_type: pa.DataType) -> None:
+    dictionary = pa.array([b"one", b"two"], pa.binary()).cast(value_type)
+    array = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int8()), dictionary)
+    assert RecordColumns(array).value.to_pylist() == [b"two", None, b"one"]
+
+
+def test_a_fixed_size_column_becomes_binary() -> None:
+    assert RecordColumns(pa.array([b"abcd", None], pa.binary(4))).value.to_pylist() == [b"abcd", None]
+
+
+def test_string_and_binary_columns_are_taken_without_a_copy() -> None:
+    array = pa.array(["abc", "def"])
+    assert RecordColumns(array).value.buffers()[2].address == array.buffers()[2].address
+
+
+def test_chunks_and_slices_keep_their_rows() -> None:
+    chunked = pa.chunked_array([pa.array(["a", "b"]).slice(1), pa.array(["c", None])])
+    assert RecordColumns(chunked).value.to_pylist() == [b"b", b"c", None]
+    made = columns(key=pa.array(["x", "y", "z", "z"]).slice(1), timestamp_ms=pa.array([1, 2, 3]))
+    assert made.slice(1, 2).key.to_pylist() == [b"z", b"z"]
+    assert made.take(np.array([2, 0])).timestamp_ms.to_pylist() == [3, 1]
+    assert made.num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("column", "array", "names"),
+    [
+        ("value", pa.array([1, 2, 3]), "'value' has the Arrow type int64"),
+        ("key", pa.array([1.5, 2, 3]), "'key' has the Arrow type double"),
+        ("key", pa.array([[b"a"]] * 3), "'key' has the Arrow type list"),
+        ("value", pa.array([1, 1, 1]).dictionary_encode(), "'value' has the Arrow type dictionary"),
+        ("value", [b"a"], "'value' is a list"),
+        ("timestamp_ms", pa.array([1, 2, 3], pa.int32()), "'timestamp_ms' has the Arrow type int32; it must be int64"),
+        ("partition", pa.array([1, 2, 3]), "'partition' has the Arrow type int64; it must be int32"),
+        ("headers", pa.array(["a"] * 3), "'headers' has the Arrow type string"),
+        ("headers", pa.array([[{"k": "a"}]] * 3), "'headers' has the Arrow type list"),
+        ("headers", pa.array([[{"key": 1, "value": b""}]] * 3), "'headers' has the Arrow type list"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_the_columns_name(column: str, array: Any, names: str) -> None:
+    with pytest.raises(SchemaError, match=names):
+        columns(**{column: array})
+
+
+@pytest.mark.parametrize("column", ["key", "timestamp_ms", "partition", "headers"])
+def test_a_column_of_another_length_is_refused_with_its_name(column: str) -> None:
+    types = {"key": pa.string(), "timestamp_ms": pa.int64(), "partition": pa.int32(), "headers": HEADER_TYPE}
+    with pytest.raises(SchemaError, match=f"'{column}' has 2 rows, the column 'value' has 3"):
+        columns(**{column: pa.nulls(2, types[column])})
+
+
+def large_column(*ends: int) -> pa.LargeBinaryArray:
+    """Rows that end at these bytes of a buffer that is never touched, so that it takes address space only."""
+    offsets = pa.py_buffer(np.array([0, *ends], np.int64))
+    data = pa.py_buffer(np.zeros(ends[-1], np.uint8))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, offsets, data])
+
+
+def test_more_than_32_bit_offsets_can_address_is_refused_by_name() -> None:
+    with pytest.raises(SerializationError, match=r"'value' holds more than 2147483647 bytes; hand over fewer rows"):
+        RecordColumns(large_column(2**31))
+    dictionary = pa.array([bytes(1 << 20)], pa.binary())
+    repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2048, np.int32)), dictionary)
+    with pytest.raises(SerializationError, match="'value' holds more than 2147483647 bytes"):
+        RecordColumns(repeated)
+
+
+def test_a_small_slice_far_into_a_large_column_is_taken() -> None:
+    column = large_column(2**31 + 5, 2**31 + 8, 2**31 + 8)
+    assert RecordColumns(column.slice(1)).value.to_pylist() == [bytes(3), b""]
+
+
+def test_chunks_of_more_than_2_gib_together_are_refused_by_name() -> None:
+    chunk = large_column(2**30).cast(pa.binary())
+    with pytest.raises(SerializationError, match="'value' holds more than 2147483647 bytes"):
+        RecordColumns(pa.chunked_array([chunk, chunk]))
+
+
+def test_headers_of_any_layout_become_one_and_null_lists_empty_ones() -> None:
+    rows = [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, []]
+    for list_type, key, value in (
+        (pa.list_, pa.string(), pa.binary()),
+        (pa.large_list, pa.large_string(), pa.large_binary()),
+        (pa.list_, pa.string_view(), pa.binary_view()),
+        (pa.list_, pa.binary(), pa.string()),
+    ):
+        array = pa.array(rows, list_type(pa.struct([("key", key), ("value", value)])))
+        made = columns(headers=array).headers
+        assert made.to_pylist() == [[{"key": b"a", "value": b"1"}, {"key": b"b", "value": None}], [], []]
+        assert columns(headers=pa.concat_arrays([array, array]).slice(2, 3)).headers.to_pylist() == [
+            [],
+            [{"key": b"a", "value": b"1"}, {"key": b"b", "value": None}],
+            [],
+        ]
+
+
+def test_a_header_without_a_key_is_refused_with_its_row() -> None:
+    rows = [[{"key": "a", "value": b""}], None, [{"key": "b", "value": b""}, {"key": None, "value": b"x"}]]
+    array = pa.array([[{"key": None, "value": None}], *rows], HEADER_TYPE)
+    with pytest.raises(SerializationError, match=r"Row 2 has a header without a key in the column 'headers'"):
+        columns(headers=array.slice(1))
+    with pytest.raises(SerializationError, match="Row 1 has a header without a key"):
+        columns(headers=pa.array([None, [None], None], HEADER_TYPE))
+
+
+def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
+    array = pa.array([[{"key": b"a", "value": b""}], [{"key": None, "value": b""}], []], arrow_header_type())
+    with pytest.raises(SerializationError, match="Row 1"):
+        columns(headers=array)
+
+
+def arrow_header_type() -> pa.DataType:
+    return pa.list_(pa.struct([("key", arrow_arrays.BINARY), ("value", arrow_arrays.BINARY)]))
+
+
+def test_rows_of_python_values_become_columns() -> None:
+    made = RecordColumns.from_rows(
+        [b"a", "größe", None], ["k", None, b""], [[("h", b"1"), ("i", None)], None, []], [5, None, -1], [0, None, 7]
+    )
+    assert made.value.to_pylist() == [b"a", "größe".encode(), None]
+    assert made.key.to_pylist() == [b"k", None, b""]
+    assert made.headers.to_pylist() == [[{"key": b"h", "value": b"1"}, {"key": b"i", "value": None}], [], []]
+    assert made.timestamp_ms.to_pylist() == [5, None, -1]
+    assert made.partition.to_pylist() == [0, None, 7]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"values": [b"a", 7]}, "The value of row 1 is a int"),
+        ({"values": [b"a", b"b"], "keys": [None, object()]}, "The key of row 1 is a object"),
+        ({"values": [b"a"], "timestamps_ms": [2**63]}, "The timestamp_ms of row 0 is a int that does not fit"),
+        ({"values": [b"a"], "partitions": [2**31]}, "The partition of row 0 is a int that does not fit"),
+        ({"values": [b"a"], "headers": [["x"]]}, "A header of row 0 is not a"),
+        ({"values": [b"a", b"b"], "headers": [[], [(None, b"x")]]}, "A header key of row 1 is a NoneType"),
+        ({"values": [b"a"], "headers": [[("n", 5)]]}, "The value of header 'n' in row 0 is a int"),
+    ],
+)
+def test_a_row_that_is_no_bytes_is_refused_with_its_place(rows: dict[str, Any], message: str) -> None:
+    with pytest.raises(SerializationError, match=message):
+        RecordColumns.from_rows(**rows)

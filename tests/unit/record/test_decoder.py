@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_kafka_sink.common.errors import CorruptBatchError
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.decoder import decode_batches
+from spark_kafka_sink.record.encoder import encode_rows
+
+
+def batch_bytes(values: list[bytes | None], codec: str = "none", base_offset: int = 0) -> bytes:
+    run = encode_rows(None, values, [[("h", b"x")]] * len(values), [1000] * len(values), 0, 1000)
+    joined = b"".join(seal([run.chunk], len(values), 1000, 1000, codec_for(codec)).buffers)
+    return base_offset.to_bytes(8, "big") + joined[8:]
+
+
+def with_records(body: bytes, count: int, last_delta: int | None = None, attributes: int = 0) -> bytes:
+    """A batch of these bytes with a true length and checksum, whatever the bytes are."""
+    last_delta = count - 1 if last_delta is None else last_delta
+    covered = struct.pack(">hiqqqhii", attributes, last_delta, 0, 0, -1, -1, -1, count) + body
+    return struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered
+
+
+def decoded_values(data: bytes) -> list[list[bytes | None]]:
+    return [[record.value for record in batch.records] for batch in decode_batches(data)]
+
+
+def refused(data: bytes, message: str) -> None:
+    with pytest.raises(CorruptBatchError, match=message):
+        list(decode_batches(data))
+
+
+def test_batches_in_a_row_are_read_with_their_own_offsets_and_codecs() -> None:
+    data = batch_bytes([b"a", b"b"], "none", 10) + batch_bytes([b"c"], "zstd", 12) + batch_bytes([b"d"], "lz4", 2**40)
+    batches = list(decode_batches(memoryview(data)))
+    assert [[record.offset for record in batch.records] for batch in batches] == [[10, 11], [12], [2**40]]
+    assert [batch.codec.name for batch in batches] == ["none", "zstd", "lz4"]
+    assert sum(batch.size for batch in batches) == len(data)
+
+
+def test_a_last_batch_that_is_cut_off_is_left_out() -> None:
+    first, second = batch_bytes([b"a"]), batch_bytes([b"b"])
+    for kept in range(len(second)):
+        assert decoded_values(first + second[:kept]) == [[b"a"]]
+    assert decoded_values(b"") == []
+
+
+def test_a_flipped_bit_anywhere_behind_the_leader_epoch_is_noticed() -> None:
+    data = batch_bytes([b"value", b"another"])
+    for position in range(16, len(data)):
+        wrong = bytearray(data)
+        wrong[position] ^= 0x10
+        with pytest.raises(CorruptBatchError):
+            list(decode_batches(wrong))
+
+
+def test_a_wrong_checksum_is_told_with_the_batchs_offset() -> None:
+    data = bytearray(batch_bytes([b"value"], base_offset=77))
+    data[-1] ^= 1
+    refused(bytes(data), "The batch at offset 77 is corrupt. Its checksum is 0x[0-9a-f]{8}, its bytes give 0x")
+
+
+@pytest.mark.parametrize("magic", [0, 1, 3])
+def test_another_format_version_is_refused(magic: int) -> None:
+    data = bytearray(batch_bytes([b"value"]))
+    data[16] = magic
+    refused(bytes(data), f"format version {magic}; only 2 is read")
+
+
+@pytest.mark.parametrize("length", [-1, 0, 48, -(2**31)])
+def test_a_length_too_small_for_a_header_is_refused(length: int) -> None:
+    data = batch_bytes([b"value"])
+    refused(data[:8] + struct.pack(">i", length) + data[12:], f"claims a length of {length} bytes")
+
+
+RECORD = bytes([0x10, 0, 0, 0, 1, 0x04, 0x61, 0x62, 0])  # 8 bytes: null key, value "ab", no headers
+
+
+def test_the_plain_record_of_these_tests_is_read() -> None:
+    assert decoded_values(with_records(RECORD, 1)) == [[b"ab"]]
+    assert decoded_values(with_records(b"", 0, last_delta=5)) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("body", "count", "message"),
+    [
+        (RECORD, 2, "claims 2 records in 9 bytes"),
+        (RECORD, 2**31 - 1, "claims 2147483647 records in 9 bytes"),
+        (RECORD, -1, "claims -1 records"),
+        (RECORD, 0, "9 bytes follow its 0 records"),
+        (RECORD * 2, 1, "9 bytes follow its 1 records"),
+        (RECORD[:-1], 1, "Record 0 claims 8 bytes of 7 left"),
+        (b"\x12" + RECORD[1:] + b"\x00", 1, "Record 0 is not the 9 bytes long that it states"),
+        (b"\x0e" + RECORD[1:], 1, "Record 0 is not the 7 bytes long"),
+        (b"\x11" + RECORD[1:], 1, "Record 0 is not the -9 bytes long"),
+        (b"\xff\xff\xff\xff\xff\x01" + RECORD, 1, "varint takes more than 5 bytes"),
+        (b"\xfe\xff\xff\xff\x0f" + RECORD[1:], 1, "Record 0 claims 2147483647 bytes of 8 left"),
+        (bytes([0x10, 0, 0, 0, 1, 0x40, 0x61, 0x62, 0]), 1, "end within record 0"),
+        (bytes([0x10, 0, 0, 2, 1, 4, 0x61, 0x62, 0]), 1, "Record 0 has offset delta 1 of 0"),
+        (bytes([0x10, 0, 0, 1, 1, 4, 0x61, 0x62, 0]), 1, "Record 0 has offset delta -1 of 0"),
+        (bytes([0x10, 0, 0, 0, 1, 4, 0x61, 0x62, 1]), 1, "claims -1 headers"),
+        (bytes([0x10, 0, 0, 0, 1, 0, 0x04, 0, 0]), 1, "claims 2 headers in 2 bytes"),
+        (bytes([0x0E, 0, 0, 0, 1, 1, 0xFE, 0x7F]), 1, "claims 8191 headers in 0 bytes"),
+        (bytes([0x10, 0, 0, 0, 1, 1, 0x02, 1, 0]), 1, "name has the length -1"),
+        (bytes([0x0E, 0, 0, 0, 1, 1, 0x80, 0x80]), 1, "end within record 0"),
+    ],
+)
+def test_records_that_are_not_what_the_header_says_are_refused(body: bytes, count: int, message: str) -> None:
+    refused(with_records(body, count, last_delta=0), message)
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    refused(with_records(RECORD, 1, attributes=6), "compression codec 6")
+
+
+def test_records_that_do_not_decompress_are_refused() -> None:
+    refused(with_records(RECORD, 1, attributes=4), "do not decompress as zstd")
+
+
+def test_the_count_is_held_against_the_decompressed_bytes() -> None:
+    compressed = bytes(codec_for("gzip").compress([RECORD * 10]))
+    assert decoded_values(with_records(compressed, 10, 0, attributes=1)) == [[b"ab"] * 10]
+    refused(with_records(compressed, 13, attributes=1), "claims 13 records in 90 bytes")
+
+
+def test_a_bomb_is_refused_at_the_callers_limit() -> None:
+    data = batch_bytes([bytes(5_000_000)], "zstd")
+    assert len(data) < 10_000
+    with pytest.raises(CorruptBatchError, match="take more than 1000000 bytes when decompressed"):
+        list(decode_batches(data, max_decompressed_size=1_000_000))
+
+
+@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@given(st.binary(max_size=80), st.integers(-5, 30), st.integers(0, 5))
+def test_any_bytes_give_records_or_a_corrupt_batch_error(body: bytes, count: int, attributes: int) -> None:
+    try:
+        batches = list(decode_batches(with_records(body, count, attributes=attributes)))
+    except CorruptBatchError:
+        return
+    assert sum(len(batch.records) for batch in batches) == count
+
+
+def test_any_change_to_a_batch_with_a_true_checksum_gives_records_or_a_corrupt_batch_error() -> None:
+    rng = random.Random(11)
+    body = batch_bytes([b"some value", None, b"x" * 100])[61:]
+    outcomes = {"read": 0, "refused": 0}
+    for _ in range(3000):
+        wrong = bytearray(body)
+        for _ in range(rng.randint(1, 4)):
+            wrong[rng.randrange(len(wrong))] = rng.randrange(256)
+        try:
+            list(decode_batches(with_records(bytes(wrong), 3)))
+            outcomes["read"] += 1
+        except CorruptBatchError:
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 100

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.record.murmur2 import murmur2, murmur2_column, partition_for_key, partitions_for_keys
+
+
+def expected(keys: list[bytes]) -> list[int]:
+    return [murmur2(key) for key in keys]
+
+
+@settings(derandomize=True, max_examples=150, deadline=None, database=None)
+@given(st.lists(st.binary(max_size=40), max_size=30), st.integers(0, 5), st.integers(1, 5000))
+def test_a_column_hashes_as_its_keys_do_one_by_one(keys: list[bytes], skipped: int, partition_count: int) -> None:
+    column = pa.array(keys, pa.binary()).slice(skipped)
+    rest = keys[skipped:]
+    assert murmur2_column(column).tolist() == expected(rest)
+    partitions = partitions_for_keys(column, partition_count)
+    assert partitions.dtype == np.int32
+    assert partitions.tolist() == [partition_for_key(key, partition_count) for key in rest]
+
+
+@pytest.mark.parametrize("length", range(13))
+def test_keys_of_one_length_are_hashed_alike_at_any_slice(length: int) -> None:
+    rng = random.Random(length)
+    keys = [rng.randbytes(length) for _ in range(50)]
+    for start in (0, 1, 7):
+        assert murmur2_column(pa.array(keys, pa.binary()).slice(start)).tolist() == expected(keys[start:])
+
+
+def test_a_few_very_long_keys_among_short_ones_are_hashed_right_and_without_blowing_up() -> None:
+    rng = random.Random(7)
+    keys = [rng.randbytes(rng.randrange(12)) for _ in range(400)] + [rng.randbytes(900_000), rng.randbytes(5001)]
+    keys += [rng.randbytes(200 + index) for index in range(40)]
+    rng.shuffle(keys)
+    for start in (0, 3):
+        assert murmur2_column(pa.array(keys, pa.binary()).slice(start)).tolist() == expected(keys[start:])
+
+
+def test_every_layout_of_strings_hashes_to_the_same() -> None:
+    keys = ["", "größe", "a-key", "🔑🔑"]
+    hashes = expected([key.encode() for key in keys])
+    plain = pa.array(keys)
+    for column in (
+        plain,
+        plain.cast(pa.large_string()),
+        plain.cast(pa.string_view()),
+        plain.cast(pa.binary()),
+        plain.dictionary_encode(),
+        pa.chunked_array([plain.slice(0, 1), plain.slice(1)]),
+    ):
+        assert murmur2_column(column).tolist() == hashes
+
+
+def test_a_null_leaves_the_hashes_around_it_alone() -> None:
+    hashes = murmur2_column(pa.array([b"first", None, b"third key"], pa.binary())).tolist()
+    assert (hashes[0], hashes[2]) == (murmur2(b"first"), murmur2(b"third key"))
+    # The null's slot may even hold bytes.
+    offsets = pa.py_buffer(np.array([0, 5, 9, 14], np.int32))
+    column = pa.BinaryArray.from_buffers(
+        pa.binary(), 3, [pa.py_buffer(b"\x05"), offsets, pa.py_buffer(b"firstjunkthird")]
+    )
+    hashes = murmur2_column(column).tolist()
+    assert (hashes[0], hashes[2]) == (murmur2(b"first"), murmur2(b"third"))
+
+
+def test_no_keys_give_no_hashes() -> None:
+    assert murmur2_column(pa.array([], pa.binary())).tolist() == []
+
+
+def test_a_column_of_numbers_is_refused_by_name() -> None:
+    with pytest.raises(SchemaError, match="'key' has the Arrow type int64"):
+        murmur2_column(pa.array([1, 2]))
