@@ -45,13 +45,13 @@ from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
-from spark_kafka_sink.record.assignment import assign_partitions, explicit_range, has_free_rows, is_free
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.placement import highest_partition, place
 
 log = logging.getLogger(__name__)
 
@@ -213,46 +213,47 @@ class KafkaProducer:
         topic was refused with; rows that were taken before that are on their way, and `on_completion` tells of them.
         """
         self._ensure_usable()
-        bounds = explicit_range(columns)
-        if bounds is not None and bounds[0] < 0:
-            raise SerializationError(f"Topic {topic}: partition {bounds[0]} is negative.")
-        named = None if bounds is None else bounds[1]
+        named = highest_partition(columns)
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
-            self._send_part(topic, part, named, on_completion)
+            cluster, left_ms = self._wait_on_metadata(topic, named, self._clock.now_ms(), self.config.max_block_ms)
+            count = cluster.partition_count_for_topic(topic) or 1
+            placement = place(part, count, self.config.partitioner_ignore_keys)
+            if placement.placed is not None:
+                self._send_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms)
+            if placement.free is not None:
+                self._send_block(topic, placement.free, None, cluster, on_completion, left_ms)
 
-    def _send_part(
-        self, topic: str, columns: RecordColumns, named: int | None, on_completion: RunCallback | None
+    def _send_block(
+        self,
+        topic: str,
+        columns: RecordColumns,
+        partitions: Any,
+        cluster: Cluster,
+        on_completion: RunCallback | None,
+        max_block_ms: int,
     ) -> None:
-        """Send rows as one block, or as two halves where that would take too much memory at once."""
-        now_ms = self._clock.now_ms()
-        cluster, left_ms = self._wait_on_metadata(topic, named, now_ms, self.config.max_block_ms)
-        block = self._make_block(topic, columns, cluster)
-        size = block.size(0, block.num_rows)
-        if size > self.config.buffer_memory // BLOCKS_IN_MEMORY and columns.num_rows > 1:
-            half = columns.num_rows // 2
-            self._send_part(topic, columns.slice(0, half), named, on_completion)
-            self._send_part(topic, columns.slice(half, columns.num_rows - half), named, on_completion)
+        """Send rows as one block, or as two halves where that would take too much memory at once.
+
+        `partitions`: int32 array, one per row, or None for rows that may go anywhere.
+        """
+        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms())
+        if block.size(0, block.num_rows) > self.config.buffer_memory // BLOCKS_IN_MEMORY and block.num_rows > 1:
+            half = block.num_rows // 2
+            for first, last in ((0, half), (half, block.num_rows)):
+                own = None if partitions is None else partitions[first:last]
+                part = columns.slice(first, last - first)
+                self._send_block(topic, part, own, cluster, on_completion, max_block_ms)
             return
         self._ensure_valid_size(topic, block.largest_record)
         groups = block.groups
-        if is_free(columns, self.config.partitioner_ignore_keys):
+        if partitions is None:
             count = cluster.partition_count_for_topic(topic) or 1
             groups = self._partitioner(topic).assign(block, cluster, count)
-        result = self._accumulator.append_block(topic, block, groups, on_completion, left_ms, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        result = self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
         if result.wakes_sender:
             self.sender.wakeup()
-
-    def _make_block(self, topic: str, columns: RecordColumns, cluster: Cluster) -> Block:
-        wall_ms = self._clock.wall_ms()
-        ignore_keys = self.config.partitioner_ignore_keys
-        if is_free(columns, ignore_keys):
-            return Block(columns, 0, wall_ms)
-        count = cluster.partition_count_for_topic(topic) or 1
-        free_partition = 0
-        if has_free_rows(columns, ignore_keys):
-            free_partition = self._partitioner(topic).take(self.config.batch_size, cluster, count)
-        return Block(columns, assign_partitions(columns, count, ignore_keys, free_partition), wall_ms)
 
     def _choose_partition(
         self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.arrow_arrays import BoolArray, null_mask
@@ -33,19 +35,18 @@ def place(columns: RecordColumns, partition_count: int, ignore_keys: bool = Fals
     does not have.
     """
     rows = columns.num_rows
-    given = columns.partition is not None and columns.partition.null_count < rows
-    keyed = not ignore_keys and columns.key is not None and columns.key.null_count < rows
-    if not given and not keyed:
+    given = None if _all_null(columns.partition) else columns.partition
+    key = None if ignore_keys or _all_null(columns.key) else columns.key
+    if given is None and key is None:
         return Placement(None, None, columns if rows else None)
     partitions = np.full(rows, -1, np.int32)
     free = np.ones(rows, np.bool_)
-    if keyed:
-        partitions = partitions_for_keys(columns.key, partition_count)
-        free = _or_false(null_mask(columns.key), rows)
-    if given:
-        assert columns.partition is not None
-        unset = _or_false(null_mask(columns.partition), rows)
-        explicit = columns.partition.fill_null(0).to_numpy()
+    if key is not None:
+        partitions = partitions_for_keys(key, partition_count)
+        free = _or_false(null_mask(key), rows)
+    if given is not None:
+        unset = _or_false(null_mask(given), rows)
+        explicit = given.fill_null(0).to_numpy()
         _check(explicit, unset, partition_count)
         partitions = np.where(unset, partitions, explicit)
         free &= unset
@@ -54,6 +55,18 @@ def place(columns: RecordColumns, partition_count: int, ignore_keys: bool = Fals
     known = np.flatnonzero(~free)
     placed = columns.take(known) if len(known) else None
     return Placement(placed, partitions[known] if len(known) else None, columns.take(np.flatnonzero(free)))
+
+
+def highest_partition(columns: RecordColumns) -> int | None:
+    """The highest partition that a row asks for, None where no row asks for one."""
+    if columns.partition is None:
+        return None
+    highest: int | None = pc.max(columns.partition).as_py()
+    return highest
+
+
+def _all_null(column: pa.Array | None) -> bool:
+    return column is None or column.null_count == len(column)
 
 
 def _or_false(mask: BoolArray | None, rows: int) -> BoolArray:
@@ -65,5 +78,5 @@ def _check(explicit: npt.NDArray[np.int32], unset: BoolArray, partition_count: i
     if len(wrong):
         row = int(wrong[0])
         raise SerializationError(
-            f"Row {row} asks for partition {int(explicit[row])}; the topic has the partitions 0 to {partition_count - 1}."
+            f"Row {row} asks for partition {int(explicit[row])}; the topic has 0 to {partition_count - 1}."
         )
