@@ -14,7 +14,7 @@ import logging
 import os
 import selectors
 import socket
-from typing import Any, Final
+from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
@@ -62,10 +62,8 @@ class Selector:
 
     # ---- connections -----------------------------------------------------------------------------------------------
 
-    def connect(
-        self, connection_id: str, address: tuple[int, Any], send_buffer: int = -1, receive_buffer: int = -1
-    ) -> None:
-        """Start to connect to (family, sockaddr). A later poll reports it as `connected` or `disconnected`, also where
+    def connect(self, connection_id: str, address: Address, send_buffer: int = -1, receive_buffer: int = -1) -> None:
+        """Start to connect. A later poll reports it as `connected` or `disconnected`, also where
         the attempt fails at once.
 
         Buffer sizes in bytes, -1 for the system's own. Raises IllegalStateError where the id is in use.
@@ -73,10 +71,9 @@ class Selector:
         self._check_usable()
         if connection_id in self._channels or connection_id in self._lost:
             raise IllegalStateError(f"There is a connection {connection_id!r} already.")
-        target = Address(*address)
-        description = f"Node {connection_id} at {target}"
+        description = f"Node {connection_id} at {address}"
         try:
-            transport = PlainTransport(target, send_buffer, receive_buffer)
+            transport = PlainTransport(address, send_buffer, receive_buffer)
         except OSError as error:
             self._lost[connection_id] = ChannelState(ChannelKind.NOT_CONNECTED, _connect_error(description, error))
             return

@@ -19,6 +19,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.transport import Address
 
 _MAX_RECEIVE_SIZE = 100 * 1024 * 1024
 
@@ -40,9 +41,9 @@ class FakeNetwork:
         """Nodes whose responses stay on the road until the node is taken out."""
         self.selectors: list[FakeSelector] = []
 
-    def resolve(self, host: str, port: int) -> list[tuple[int, Any]]:
+    def resolve(self, host: str, port: int) -> list[Address]:
         """What `network.resolver.resolve` does, without a name service."""
-        return [(socket.AF_INET, (host, port))]
+        return [Address(socket.AF_INET, (host, port))]
 
     def bootstrap_addresses(self) -> list[tuple[str, int]]:
         return [(node.host, node.port) for node in self.cluster.nodes.values()]
@@ -108,15 +109,12 @@ class FakeSelector:
 
     # ---- the methods of Selector -------------------------------------------------------------------------------------
 
-    def connect(
-        self, connection_id: str, address: tuple[int, Any], send_buffer: int = -1, receive_buffer: int = -1
-    ) -> None:
+    def connect(self, connection_id: str, address: Address, send_buffer: int = -1, receive_buffer: int = -1) -> None:
         self._check_open()
         if connection_id in self._connections or connection_id in self._lost:
             raise IllegalStateError(f"There is a connection {connection_id!r} already.")
-        host, port = address[1][:2]
-        node_id = self._network.node_at(address[1])
-        connection = _Connection(connection_id, node_id, f"Node {connection_id} at {host}:{port}")
+        node_id = self._network.node_at(address.sockaddr)
+        connection = _Connection(connection_id, node_id, f"Node {connection_id} at {address}")
         self._connections[connection_id] = connection
         if node_id not in self._network.hanging:
             self._after(self._network.latency_ms(), lambda: self._finish_connect(connection))
@@ -279,8 +277,8 @@ class FakeSelector:
                 del arrived[: 4 + size]
                 return
         if connection.is_ended:
-            error = DisconnectError(f"{connection.description} closed the connection.")
-            self._lose(connection, ChannelKind.READY, error, self.disconnected)
+            ended = DisconnectError(f"{connection.description} closed the connection.")
+            self._lose(connection, ChannelKind.READY, ended, self.disconnected)
 
     def _lose(
         self, connection: _Connection, kind: ChannelKind, error: KafkaError, into: dict[str, ChannelState]

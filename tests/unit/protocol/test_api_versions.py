@@ -1,0 +1,70 @@
+"""The version to use with a node."""
+
+from __future__ import annotations
+
+import pytest
+from support.scripted_broker.responses import encode_response
+from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
+
+from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
+from spark_kafka_sink.protocol.api_versions import NodeApiVersions
+from spark_kafka_sink.protocol.coordinator_requests import EndTxnRequest
+from spark_kafka_sink.protocol.framing import parse_response
+from spark_kafka_sink.protocol.messages import VersionRange, request_type
+from spark_kafka_sink.protocol.requests import MetadataRequest, ProduceRequest
+
+
+def versions_of(ranges: dict[int, tuple[int, int]], version: int = 3, **values: object) -> NodeApiVersions:
+    keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in ranges.items()]
+    frame = encode_response(18, version, 1, {"error_code": 0, "api_keys": keys, **values})
+    return NodeApiVersions.from_response(parse_response(request_type(18, version), frame[4:])[1])
+
+
+def test_the_highest_version_both_know_is_used() -> None:
+    assert versions_of({0: (0, 13)}).usable_version(ProduceRequest(-1, 1, {})) == 12
+    assert versions_of({0: (0, 9)}).usable_version(ProduceRequest(-1, 1, {})) == 9
+    assert versions_of({0: (3, 3)}).usable_version(ProduceRequest(-1, 1, {})) == 3
+
+
+def test_the_requests_own_limits_count() -> None:
+    assert versions_of({26: (0, 5)}).usable_version(EndTxnRequest("t", 1, 1, True, transaction_version=1)) == 4
+    with pytest.raises(UnsupportedVersionError, match=r"speaks versions 0 to 5 of PRODUCE.* needs versions 7 to 12"):
+        versions_of({0: (0, 5)}).usable_version(ProduceRequest(-1, 1, {}, has_zstd=True))
+
+
+@pytest.mark.parametrize("theirs", [(0, 2), (13, 14)])
+def test_no_version_in_common_names_the_api_and_both_ranges(theirs: tuple[int, int]) -> None:
+    low, high = theirs
+    with pytest.raises(UnsupportedVersionError, match=rf"versions {low} to {high} of PRODUCE \(api 0\).*3 to 12"):
+        versions_of({0: theirs}).usable_version(ProduceRequest(-1, 1, {}))
+
+
+def test_an_api_the_node_does_not_have_is_named() -> None:
+    with pytest.raises(UnsupportedVersionError, match="does not speak METADATA"):
+        versions_of({0: (0, 9)}).usable_version(MetadataRequest(None))
+
+
+@pytest.mark.parametrize(("release", "produce", "metadata"), [(KAFKA_2_1, 7, 7), (KAFKA_4_1, 12, 13)])
+def test_old_and_new_releases_are_spoken_to(release: dict[int, tuple[int, int]], produce: int, metadata: int) -> None:
+    node = versions_of(release)
+    assert node.usable_version(ProduceRequest(-1, 1, {}, has_zstd=True)) == produce
+    assert node.usable_version(MetadataRequest(("t",))) == metadata
+
+
+def test_finalized_features_are_kept_by_name() -> None:
+    features = [{"name": "transaction.version", "max_version_level": 2, "min_version_level": 1}]
+    node = versions_of({}, finalized_features=features, finalized_features_epoch=41)
+    assert node.finalized_feature("transaction.version") == 2
+    assert node.finalized_feature("group.version") == 0
+    assert node.finalized_features_epoch == 41
+    assert versions_of({18: (0, 0)}, version=0).finalized_features_epoch == -1
+
+
+@pytest.mark.parametrize("theirs", [(5, 4), (-1, 3)])
+def test_a_range_upside_down_is_a_protocol_error(theirs: tuple[int, int]) -> None:
+    with pytest.raises(ProtocolError, match="api 0"):
+        versions_of({0: theirs})
+
+
+def test_a_range_reads_as_text() -> None:
+    assert str(VersionRange(3, 12)) == "3 to 12"

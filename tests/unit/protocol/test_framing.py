@@ -1,0 +1,190 @@
+"""Frames out and in."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from random import Random
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+from support.random_entities import random_entity, response_payload, varint
+
+from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.protocol.chunks import RecordChunks
+from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type, response_type
+from spark_kafka_sink.protocol.requests import ApiVersionsRequest, MetadataRequest, ProduceRequest
+
+LATEST = [pytest.param(api_key, versions.latest, id=api_key.name) for api_key, versions in SUPPORTED_VERSIONS.items()]
+OLDEST = [
+    pytest.param(api_key, versions.oldest, id=f"{api_key.name}-oldest")
+    for api_key, versions in SUPPORTED_VERSIONS.items()
+]
+
+
+def full_entity(entity_type: object) -> object:
+    """Of many random ones, the one that takes most bytes: it has every kind of part."""
+    candidates = [random_entity(entity_type, Random(seed)) for seed in range(20)]
+    return max(candidates, key=lambda entity: min(600, len(response_payload(entity, 1))))
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_is_size_header_and_body() -> None:
+    entity = MetadataRequest(("flights",)).build(12)
+    frame = b"".join(encode_request(entity, correlation_id=77, client_id="sink"))
+    assert struct.unpack_from(">i", frame) == (len(frame) - 4,)
+    header, header_size = entity_reader(type(entity).__header_schema__)(frame, 4)
+    body, body_size = entity_reader(type(entity))(frame, 4 + header_size)
+    assert (header.correlation_id, header.client_id) == (77, "sink")
+    assert (header.request_api_key, header.request_api_version) == (3, 12)
+    assert body == entity
+    assert 4 + header_size + body_size == len(frame)
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12])
+def test_record_batches_are_sent_from_where_they_lie(version: int) -> None:
+    chunks = [memoryview(bytearray(61)), memoryview(bytearray(b"x" * 1000)), memoryview(bytearray(b"y" * 5))]
+    request = ProduceRequest(-1, 1000, {"t": [(0, RecordChunks(chunks[:2])), (1, RecordChunks(chunks[2:]))]})
+    frame = encode_request(request.build(version), 1, None)
+    for chunk in chunks:
+        assert any(piece.obj is chunk.obj for piece in frame), "a chunk was copied"
+    chunks[1][:] = b"z" * 1000
+    joined = b"".join(frame)
+    assert b"z" * 1000 in joined
+    assert struct.unpack_from(">i", joined) == (len(joined) - 4,)
+
+
+def test_a_partition_with_empty_records_leaves_no_empty_buffer() -> None:
+    frame = encode_request(ProduceRequest(1, 1, {"t": [(0, RecordChunks([memoryview(b"")]))]}).build(9), 1, None)
+    assert all(piece.nbytes for piece in frame)
+
+
+def test_what_does_not_fit_its_field_is_a_protocol_error_that_names_the_request() -> None:
+    with pytest.raises(ProtocolError, match="Metadata cannot be encoded"):
+        encode_request(MetadataRequest(("a" * 40_000,)).build(4), 1, None)
+    with pytest.raises(ProtocolError, match="Produce cannot be encoded"):
+        encode_request(ProduceRequest(2**20, 1, {}).build(9), 1, None)
+
+
+# ---- responses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview, lambda data: memoryview(bytearray(data))])
+def test_a_response_is_read_from_any_buffer(buffer: type) -> None:
+    entity = full_entity(response_type(ApiKey.PRODUCE, 12))
+    payload = buffer(response_payload(entity, 5))
+    assert parse_response(request_type(ApiKey.PRODUCE, 12), payload) == (5, entity)
+
+
+@pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
+def test_a_response_cut_short_anywhere_is_a_protocol_error(api_key: int, version: int) -> None:
+    payload = response_payload(full_entity(response_type(api_key, version)), 1)
+    for length in range(len(payload)):
+        with pytest.raises(ProtocolError):
+            parse_response(request_type(api_key, version), payload[:length])
+
+
+@pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
+def test_a_response_with_a_byte_too_many_is_a_protocol_error(api_key: int, version: int) -> None:
+    payload = response_payload(full_entity(response_type(api_key, version)), 1)
+    with pytest.raises(ProtocolError, match="1 bytes too many"):
+        parse_response(request_type(api_key, version), payload + b"\0")
+
+
+@pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
+def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_key: int, version: int) -> None:
+    random = Random(int(api_key) * 100 + version)
+    payload = response_payload(full_entity(response_type(api_key, version)), 1)
+    logging.disable(logging.WARNING)
+    try:
+        for _ in range(400):
+            broken = bytearray(payload)
+            for _ in range(random.choice((1, 1, 2, 8))):
+                broken[random.randrange(4, len(broken))] = random.choice((0, 0x7F, 0x80, 0xFF, random.randrange(256)))
+            try:
+                _, entity = parse_response(request_type(api_key, version), broken)
+            except ProtocolError:
+                continue
+            assert type(entity) in {
+                response_type(api_key, version),
+                response_type(api_key, 0) if api_key == 18 else None,
+            }
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_an_error_code_that_kio_does_not_know_is_an_unknown_server_error_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    payload = struct.pack(">iihqh", 1, 0, 999, 7, 3)
+    _, response = parse_response(request_type(ApiKey.INIT_PRODUCER_ID, 1), payload)
+    assert response.error_code is ErrorCode.unknown_server_error
+    assert (response.producer_id, response.producer_epoch) == (7, 3)
+    assert "unknown error code 999" in caplog.text
+
+
+def test_tags_that_kio_does_not_know_are_passed_over_on_every_level() -> None:
+    unknown = varint(90) + varint(3) + b"abc"
+    leader = varint(0) + varint(9 + len(unknown)) + struct.pack(">ii", 4, 17) + b"\x01" + unknown
+    partition = struct.pack(">ihqqq", 6, 6, -1, -1, -1) + b"\x01\x00" + b"\x02" + leader + unknown
+    topic = varint(2) + b"t" + varint(2) + partition + b"\x01" + unknown
+    payload = struct.pack(">i", 8) + b"\x01" + unknown + varint(2) + topic + struct.pack(">i", 250) + b"\x01" + unknown
+    correlation_id, response = parse_response(request_type(ApiKey.PRODUCE, 10), payload)
+    (found,) = response.responses[0].partition_responses
+    assert correlation_id == 8
+    assert (found.index, found.current_leader.leader_id, found.current_leader.leader_epoch) == (6, 4, 17)
+    assert response.throttle_time.total_seconds() == 0.25
+
+
+def test_an_unknown_error_code_inside_a_tag_is_mended_with_the_tags_size() -> None:
+    """No response of today holds a code in a tag: the features of ApiVersions stand in, with an unknown tag inside."""
+    feature = varint(3) + b"tv" + struct.pack(">hh", 2, 2) + b"\x01" + varint(40) + varint(1) + b"?"
+    content = varint(2) + feature
+    tags = b"\x01" + varint(2) + varint(len(content)) + content
+    payload = struct.pack(">ih", 3, 0) + varint(1) + struct.pack(">i", 0) + tags
+    _, response = parse_response(request_type(ApiKey.API_VERSIONS, 3), payload)
+    assert [(feature.name, feature.max_version_level) for feature in response.finalized_features] == [("tv", 2)]
+
+
+def test_a_tag_that_does_not_fill_its_size_is_a_protocol_error() -> None:
+    leader = varint(0) + varint(10) + struct.pack(">ii", 4, 17) + b"\x00" + b"\x00"
+    partition = struct.pack(">ihqqq", 6, 6, -1, -1, -1) + b"\x01\x00" + b"\x01" + leader
+    payload = struct.pack(">i", 8) + b"\x00" + varint(2) + varint(2) + b"t" + varint(2) + partition + b"\x00" * 6
+    with pytest.raises(ProtocolError, match="tag 0 does not fill its 10 bytes"):
+        parse_response(request_type(ApiKey.PRODUCE, 10), payload)
+
+
+def test_a_null_where_none_may_be_is_a_protocol_error() -> None:
+    payload = struct.pack(">i", 1) + b"\x00" + varint(0) + struct.pack(">i", 0) + b"\x00"
+    with pytest.raises(ProtocolError, match="a count of -1"):
+        parse_response(request_type(ApiKey.PRODUCE, 9), payload)
+
+
+def test_a_date_beyond_the_calendar_is_a_protocol_error() -> None:
+    partition = struct.pack(">ihqq", 0, 0, 5, 2**62)
+    topics = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">i", 1) + partition
+    with pytest.raises(ProtocolError, match="does not parse"):
+        parse_response(request_type(ApiKey.PRODUCE, 3), struct.pack(">i", 1) + topics + struct.pack(">i", 0))
+
+
+def test_the_error_names_the_request_and_the_version() -> None:
+    with pytest.raises(ProtocolError, match=r"InitProducerId's response \(version 1, 6 bytes\) ends too early"):
+        parse_response(request_type(ApiKey.INIT_PRODUCER_ID, 1), b"\0" * 6)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_broker_that_does_not_know_our_api_versions_is_read_in_version_0(version: int) -> None:
+    payload = struct.pack(">ihihhh", 12, 35, 1, 18, 0, 2)
+    correlation_id, response = parse_response(type(ApiVersionsRequest("s", "1").build(version)), payload)
+    assert (correlation_id, response.error_code) == (12, 35)
+    assert [(each.api_key, each.min_version, each.max_version) for each in response.api_keys] == [(18, 0, 2)]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0\0\0"])
+def test_a_response_without_correlation_id_is_a_protocol_error(payload: bytes) -> None:
+    with pytest.raises(ProtocolError, match="too short for a correlation id"):
+        correlation_id_of(payload)

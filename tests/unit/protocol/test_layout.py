@@ -1,0 +1,69 @@
+"""The walk before kio reads: it passes all that the schema allows, and stops what kio would not survive."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+
+import pytest
+from kio.serial import entity_reader
+from support.random_entities import random_entity, response_payload
+
+from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.protocol.layout import layout_of, read_varint, write_varint
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, response_type
+
+RESPONSES = [
+    pytest.param(api_key, version, id=f"{api_key.name}-{version}")
+    for api_key, versions in SUPPORTED_VERSIONS.items()
+    for version in range(versions.oldest, versions.latest + 1)
+]
+
+
+@pytest.mark.parametrize(("api_key", "version"), RESPONSES)
+def test_whatever_the_schema_allows_passes_unedited_and_to_its_last_byte(api_key: int, version: int) -> None:
+    entity_type = response_type(api_key, version)
+    for seed in range(25):
+        entity = random_entity(entity_type, Random(seed))
+        payload = response_payload(entity, correlation_id=seed)
+        edits: list[object] = []
+        at = layout_of(entity_type.__header_schema__)(payload, 0, edits)
+        assert layout_of(entity_type)(payload, at, edits) == len(payload)
+        assert edits == []
+        assert entity_reader(entity_type)(payload, at) == (entity, len(payload) - at)
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 16_383, 16_384, 2**28 - 1, 2**28, 2**31 - 1])
+def test_a_varint_reads_back(value: int) -> None:
+    encoded = write_varint(value)
+    assert read_varint(b"\xff" + encoded + b"\xff", 1) == (value, 1 + len(encoded))
+
+
+@pytest.mark.parametrize(
+    ("encoded", "why"),
+    [
+        (b"\xff\xff\xff\xff\xff\x01", "past five bytes"),
+        (b"\x80\x80\x80\x80\x08", "beyond 31 bits"),
+        (b"\xff\xff\xff\xff\x7f", "beyond 31 bits"),
+    ],
+)
+def test_a_varint_that_is_too_long_or_too_large_is_refused(encoded: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        read_varint(encoded, 0)
+
+
+def test_a_varint_that_ends_early_is_an_index_error() -> None:
+    with pytest.raises(IndexError):
+        read_varint(b"\x80\x80", 0)
+
+
+@pytest.mark.parametrize("count", [2**31 - 1, 2**30, 1000, 2])
+def test_a_count_is_held_against_the_bytes_at_hand_before_kio_sees_it(count: int) -> None:
+    walk = layout_of(response_type(0, 3))
+    with pytest.raises(ProtocolError, match=f"a count of {count} with 4 bytes left"):
+        walk(struct.pack(">i", count) + b"\0" * 4, 0, [])
+
+
+def test_a_count_below_null_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="a count of -2"):
+        layout_of(response_type(1, 4))(struct.pack(">ii", 0, -2), 0, [])
