@@ -1,0 +1,164 @@
+"""Read a topic, from its beginning to its end, into a table.
+
+    python jobs/read_topic.py --bootstrap-servers h1:9092 --topic orders             shows the first records
+    python jobs/read_topic.py --bootstrap-servers h1:9092 --topic orders --output orders.parquet
+
+A summary of every partition comes last. `read_topic` gives the table to Python code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from spark_kafka_sink.client.connect import consumer_network_client
+from spark_kafka_sink.client.topic_reader import TopicReader
+from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.protocol.requests import READ_COMMITTED, READ_UNCOMMITTED
+from spark_kafka_sink.record.decoder import DecodedRecord
+
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+WIDEST_CELL = 60
+
+
+def read_topic(bootstrap_servers: str, topic: str, is_committed: bool = False) -> pa.Table:
+    """Every record of `topic` that is there now, as a table of SCHEMA, by partition and offset; with `is_committed`
+    without those of open and aborted transactions. Raises KafkaError.
+    """
+    config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers, "client.id": "read_topic"})
+    clock, rng = SystemClock(), random.Random()
+    backoff_ms, backoff_max_ms = config.retry_backoff_ms, config.retry_backoff_max_ms
+    metadata = TopicsMetadata([topic], backoff_ms, backoff_max_ms, config.metadata_max_age_ms, rng)
+    client = consumer_network_client(config, metadata, clock, rng)
+    try:
+        reader = TopicReader(client, metadata, clock, backoff_ms)
+        isolation_level = READ_COMMITTED if is_committed else READ_UNCOMMITTED
+        found = [_to_table(*records) for records in reader.read([topic], isolation_level)]
+    finally:
+        client.close()
+    return pa.concat_tables([SCHEMA.empty_table(), *found]).sort_by(
+        [("partition", "ascending"), ("offset", "ascending")]
+    )
+
+
+def _to_table(topic_partition: TopicPartition, records: Sequence[DecodedRecord]) -> pa.Table:
+    offsets, timestamps, keys, values, headers = zip(*records, strict=True)
+    places = ([topic_partition.topic] * len(records), [topic_partition.partition] * len(records))
+    return pa.table([*places, offsets, timestamps, keys, values, headers], schema=SCHEMA)
+
+
+def as_text(data: bytes | None) -> str:
+    """Bytes for a person: UTF-8 where they are, cut to a cell's width."""
+    if data is None:
+        return "null"
+    text = data[: WIDEST_CELL * 4].decode("utf-8", errors="backslashreplace")
+    return text if len(text) <= WIDEST_CELL else text[: WIDEST_CELL - 1] + "…"
+
+
+def show_records(records: pa.Table, limit: int, console: Console) -> None:
+    table = Table()
+    for column in ("partition", "offset"):
+        table.add_column(column, justify="right")
+    for column in ("timestamp (UTC)", "key", "value", "headers"):
+        table.add_column(column, overflow="ellipsis", no_wrap=True)
+    for row in records.slice(0, limit).to_pylist():
+        headers = ", ".join(f"{header['key']}={as_text(header['value'])}" for header in row["headers"] or ())
+        moment = f"{row['timestamp']:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+        cells = (str(row["partition"]), str(row["offset"]), moment, as_text(row["key"]), as_text(row["value"]), headers)
+        table.add_row(*map(_escape, cells))
+    console.print(table)
+    if records.num_rows > limit:
+        console.print(f"{limit:,} of {records.num_rows:,} records; --limit shows more")
+
+
+def show_summary(records: pa.Table, console: Console) -> None:
+    table = Table(title="By partition")
+    for column in ("partition", "records", "first offset", "last offset", "keys", "bytes of keys and values"):
+        table.add_column(column, justify="right")
+    sized = records.append_column("bytes", _sizes(records))
+    found = sized.group_by("partition").aggregate(
+        [("offset", "count"), ("offset", "min"), ("offset", "max"), ("key", "count_distinct"), ("bytes", "sum")]
+    )
+    for row in found.sort_by("partition").to_pylist():
+        counts = ("offset_count", "offset_min", "offset_max", "key_count_distinct", "bytes_sum")
+        table.add_row(str(row["partition"]), *(f"{row[name]:,}" for name in counts))
+    console.print(table)
+    console.print(f"{records.num_rows:,} records")
+
+
+def _sizes(records: pa.Table) -> pa.ChunkedArray:
+    lengths = (pc.fill_null(pc.binary_length(records[name]), 0) for name in ("key", "value"))
+    return pc.add(*(pc.cast(length, pa.int64()) for length in lengths))
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def write(records: pa.Table, output: Path) -> None:
+    """As Parquet, or as JSON lines with text for bytes (bytes that are not UTF-8 as backslash escapes)."""
+    if output.suffix == ".parquet":
+        pq.write_table(records, output)
+        return
+    with output.open("w", encoding="utf-8") as file:
+        for batch in records.to_batches():
+            file.writelines(json.dumps(row, default=_json, ensure_ascii=False) + "\n" for row in batch.to_pylist())
+
+
+def _json(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    return str(value)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--limit", type=int, default=20, help="records to show [20]")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write all records to FILE.parquet or FILE.json")
+    parser.add_argument("--committed", action="store_true", help="leave out records of open and aborted transactions")
+    given = parser.parse_args(arguments)
+    if given.output is not None and given.output.suffix not in (".parquet", ".json"):
+        parser.error(f"--output {given.output}: a name ending in .parquet or .json is wanted")
+    console = Console()
+    try:
+        records = read_topic(given.bootstrap_servers, given.topic, given.committed)
+    except KafkaError as error:
+        print(f"read_topic: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if given.output is not None:
+        write(records, given.output)
+        console.print(f"{given.output}: {records.num_rows:,} records", highlight=False)
+    else:
+        show_records(records, given.limit, console)
+    show_summary(records, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""`KafkaSink`: the sink as a value, made on the driver, pickled to the tasks, and called by Spark there.
+
+On the driver it checks its options and opens nothing. In a task it is Spark's ForeachWriter (open, process, close) or
+a function of a partition's rows; both write through a `PartitionWriter` and the process's pooled producer. Delivery
+is at least once: a task that fails is run again by Spark, and writes its rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.partition_writer import PartitionWriter
+from spark_kafka_sink.sink.producer_pool import process_pool
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+
+class KafkaSink:
+    """Writes the rows of a DataFrame to Kafka.
+
+        sink = KafkaSink({"kafka.bootstrap.servers": "h1:9092,h2:9092", "topic": "orders"})
+        df.writeStream.foreach(sink)
+        df.foreachPartition(sink.write_partition)
+
+    Columns: `value` (string or binary, required), `key` (string or binary), `topic` (string; the option wins),
+    `partition` (int), `headers` (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms);
+    others are ignored. Options: see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or
+    both. Raises ConfigError at once for an option that is unknown, malformed or of no use here.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
+        given = dict(options or {})
+        if twice := given.keys() & more.keys():
+            raise ConfigError(f"The option {min(twice)} is given twice: in the mapping and by keyword.")
+        self._config = SinkConfig.from_options({**given, **more})
+        self._writer: PartitionWriter | None = None
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:  # noqa: ARG002 - Spark's signature
+        """Called by Spark before the rows of a partition. Always True: at-least-once skips no epoch."""
+        if self._writer is not None:
+            self._writer.abandon()
+        self._writer = self._new_writer()
+        return True
+
+    def process(self, row: Row) -> None:
+        """Send one row. Raises KafkaError (its class tells which) once it is known that this or an earlier row
+        failed, SchemaError for a row that cannot be written.
+        """
+        if self._writer is None:
+            raise IllegalStateError("process was called before open.")
+        self._writer.add(row)
+
+    def close(self, error: Exception | None) -> None:
+        """Called by Spark after the last row. Waits for every row to be acknowledged, and raises KafkaError if one
+        is not; after an `error` it waits for nothing, so that this error is the one that fails the task.
+        """
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if error is None:
+            writer.finish()
+        else:
+            writer.abandon()
+
+    def write_partition(self, rows: Iterable[Row]) -> None:
+        """Write the rows of one partition of a DataFrame: `df.foreachPartition(sink.write_partition)`. Returns when
+        every row is acknowledged; raises KafkaError if one is not, SchemaError for a row that cannot be written.
+        """
+        writer = self._new_writer()
+        try:
+            writer.write(rows)
+            writer.finish()
+        finally:
+            writer.abandon()
+
+    def _new_writer(self) -> PartitionWriter:
+        return PartitionWriter(self._config, process_pool())
+
+    def __getstate__(self) -> SinkConfig:
+        return self._config
+
+    def __setstate__(self, config: SinkConfig) -> None:
+        self._config = config
+        self._writer = None
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self._config.describe()})"

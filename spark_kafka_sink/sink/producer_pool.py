@@ -1,0 +1,126 @@
+"""One producer for each process and configuration, shared by the tasks that run there one after another.
+
+A PySpark worker is forked from a daemon and leaves without saying goodbye, so a producer is made after the fork, is
+never trusted to be closed, and is never used by a child of the process that made it: each process id has a pool of
+its own. A producer that failed for good is given to nobody again; one that nobody used for ten minutes is closed,
+which is looked at whenever a task takes or returns one.
+
+Any thread may call; creating happens under the lock, closing after it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from spark_kafka_sink.common.clock import Clock, SystemClock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.producer.futures import RunCallback
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.record.columns import RecordColumns
+
+IDLE_MS: Final = 600_000
+"""As Spark's spark.kafka.producer.cache.timeout."""
+CLOSE_TIMEOUT_MS: Final = 5_000
+
+
+class Producer(Protocol):
+    """What the sink needs of a producer."""
+
+    def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None: ...
+
+    def flush(self, timeout_ms: int | None = None) -> None: ...
+
+    def close(self, timeout_ms: int | None = None) -> None: ...
+
+    @property
+    def has_failed(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: Hashable
+    producer: Producer
+    users: int
+    last_used_ms: int
+
+
+class ProducerPool:
+    """The producers of one process. `acquire` and `release` belong together."""
+
+    def __init__(
+        self,
+        create: Callable[[ProducerConfig], Producer],
+        clock: Clock,
+        idle_ms: int = IDLE_MS,
+    ) -> None:
+        self._create = create
+        self._clock = clock
+        self._idle_ms = idle_ms
+        self._lock = threading.Lock()
+        self._ready: dict[Hashable, _Entry] = {}
+        self._lent: dict[int, _Entry] = {}
+        """By the producer's id; also those that failed and wait for their last user."""
+
+    def acquire(self, config: ProducerConfig) -> Producer:
+        """The producer of `config`, made now if there is none that can be used. Raises what its constructor does."""
+        key = config.canonical()
+        with self._lock:
+            retired = self._retire(self._clock.now_ms())
+            entry = self._ready.get(key)
+            if entry is None:
+                entry = _Entry(key, self._create(config), 0, 0)
+                self._ready[key] = entry
+            entry.users += 1
+            self._lent[id(entry.producer)] = entry
+        _close(retired)
+        return entry.producer
+
+    def release(self, producer: Producer) -> None:
+        """Give back what `acquire` gave. It stays open for the next task, unless it failed."""
+        with self._lock:
+            now_ms = self._clock.now_ms()
+            entry = self._lent[id(producer)]
+            entry.users -= 1
+            entry.last_used_ms = now_ms
+            retired = []
+            if entry.users == 0:
+                del self._lent[id(producer)]
+                if self._ready.get(entry.key) is not entry:
+                    retired.append(producer)
+            retired.extend(self._retire(now_ms))
+        _close(retired)
+
+    def _retire(self, now_ms: int) -> list[Producer]:
+        """Take out every producer that failed or that was idle for too long; those that nobody uses are to be
+        closed.
+        """
+        retired = []
+        for entry in list(self._ready.values()):
+            idle = entry.users == 0 and now_ms - entry.last_used_ms >= self._idle_ms
+            if idle or entry.producer.has_failed:
+                del self._ready[entry.key]
+                if entry.users == 0:
+                    retired.append(entry.producer)
+        return retired
+
+
+def _close(producers: Iterable[Producer]) -> None:
+    for producer in producers:
+        producer.close(CLOSE_TIMEOUT_MS)
+
+
+_POOLS: Final[dict[int, ProducerPool]] = {}
+"""By process id. A child keeps its parent's pool untouched: its sockets and locks are the parent's business."""
+
+
+def process_pool() -> ProducerPool:
+    """The pool of the process that asks."""
+    pid = os.getpid()
+    pool = _POOLS.get(pid)
+    if pool is None:
+        pool = _POOLS.setdefault(pid, ProducerPool(KafkaProducer, SystemClock()))
+    return pool

@@ -1,0 +1,173 @@
+"""A DataFrame, written by rows, read back from a real broker: the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from support.topic_frames import topic_frame
+
+from spark_kafka_sink.local import Admin, EmbeddedKafka
+from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.producer_pool import process_pool
+
+Write = Callable[[DataFrame, KafkaSink], None]
+
+
+@pytest.fixture(params=["foreach", "foreachPartition", "foreachBatch"])
+def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Write:
+    """Each way by which rows reach the sink."""
+
+    def as_stream(frame: DataFrame, sink: KafkaSink) -> None:
+        frame.write.parquet(str(tmp_path / "rows"))
+        stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows")).writeStream
+        if request.param == "foreach":
+            stream = stream.foreach(sink)
+        else:
+            stream = stream.foreachBatch(lambda batch, _: batch.foreachPartition(sink.write_partition))
+        stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        stream.trigger(availableNow=True).start().awaitTermination()
+
+    def as_batch(frame: DataFrame, sink: KafkaSink) -> None:
+        frame.foreachPartition(sink.write_partition)
+
+    return as_batch if request.param == "foreachPartition" else as_stream
+
+
+def sink_of(kafka: Admin | EmbeddedKafka, **options: str) -> KafkaSink:
+    return KafkaSink({"kafka.bootstrap.servers": kafka.bootstrap_servers}, **options)
+
+
+def rows_with_every_column(spark: SparkSession, topic: str) -> DataFrame:
+    return spark.range(5_000).selectExpr(
+        "if(id % 7 = 0, null, encode(concat('key-', id % 50), 'utf-8')) AS key",
+        "if(id % 11 = 0, null, encode(concat('värde ', id), 'utf-8')) AS value",
+        f"'{topic}' AS topic",
+        "CAST(id % 4 AS INT) AS partition",
+        "CASE id % 3 WHEN 0 THEN null WHEN 1 THEN array()"
+        " ELSE array(named_struct('key', 'n', 'value', encode(CAST(id AS STRING), 'utf-8')),"
+        " named_struct('key', 'ü', 'value', CAST(null AS BINARY))) END AS headers",
+        "timestamp_millis(1356998400000 + id * 7919) AS timestamp",
+        "id AS ignored",
+    )
+
+
+def test_every_column_arrives_as_it_was(
+    spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], write: Write
+) -> None:
+    topic = new_topic(partitions=4, config={"retention.ms": -1})
+    frame = rows_with_every_column(spark, topic)
+    write(frame, sink_of(kafka_broker))
+    columns = ("key", "value", "topic", "partition", "headers", "timestamp_ms")
+    sent = frame.withColumns(
+        {
+            "timestamp_ms": F.unix_millis("timestamp"),
+            "headers": F.coalesce(
+                "headers",
+                F.expr("filter(headers, h -> false)"),
+                F.array().cast("array<struct<key:string,value:binary>>"),
+            ),
+        }
+    ).select(*columns)
+    got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, *columns)
+    assert_df_equality(sent, got, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_strings_arrive_as_their_utf8_bytes_and_without_a_timestamp_column_the_time_is_now(
+    spark: SparkSession, kafka_broker: Admin, topic: str, write: Write
+) -> None:
+    before = time.time_ns() // 1_000_000
+    frame = spark.range(500).selectExpr("concat('ключ', id) AS key", "concat('значение', id) AS value")
+    write(frame, sink_of(kafka_broker, topic=topic))
+    got = topic_frame(spark, kafka_broker.bootstrap_servers, topic)
+    text = got.select(F.decode("key", "utf-8").alias("key"), F.decode("value", "utf-8").alias("value"))
+    assert_df_equality(frame, text, ignore_row_order=True, ignore_nullable=True)
+    earliest, latest = got.agg(F.min("timestamp_ms"), F.max("timestamp_ms")).first()
+    assert before <= earliest <= latest <= time.time_ns() // 1_000_000
+
+
+def test_each_row_goes_to_the_topic_that_it_names(
+    spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], write: Write
+) -> None:
+    topics = [new_topic(partitions=n) for n in (1, 2, 3)]
+    names = ", ".join(f"'{topic}'" for topic in topics)
+    frame = spark.range(3_000).selectExpr(
+        "encode(CAST(id AS STRING), 'utf-8') AS value", f"element_at(array({names}), CAST(id % 3 + 1 AS INT)) AS topic"
+    )
+    write(frame, sink_of(kafka_broker))
+    for topic in topics:
+        got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value", "topic")
+        assert_df_equality(frame.where(F.col("topic") == topic), got, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_the_topic_option_wins_over_the_column(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value", "'nobody-made-this-one' AS topic")
+    frame.foreachPartition(sink_of(kafka_broker, topic=topic).write_partition)
+    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 10
+
+
+def test_rows_of_one_key_stay_in_order_on_one_partition(
+    spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(partitions=4)
+    frame = spark.range(0, 30_000, 1, 1).selectExpr("CAST(id % 97 AS STRING) AS key", "CAST(id AS STRING) AS value")
+    frame.foreachPartition(sink_of(kafka_broker, topic=topic).write_partition)
+    seen: dict[bytes, tuple[int, int]] = {}
+    for row in topic_frame(spark, kafka_broker.bootstrap_servers, topic).orderBy("partition", "offset").collect():
+        partition, last = seen.get(bytes(row.key), (row.partition, -1))
+        assert row.partition == partition
+        assert int(row.value) > last
+        seen[bytes(row.key)] = (partition, int(row.value))
+    assert len(seen) == 97
+
+
+def test_values_close_to_the_limit_pass_in_any_mixture(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+    frame = spark.range(60).selectExpr(
+        "CAST(id AS STRING) AS key", "encode(repeat('x', if(id % 2 = 0, 900000, 10)), 'utf-8') AS value"
+    )
+    frame.foreachPartition(sink_of(kafka_broker, topic=topic).write_partition)
+    sizes = topic_frame(spark, kafka_broker.bootstrap_servers, topic).groupBy(F.length("value").alias("size")).count()
+    assert {(row["size"], row["count"]) for row in sizes.collect()} == {(900_000, 30), (10, 30)}
+
+
+def test_consecutive_tasks_of_a_worker_share_one_producer(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+    sink = sink_of(kafka_broker, topic=topic)
+
+    def task(rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
+        sink.write_partition(rows)
+        for entry in process_pool()._ready.values():
+            if entry.producer.config.client_id == "shared":
+                yield os.getpid(), id(entry.producer)
+
+    sink = sink_of(kafka_broker, topic=topic, **{"kafka.client.id": "shared"})
+    frame = spark.range(0, 1_000, 1, 10).selectExpr("CAST(id AS STRING) AS value")
+    found = frame.rdd.mapPartitions(task).collect() + frame.rdd.mapPartitions(task).collect()
+    assert len(found) == 20
+    workers = {process_id for process_id, _ in found}
+    assert len(set(found)) == len(workers) <= 2
+
+
+def test_a_killed_worker_leaves_nothing_in_the_way(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+    sink = sink_of(kafka_broker, topic=topic)
+
+    def killed(rows: Iterator[Row]) -> None:
+        def source() -> Iterator[Row]:
+            for number, row in enumerate(rows):
+                if number == 15_000:
+                    os.kill(os.getpid(), 9)
+                yield row
+
+        sink.write_partition(source())
+
+    frame = spark.range(0, 20_000, 1, 1).selectExpr("CAST(id AS STRING) AS value")
+    with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+        frame.foreachPartition(killed)
+    frame.foreachPartition(sink.write_partition)
+    got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value")
+    assert got.distinct().count() == 20_000

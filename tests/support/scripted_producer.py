@@ -1,0 +1,63 @@
+"""A producer that follows a script instead of talking to a broker.
+
+It stands at the sink's own seam, the `Producer` protocol.
+
+By default every row is acknowledged at flush, as the real one does at the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.futures import RunCallback, RunMetadata
+from spark_kafka_sink.record.columns import RecordColumns
+
+
+@dataclass
+class Sent:
+    topic: str
+    columns: RecordColumns
+    on_completion: RunCallback | None
+
+    def rows(self, *names: str) -> list[tuple[Any, ...]]:
+        arrays = [getattr(self.columns, name) for name in names]
+        return list(zip(*(array.to_pylist() for array in arrays), strict=True))
+
+    def report(self, error: KafkaError | None = None, partition: int = 0, count: int | None = None) -> None:
+        assert self.on_completion is not None
+        run = RunMetadata(self.topic, partition, -1 if error else 0, count or self.columns.num_rows, -1, 0)
+        self.on_completion(run, error)
+
+
+@dataclass
+class ScriptedProducer:
+    on_send: Callable[[Sent], None] | None = None
+    on_flush: Callable[[Sequence[Sent]], None] | None = None
+    sent: list[Sent] = field(default_factory=list)
+    unreported: list[Sent] = field(default_factory=list)
+    flushes: int = 0
+    closed_with: list[int | None] = field(default_factory=list)
+    has_failed: bool = False
+
+    def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
+        assert not self.closed_with, "a send after close"
+        sent = Sent(topic, columns, on_completion)
+        if self.on_send is not None:
+            self.on_send(sent)
+        self.sent.append(sent)
+        self.unreported.append(sent)
+
+    def flush(self, timeout_ms: int | None = None) -> None:
+        self.flushes += 1
+        unreported, self.unreported = self.unreported, []
+        if self.on_flush is not None:
+            self.on_flush(unreported)
+            return
+        for sent in unreported:
+            sent.report()
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        self.closed_with.append(timeout_ms)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jobs import stream_to_kafka
+from jobs.stream_to_kafka import ProgressTable, UsageError, parse_arguments, read_properties, readable, source_schema
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink.options import SinkConfig
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+def test_a_properties_file_has_comments_continued_lines_and_values_with_equals(tmp_path: Path) -> None:
+    file = tmp_path / "job.properties"
+    file.write_text("# comment\n! too\n\n a = 1\nb=x = y\nc = one, \\\n    two\n")
+    assert read_properties(file) == {"a": "1", "b": "x = y", "c": "one, two"}
+
+
+def test_a_line_without_equals_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.properties"
+    file.write_text("topic orders\n")
+    with pytest.raises(UsageError, match=r"job\.properties: 'topic orders' is not name=value"):
+        read_properties(file)
+
+
+def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "job.properties"
+    file.write_text("source.format=json\nrecord.key=a\nkafka.acks=1\nsource.option.x=1\nspark.a=b\n")
+    settings = parse_arguments(
+        ["--properties", str(file), "--key", "b", "--option", "kafka.acks=all", "--source-option", "y=2"]
+    )
+    assert settings.get("source.format") == "json"
+    assert settings.get("record.key") == "b"
+    assert settings.get("trigger") == "availableNow"
+    assert settings.sink_options() == {"kafka.acks": "all"}
+    assert settings.below("source.option.") == {"x": "1", "y": "2"}
+    assert settings.below("spark.") == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--interface", "forEach"], "foreach or foreachPartition is wanted"),
+        (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
+        (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
+        (["--option", "kafka.acks"], "NAME=VALUE is wanted"),
+        (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: list[str], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(arguments)
+    assert text in str(caught.value)
+
+
+def test_a_missing_setting_names_its_property_and_its_flag() -> None:
+    with pytest.raises(UsageError, match=r"source\.path is missing: .* give --path\."):
+        parse_arguments([]).need("source.path")
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("*.properties")), ids=lambda path: path.name)
+def test_the_files_of_conf_are_accepted(file: Path) -> None:
+    settings = parse_arguments(["--properties", str(file), "--bootstrap-servers", "h:9092"])
+    assert SinkConfig.from_options(settings.sink_options()).topic is not None
+    settings.need("record.value")
+
+
+def test_a_schema_is_ddl_or_a_file_of_ddl_or_of_json(tmp_path: Path) -> None:
+    ddl, as_json = tmp_path / "a.ddl", tmp_path / "a.json"
+    ddl.write_text("a INT, b STRING")
+    as_json.write_text(
+        '{"type":"struct","fields":[{"name":"a","type":"integer","nullable":true,"metadata":{}}]}', encoding="utf-8"
+    )
+    assert source_schema("a INT") == "a INT"
+    assert source_schema(str(ddl)) == "a INT, b STRING"
+    assert source_schema(str(as_json)).simpleString() == "struct<a:int>"  # type: ignore[union-attr]
+
+
+def progress(batch_id: int, rows: int, ms: int) -> SimpleNamespace:
+    return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms)
+
+
+def test_each_batch_with_rows_gets_one_aligned_line(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ProgressTable()
+    table.show([progress(0, 1_000_000, 2_000), progress(1, 0, 3)])
+    table.show([progress(0, 1_000_000, 2_000), progress(1, 0, 3), progress(2, 5, 1)])
+    assert capsys.readouterr().out.splitlines() == [
+        "   batch         rows   seconds    records/s",
+        "       0    1,000,000      2.00      500,000",
+        "       2            5      0.00        5,000",
+    ]
+    assert table.total().startswith("1,000,005 rows in 2 batches, ")
+
+
+def test_a_failure_reads_as_the_sinks_own_error() -> None:
+    text = (
+        "[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure: Task 0 failed\n"
+        "  File worker.py, line 1\n"
+        "spark_kafka_sink.common.errors.RecordTooLargeError: orders-0: 2,000,061 bytes; raise max.request.size.\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner\n"
+    )
+    assert readable(RuntimeError(text)) == "RecordTooLargeError: orders-0: 2,000,061 bytes; raise max.request.size."
+    assert readable(ConfigError("no")) == "ConfigError: no"
+
+
+def test_another_failure_reads_as_sparks_first_line() -> None:
+    text = "\n[PATH_NOT_FOUND] Path does not exist: /nowhere. SQLSTATE: 42K03\n\tat java.lang\n"
+    assert readable(RuntimeError(text)) == (
+        "RuntimeError: [PATH_NOT_FOUND] Path does not exist: /nowhere. (--verbose shows more)"
+    )
+
+
+def test_a_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stream_to_kafka.main(["--properties", "/does/not/exist"]) == 2
+    assert capsys.readouterr().err.startswith("stream_to_kafka: ")
+
+
+def test_a_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stream_to_kafka.main(["--option", "kafka.lingr.ms=5"]) == 1
+    assert "kafka.lingr.ms is not a producer setting" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink.options import SinkConfig
+
+SERVERS = {"kafka.bootstrap.servers": "h1:9092,h2:9093"}
+
+
+def parse(**options: object) -> SinkConfig:
+    return SinkConfig.from_options({**SERVERS, **options})
+
+
+def test_kafka_options_become_the_producers_settings() -> None:
+    config = parse(**{"kafka.linger.ms": "20", "kafka.compression.type": "zstd"})
+    assert config.producer == ProducerConfig.from_mapping(
+        {"bootstrap.servers": "h1:9092,h2:9093", "linger.ms": 20, "compression.type": "zstd"}
+    )
+
+
+def test_every_producer_setting_is_an_option_but_the_transactional_id() -> None:
+    for key in ProducerConfig.keys() - {"transactional.id", "bootstrap.servers"}:
+        assert parse(**{f"kafka.{key}": None}).producer is not None
+
+
+def test_the_case_of_an_option_does_not_count() -> None:
+    config = SinkConfig.from_options({"Kafka.Bootstrap.SERVERS": "h1:9092", "TOPIC": "Orders"})
+    assert config.topic == "Orders"
+    assert config.producer.bootstrap_servers == (("h1", 9092),)
+
+
+def test_an_option_given_twice_in_different_case_is_refused() -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        parse(topic="a", Topic="b")
+
+
+def test_the_topic_is_trimmed_and_may_be_left_out() -> None:
+    assert parse(topic="  orders ").topic == "orders"
+    assert parse().topic is None
+
+
+def test_an_empty_topic_is_refused() -> None:
+    with pytest.raises(ConfigError, match="topic is empty"):
+        parse(topic="  ")
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("topics", "topic"),
+        ("delivery.guarante", "delivery.guarantee"),
+        ("bootstrap.servers", "kafka.bootstrap.servers"),
+        ("linger.ms", "kafka.linger.ms"),
+        ("kafka_acks", "kafka.acks"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_known_one(given: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=rf"There is no option {given}\. The nearest one is {nearest}\."):
+        parse(**{given: "x"})
+
+
+def test_an_unknown_producer_setting_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.lingr\.ms is not a producer setting.*linger\.ms"):
+        parse(**{"kafka.lingr.ms": "5"})
+
+
+@pytest.mark.parametrize("key", ["kafka.key.serializer", "kafka.value.serializer"])
+def test_a_serializer_is_refused_with_the_reason(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} is a setting of the Java client: .*cast the column"):
+        parse(**{key: "org.apache.kafka.common.serialization.StringSerializer"})
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"kafka.linger.ms": "soon"}, r"kafka\.linger\.ms='soon': "),
+        ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, r"kafka\.enable\.idempotence=true needs acks=all"),
+    ],
+)
+def test_a_producers_error_names_the_option_as_it_was_given(options: dict[str, str], start: str) -> None:
+    with pytest.raises(ConfigError, match="^" + start):
+        parse(**options)
+
+
+def test_missing_bootstrap_servers_are_named_as_the_option() -> None:
+    with pytest.raises(ConfigError, match=r"^kafka\.bootstrap\.servers is missing"):
+        SinkConfig.from_options({"topic": "orders"})
+
+
+def test_exactly_once_is_refused_with_the_reason_and_the_form_that_will_work() -> None:
+    with pytest.raises(ConfigError, match=r"not there yet.*foreachPartition.*nothing on the driver.*foreachBatch"):
+        parse(**{"delivery.guarantee": "exactly-once"})
+
+
+def test_at_least_once_is_the_guarantee() -> None:
+    assert parse(**{"delivery.guarantee": "At-Least-Once"}) == parse()
+
+
+def test_another_guarantee_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at-least-once or exactly-once is wanted"):
+        parse(**{"delivery.guarantee": "at-most-once"})
+
+
+@pytest.mark.parametrize(
+    "key", ["transactional.id.prefix", "decision.topic", "includeHeaders", "kafka.transactional.id"]
+)
+def test_an_option_of_no_use_here_is_refused_with_the_reason(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?i)the option {key} cannot be used here: \w+"):
+        parse(**{key: "x"})
+
+
+def test_a_config_is_a_plain_value() -> None:
+    config = parse(topic="orders", **{"kafka.acks": "all"})
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert hash(config) == hash(pickle.loads(pickle.dumps(config)))
+
+
+def test_the_description_shows_what_was_given() -> None:
+    shown = parse(topic="orders", **{"kafka.linger.ms": "20"}).describe()
+    assert shown == "topic='orders', kafka.bootstrap.servers='h1:9092,h2:9093', kafka.linger.ms=20"

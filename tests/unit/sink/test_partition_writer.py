@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from pyspark.sql import Row
+from support.scripted_producer import ScriptedProducer, Sent
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    KafkaError,
+    KafkaTimeoutError,
+    RecordTooLargeError,
+    SchemaError,
+    error_for_code,
+)
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.partition_writer import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, PartitionWriter
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+
+
+class Bench:
+    """A writer on a pool of one scripted producer."""
+
+    def __init__(self, producer: ScriptedProducer | None = None, **options: str) -> None:
+        self.producer = producer or ScriptedProducer()
+        self.made = 0
+        self.pool = ProducerPool(self._create, SystemClock())
+        self.config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "orders", **options})
+        self.writer = PartitionWriter(self.config, self.pool)
+
+    def _create(self, config: object) -> ScriptedProducer:
+        self.made += 1
+        return self.producer
+
+    @property
+    def released(self) -> bool:
+        return not self.pool._lent
+
+    def values(self) -> list[bytes]:
+        return [value for sent in self.producer.sent for value in sent.columns.value.to_pylist()]
+
+
+def rows(count: int, size: int = 10) -> list[Row]:
+    return [Row(key=str(n), value=f"{n:0{size}}") for n in range(count)]
+
+
+def values(count: int, size: int = 10) -> list[bytes]:
+    return [f"{n:0{size}}".encode() for n in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, BLOCK_ROWS, BLOCK_ROWS + 1, 20_000])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_every_row_is_sent_once_and_in_order(count: int, one_by_one: bool) -> None:
+    bench = Bench()
+    if one_by_one:
+        for row in rows(count):
+            bench.writer.add(row)
+    else:
+        bench.writer.write(iter(rows(count)))
+    bench.writer.finish()
+    assert bench.values() == values(count)
+    assert bench.producer.flushes == 1
+    assert bench.released
+
+
+def test_an_empty_partition_makes_no_producer() -> None:
+    bench = Bench()
+    bench.writer.write(iter([]))
+    bench.writer.finish()
+    assert bench.made == 0
+
+
+@pytest.mark.parametrize("size", [10, 1_000, 30_000, 900_000])
+def test_blocks_are_bounded_in_rows_and_bytes(size: int) -> None:
+    bench = Bench()
+    bench.writer.write(iter(rows(min(30_000, 60_000_000 // size), size)))
+    bench.writer.finish()
+    for sent in bench.producer.sent:
+        assert sent.columns.num_rows < BLOCK_ROWS + 64
+        assert sent.columns.value.nbytes < BLOCK_BYTES + CHUNK_BYTES + 3 * size
+
+
+def test_large_rows_after_many_small_ones_are_taken_a_few_at_a_time() -> None:
+    taken = 0
+
+    def source() -> Iterator[Row]:
+        nonlocal taken
+        yield from rows(1_000)
+        for row in rows(200, size=900_000):
+            taken += 1
+            yield row
+
+    held: list[int] = []
+
+    def note(sent: Sent) -> None:
+        held.append(taken - sum(len(v) > 100_000 for s in bench.producer.sent for v in s.columns.value.to_pylist()))
+
+    bench = Bench(ScriptedProducer(on_send=note))
+    bench.writer.write(source())
+    bench.writer.finish()
+    assert max(held[2:]) <= 64
+    assert max(held[-50:]) <= 3
+
+
+def test_rows_of_several_topics_go_to_their_topics_in_order() -> None:
+    bench = Bench(topic=None)  # type: ignore[arg-type]
+    bench.writer.write(Row(value=str(n), topic=f"t{n % 3}") for n in range(30))
+    bench.writer.finish()
+    found = {sent.topic: [int(v) for v in sent.columns.value.to_pylist()] for sent in bench.producer.sent}
+    assert found == {f"t{k}": list(range(k, 30, 3)) for k in range(3)}
+
+
+def test_a_row_that_the_broker_refused_fails_the_task() -> None:
+    def refuse(unreported: Sequence[Sent]) -> None:
+        for sent in unreported:
+            sent.report(RecordTooLargeError("too large: raise max.message.bytes"), partition=3)
+
+    bench = Bench(ScriptedProducer(on_flush=refuse))
+    bench.writer.write(rows(100))
+    with pytest.raises(RecordTooLargeError, match=r"^orders-3: too large: raise max\.message\.bytes$"):
+        bench.writer.finish()
+    assert bench.released
+
+
+def test_the_error_of_a_code_without_a_class_keeps_its_code() -> None:
+    bench = Bench(ScriptedProducer(on_flush=lambda all_sent: all_sent[0].report(error_for_code(4711))))
+    bench.writer.write(rows(1))
+    with pytest.raises(BrokerError, match="4711") as caught:
+        bench.writer.finish()
+    assert caught.value.error_code == 4711
+
+
+def test_a_text_that_names_the_topic_partition_is_left_as_it_is() -> None:
+    error = KafkaTimeoutError("3 records for orders-0: delivery.timeout.ms has passed")
+    bench = Bench(ScriptedProducer(on_flush=lambda all_sent: all_sent[0].report(error)))
+    bench.writer.write(rows(1))
+    with pytest.raises(KafkaTimeoutError) as caught:
+        bench.writer.finish()
+    assert str(caught.value) == str(error)
+
+
+@pytest.mark.parametrize("reported", [0, 5])
+def test_a_row_that_nobody_reported_fails_the_task(reported: int) -> None:
+    def lose(unreported: Sequence[Sent]) -> None:
+        if reported:
+            unreported[0].report(count=reported)
+
+    bench = Bench(ScriptedProducer(on_flush=lose))
+    bench.writer.write(rows(20))
+    with pytest.raises(KafkaError, match=f"{20 - reported} of 20 rows were sent and neither acknowledged nor refused"):
+        bench.writer.finish()
+    assert bench.released
+
+
+def test_an_error_is_raised_at_the_next_row() -> None:
+    bench = Bench(ScriptedProducer(on_send=lambda sent: sent.report(KafkaError("no"))))
+    for row in rows(BLOCK_ROWS):
+        bench.writer.add(row)
+    while not bench.producer.sent:
+        bench.writer.add(rows(1)[0])
+    with pytest.raises(KafkaError, match="orders-0: no"):
+        bench.writer.add(rows(1)[0])
+
+
+def test_an_error_stops_the_partition_before_its_end() -> None:
+    taken = 0
+
+    def source() -> Iterator[Row]:
+        nonlocal taken
+        for row in rows(100_000):
+            taken += 1
+            yield row
+
+    bench = Bench(ScriptedProducer(on_send=lambda sent: sent.report(KafkaError("no"))))
+    with pytest.raises(KafkaError, match="orders-0: no"):
+        bench.writer.write(source())
+    assert taken <= BLOCK_ROWS + 128
+
+
+def test_an_error_of_the_send_itself_passes_through_and_the_producer_is_given_back() -> None:
+    def refuse(sent: Sent) -> None:
+        raise KafkaTimeoutError("Topic orders not present in metadata after 60000 ms.")
+
+    bench = Bench(ScriptedProducer(on_send=refuse))
+    bench.writer.write(rows(3))
+    with pytest.raises(KafkaTimeoutError, match="not present in metadata"):
+        bench.writer.finish()
+    assert bench.released
+
+
+def test_an_error_of_the_flush_passes_through() -> None:
+    def fail(unreported: Sequence[Sent]) -> None:
+        raise KafkaTimeoutError("flush took too long")
+
+    bench = Bench(ScriptedProducer(on_flush=fail))
+    bench.writer.write(rows(3))
+    with pytest.raises(KafkaTimeoutError, match="flush took too long"):
+        bench.writer.finish()
+    assert bench.released
+
+
+def test_an_abandoned_writer_waits_for_nothing() -> None:
+    bench = Bench()
+    bench.writer.write(rows(BLOCK_ROWS + 64))
+    bench.writer.abandon()
+    assert bench.producer.sent
+    assert bench.producer.flushes == 0
+    assert bench.released
+
+
+def test_the_schema_is_checked_at_the_first_row() -> None:
+    bench = Bench()
+    with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
+        bench.writer.add(Row(key="k"))
+    assert bench.made == 0

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import multiprocessing
+import threading
+
+import pytest
+from support.scripted_producer import ScriptedProducer
+
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink import producer_pool
+from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_MS, IDLE_MS, ProducerPool, process_pool
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time_ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+    def wall_ms(self) -> int:
+        return self.time_ms
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        self.time_ms += duration_ms
+
+    def wait(self, condition: threading.Condition, timeout_ms: int) -> None:
+        raise AssertionError("the pool waits for nothing")
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.made: list[ScriptedProducer] = []
+        self.pool = ProducerPool(self._create, self.clock)
+
+    def _create(self, config: ProducerConfig) -> ScriptedProducer:
+        self.made.append(ScriptedProducer())
+        return self.made[-1]
+
+
+def config(**settings: object) -> ProducerConfig:
+    named = {key.replace("_", "."): value for key, value in settings.items()}
+    return ProducerConfig.from_mapping({"bootstrap.servers": "h:9092", **named})
+
+
+def test_consecutive_tasks_share_one_producer() -> None:
+    bench = Bench()
+    for _ in range(3):
+        producer = bench.pool.acquire(config())
+        bench.pool.release(producer)
+    assert len(bench.made) == 1
+    assert bench.made[0].closed_with == []
+
+
+def test_equal_settings_share_and_different_ones_do_not() -> None:
+    bench = Bench()
+    first = bench.pool.acquire(config(linger_ms="5"))
+    assert bench.pool.acquire(config(linger_ms=5)) is first
+    assert bench.pool.acquire(config(linger_ms=6)) is not first
+
+
+def test_a_producer_idle_for_ten_minutes_is_closed_when_the_next_task_comes() -> None:
+    bench = Bench()
+    bench.pool.release(bench.pool.acquire(config()))
+    bench.clock.time_ms += IDLE_MS - 1
+    bench.pool.release(bench.pool.acquire(config(acks="1")))
+    assert bench.made[0].closed_with == []
+    bench.clock.time_ms += 1
+    bench.pool.acquire(config(acks="1"))
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[1].closed_with == []
+    assert bench.pool.acquire(config()) is bench.made[2]
+
+
+def test_a_release_looks_for_idle_ones_too() -> None:
+    bench = Bench()
+    bench.pool.release(bench.pool.acquire(config()))
+    busy = bench.pool.acquire(config(acks="1"))
+    bench.clock.time_ms += IDLE_MS
+    bench.pool.release(busy)
+    assert [producer.closed_with for producer in bench.made] == [[CLOSE_TIMEOUT_MS], []]
+
+
+def test_a_producer_in_use_is_never_closed_however_long_it_takes() -> None:
+    bench = Bench()
+    producer = bench.pool.acquire(config())
+    bench.clock.time_ms += 10 * IDLE_MS
+    assert bench.pool.acquire(config()) is producer
+    bench.pool.release(producer)
+    bench.clock.time_ms += 10 * IDLE_MS
+    bench.pool.acquire(config(acks="1"))
+    assert bench.made[0].closed_with == []
+
+
+def test_a_failed_producer_is_closed_at_its_release_and_not_given_again() -> None:
+    bench = Bench()
+    producer = bench.pool.acquire(config())
+    bench.made[0].has_failed = True
+    bench.pool.release(producer)
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.pool.acquire(config()) is bench.made[1]
+
+
+def test_a_producer_that_fails_while_idle_is_not_given_again() -> None:
+    bench = Bench()
+    bench.pool.release(bench.pool.acquire(config()))
+    bench.made[0].has_failed = True
+    assert bench.pool.acquire(config()) is bench.made[1]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+
+
+def test_a_failed_producer_is_closed_by_its_last_user_only() -> None:
+    bench = Bench()
+    first, second = bench.pool.acquire(config()), bench.pool.acquire(config())
+    bench.made[0].has_failed = True
+    bench.pool.release(first)
+    assert bench.made[0].closed_with == []
+    replacement = bench.pool.acquire(config())
+    assert replacement is bench.made[1]
+    bench.pool.release(second)
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    bench.pool.release(replacement)
+    assert bench.made[1].closed_with == []
+
+
+def test_what_cannot_be_made_leaves_nothing_behind() -> None:
+    def refuse(config: ProducerConfig) -> ScriptedProducer:
+        raise ConfigError("no")
+
+    pool = ProducerPool(refuse, HandClock())
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            pool.acquire(config())
+
+
+def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int]], of_parent: int) -> None:
+    pool = process_pool()
+    answers.put((id(pool) == of_parent, len(producer_pool._POOLS)))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_forked_child_gets_a_pool_of_its_own_and_keeps_its_parents_alive() -> None:
+    parent = process_pool()
+    assert process_pool() is parent
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    child = fork.Process(target=_pool_in_child, args=(answers, id(parent)))
+    child.start()
+    same, pools = answers.get()
+    child.join()
+    assert not same
+    assert pools == 2
+    assert process_pool() is parent
