@@ -6,7 +6,7 @@ import pytest
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.murmur2 import partition_for_key
-from spark_kafka_sink.record.placement import place
+from spark_kafka_sink.record.placement import highest_partition, place
 
 VALUES = [b"0", b"1", b"2", b"3"]
 KEYS = [b"k", None, b"l", None]
@@ -57,3 +57,9 @@ def test_a_partition_that_the_topic_does_not_have_is_refused_with_its_row(partit
     columns = RecordColumns.from_rows(VALUES, partitions=[None, 2, partition, None])
     with pytest.raises(SerializationError, match=f"Row 2 asks for partition {partition}; the topic has 0 to 2"):
         place(columns, 3)
+
+
+def test_the_highest_partition_asked_for_is_known() -> None:
+    assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None, 5, 70_000, 0])) == 70_000
+    assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None] * 4)) is None
+    assert highest_partition(RecordColumns.from_rows(VALUES)) is None

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.encoder import encode_columns
+
+
+def test_no_rows_encode_to_no_bytes() -> None:
+    columns = RecordColumns(pa.array([], pa.binary()), headers=pa.array([], headers_type()))
+    data, bounds = encode_columns(columns, np.zeros(0, np.int64), None)
+    assert (bytes(data), bounds.tolist()) == (b"", [0])
+
+
+def headers_type() -> pa.DataType:
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def test_each_row_begins_where_the_one_before_ends() -> None:
+    columns = RecordColumns.from_rows([b"a", None, b"ccc"], [None, b"k", b""])
+    data, bounds = encode_columns(columns, np.arange(3), None)
+    assert data.hex(" ", -50) == "".join(
+        ["0e000000010261" + "00", "0e00000202" + "6b" + "0100", "12000004" + "00" + "06" + "636363" + "00"]
+    )
+    assert bounds.tolist() == [0, 8, 16, 26]
+
+
+def test_rows_of_more_than_2_gib_are_refused_before_a_byte_is_copied() -> None:
+    offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
+    column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(np.zeros(2**30, np.uint8))])
+    with pytest.raises(SerializationError, match="1 records take more than 2147483647 bytes together; hand over fewer"):
+        encode_columns(RecordColumns(column, column), np.zeros(1, np.int64), None)
