@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple, TypeVar
 
+from spark_kafka_sink.common import option_parsers as parsers
 from spark_kafka_sink.common.errors import ConfigError
 
 INT_MAX: Final = 2**31 - 1
@@ -53,91 +54,6 @@ class OptionRow(NamedTuple):
     doc: str
 
 
-class _RefusalError(Exception):
-    """What a check says about a value; `_parse_value` adds the option's name."""
-
-
-# ---- parsers: a value of the caller's → a value of ours ------------------------------------------------------------
-
-
-def _whole_number(value: object) -> int:
-    if isinstance(value, bool):
-        raise _RefusalError("a whole number is wanted")
-    if isinstance(value, int):
-        return value
-    try:
-        return int(str(value).strip())
-    except ValueError:
-        raise _RefusalError("a whole number is wanted") from None
-
-
-def _between(low: int, high: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        number = _whole_number(value)
-        if not low <= number <= high:
-            raise _RefusalError(f"it must lie between {low} and {high}")
-        return number
-
-    return parse
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    known = {"true": True, "false": False}
-    text = str(value).strip().lower()
-    if text not in known:
-        raise _RefusalError("true or false is wanted")
-    return known[text]
-
-
-def _text(value: object) -> str:
-    return str(value).strip()
-
-
-def _one_of(*allowed: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        text = str(value).strip()
-        by_lower = {known.lower(): known for known in allowed}
-        if text.lower() not in by_lower:
-            raise _RefusalError(f"one of {', '.join(allowed)} is wanted")
-        return by_lower[text.lower()]
-
-    return parse
-
-
-def _acks(value: object) -> int:
-    known = {"all": -1, "-1": -1, "0": 0, "1": 1}
-    text = str(value).strip().lower()
-    if text not in known:
-        raise _RefusalError("one of all, -1, 0, 1 is wanted")
-    return known[text]
-
-
-def _gzip_level(value: object) -> int:
-    level = _whole_number(value)
-    if level != -1 and not 1 <= level <= 9:
-        raise _RefusalError("it must be -1 or lie between 1 and 9")
-    return level
-
-
-def _addresses(value: object) -> tuple[tuple[str, int], ...]:
-    """host:port pairs, IPv6 hosts in brackets."""
-    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
-    found: list[tuple[str, int]] = []
-    for item in (item.strip() for item in items):
-        if not item:
-            continue
-        host, colon, port_text = item.rpartition(":")
-        host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
-        if not colon or not host or not port_text.isdigit() or not 0 < int(port_text) < 65536:
-            raise _RefusalError(f"{item!r} is not host:port")
-        found.append((host, int(port_text)))
-    if not found:
-        raise _RefusalError("at least one host:port is wanted")
-    return tuple(found)
-
-
 def _option(parse: Callable[[object], T], default: object, type_name: str, doc: str) -> Any:
     """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not
     give.
@@ -148,8 +64,8 @@ def _option(parse: Callable[[object], T], default: object, type_name: str, doc: 
     return field(default=parse(default), metadata=metadata)
 
 
-_ms = _between(0, LONG_MAX)
-_int_ms = _between(0, INT_MAX)
+_ms = parsers.between(0, LONG_MAX)
+_int_ms = parsers.between(0, INT_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,34 +74,38 @@ class ProducerConfig:
 
     bootstrap_servers: tuple[tuple[str, int], ...] = field(
         metadata={
-            "parse": _addresses,
+            "parse": parsers.addresses,
             "type": "list",
             "default": None,
             "doc": "host:port pairs to learn the cluster from, comma-separated.",
         }
     )
-    client_id: str = _option(_text, "", "string", "Name of this client in the brokers' logs, metrics and quotas.")
+    client_id: str = _option(
+        parsers.text, "", "string", "Name of this client in the brokers' logs, metrics and quotas."
+    )
     client_dns_lookup: str = _option(
-        _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+        parsers.one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
         "use_all_dns_ips",
         "string",
         "How a host name becomes addresses; every address is tried either way.",
     )
-    acks: int = _option(_acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0.")
+    acks: int = _option(
+        parsers.acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0."
+    )
     enable_idempotence: bool = _option(
-        _boolean, True, "boolean", "No doubles and no reordering when a send is retried. Needs acks=all."
+        parsers.boolean, True, "boolean", "No doubles and no reordering when a send is retried. Needs acks=all."
     )
     transactional_id: str | None = _option(
-        _text, None, "string", "The name under which this producer's transactions run."
+        parsers.text, None, "string", "The name under which this producer's transactions run."
     )
     transaction_timeout_ms: int = _option(
-        _between(1, INT_MAX), 60_000, "int", "After this long the broker aborts an open transaction."
+        parsers.between(1, INT_MAX), 60_000, "int", "After this long the broker aborts an open transaction."
     )
     max_in_flight_requests_per_connection: int = _option(
-        _between(1, INT_MAX), 5, "int", "Unanswered requests a connection may have."
+        parsers.between(1, INT_MAX), 5, "int", "Unanswered requests a connection may have."
     )
     retries: int = _option(
-        _between(0, INT_MAX),
+        parsers.between(0, INT_MAX),
         INT_MAX,
         "int",
         "How often a batch is sent again; delivery.timeout.ms is the limit to set.",
@@ -209,18 +129,23 @@ class ProducerConfig:
     buffer_memory: int = _option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
     max_block_ms: int = _option(_ms, 60_000, "long", "How long a send may wait for metadata and for buffer.memory.")
     compression_type: str = _option(
-        _one_of("none", "gzip", "snappy", "lz4", "zstd"), "none", "string", "Codec of the record batches."
+        parsers.one_of("none", "gzip", "snappy", "lz4", "zstd"), "none", "string", "Codec of the record batches."
     )
     compression_gzip_level: int = _option(
-        _gzip_level, -1, "int", "1 (fast) to 9 (small), -1 for the codec's own default."
+        parsers.gzip_level, -1, "int", "1 (fast) to 9 (small), -1 for the codec's own default."
     )
     compression_lz4_level: int = _option(
-        _between(1, 17), 9, "int", "1 to 17; the default stands for the fast compressor, as in Kafka's own client."
+        parsers.between(1, 17),
+        9,
+        "int",
+        "1 to 17; the default stands for the fast compressor, as in Kafka's own client.",
     )
-    compression_zstd_level: int = _option(_between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
-    partitioner_ignore_keys: bool = _option(_boolean, False, "boolean", "Choose partitions as if records had no key.")
+    compression_zstd_level: int = _option(parsers.between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
+    partitioner_ignore_keys: bool = _option(
+        parsers.boolean, False, "boolean", "Choose partitions as if records had no key."
+    )
     partitioner_adaptive_partitioning_enable: bool = _option(
-        _boolean, True, "boolean", "Send more of the records without a key to brokers that keep up (KIP-794)."
+        parsers.boolean, True, "boolean", "Send more of the records without a key to brokers that keep up (KIP-794)."
     )
     partitioner_availability_timeout_ms: int = _option(
         _ms, 0, "long", "Pass over a partition whose broker has taken nothing for this long; 0 turns it off."
@@ -229,10 +154,10 @@ class ProducerConfig:
         _ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
     )
     metadata_max_idle_ms: int = _option(
-        _between(5_000, LONG_MAX), 300_000, "long", "A topic that nobody wrote to for this long is forgotten."
+        parsers.between(5_000, LONG_MAX), 300_000, "long", "A topic that nobody wrote to for this long is forgotten."
     )
     metadata_recovery_strategy: str = _option(
-        _one_of("none", "rebootstrap"),
+        parsers.one_of("none", "rebootstrap"),
         "rebootstrap",
         "string",
         "When no known broker can be reached: start again from bootstrap.servers, or go on as before (KIP-899).",
@@ -251,12 +176,16 @@ class ProducerConfig:
         _ms, 30_000, "long", "The longest a connection may take to be made."
     )
     connections_max_idle_ms: int = _option(
-        _between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."
+        parsers.between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."
     )
-    send_buffer_bytes: int = _option(_between(-1, INT_MAX), 131_072, "int", "SO_SNDBUF; -1 for the system's default.")
-    receive_buffer_bytes: int = _option(_between(-1, INT_MAX), 32_768, "int", "SO_RCVBUF; -1 for the system's default.")
+    send_buffer_bytes: int = _option(
+        parsers.between(-1, INT_MAX), 131_072, "int", "SO_SNDBUF; -1 for the system's default."
+    )
+    receive_buffer_bytes: int = _option(
+        parsers.between(-1, INT_MAX), 32_768, "int", "SO_RCVBUF; -1 for the system's default."
+    )
     security_protocol: str = _option(
-        _one_of("PLAINTEXT"), "PLAINTEXT", "string", "How connections are secured. So far PLAINTEXT alone."
+        parsers.one_of("PLAINTEXT"), "PLAINTEXT", "string", "How connections are secured. So far PLAINTEXT alone."
     )
 
     @classmethod
@@ -364,7 +293,7 @@ def _table() -> Mapping[str, Any]:
 def _parse_value(key: str, value: object, parse: Callable[[object], object]) -> object:
     try:
         return parse(value)
-    except _RefusalError as refusal:
+    except parsers.RefusalError as refusal:
         raise ConfigError(f"{key}={value!r}: {refusal}.") from None
 
 

@@ -237,11 +237,6 @@ class TopicExistsError(KafkaError):
     sentence = "The topic exists already."
 
 
-class InvalidPartitionsError(KafkaError):
-    error_code = 37
-    sentence = "The number of partitions is not valid."
-
-
 class InvalidRequestError(KafkaError):
     error_code = 42
     sentence = "The server refused the request as malformed. Its log says more."
@@ -250,11 +245,6 @@ class InvalidRequestError(KafkaError):
 class UnsupportedForMessageFormatError(KafkaError):
     error_code = 43
     sentence = "The topic's message format is too old for this."
-
-
-class PolicyViolationError(KafkaError):
-    error_code = 44
-    sentence = "The request violates a policy of the server."
 
 
 class OutOfOrderSequenceError(KafkaError):
@@ -305,11 +295,6 @@ class TransactionalIdAuthorizationError(AuthorizationError):
     fatal = True
 
 
-class SecurityDisabledError(KafkaError):
-    error_code = 54
-    sentence = "Security features are disabled on the server."
-
-
 class KafkaStorageError(InvalidMetadataError):
     error_code = 56
     sentence = "The server could not reach its log folder."
@@ -349,11 +334,6 @@ class InvalidRecordError(KafkaError):
 class UnstableOffsetCommitError(RetriableError):
     error_code = 88
     sentence = "The offset belongs to a transaction that has not ended."
-
-
-class ThrottlingQuotaExceededError(RetriableError):
-    error_code = 89
-    sentence = "A quota is used up."
 
 
 class ProducerFencedError(KafkaError):

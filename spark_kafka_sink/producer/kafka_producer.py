@@ -44,6 +44,7 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.sender import Sender
+from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
@@ -110,6 +111,7 @@ class KafkaProducer:
             on_loads=self._update_loads,
             clock=self._clock,
         )
+        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self.sender.wakeup)
         self._thread: threading.Thread | None = None
         if client is None:
             name = f"kafka-producer-network-thread-{self.config.client_id or next(_numbers)}"
@@ -179,8 +181,7 @@ class KafkaProducer:
             stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
         )
         try:
-            now_ms = self._clock.now_ms()
-            cluster, left_ms = self._wait_on_metadata(topic, partition, now_ms, self.config.max_block_ms)
+            cluster, left_ms = self._topics.wait_for(topic, partition)
             size = record_size_upper_bound(key_bytes, value_bytes, headers)
             self._ensure_valid_size(topic, size)
             chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
@@ -216,7 +217,7 @@ class KafkaProducer:
         named = highest_partition(columns)
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
-            cluster, left_ms = self._wait_on_metadata(topic, named, self._clock.now_ms(), self.config.max_block_ms)
+            cluster, left_ms = self._topics.wait_for(topic, named)
             count = cluster.partition_count_for_topic(topic) or 1
             placement = place(part, count, self.config.partitioner_ignore_keys)
             if placement.placed is not None:
@@ -291,59 +292,10 @@ class KafkaProducer:
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """The topic's partitions. Raises as `_wait_on_metadata` does."""
+        """The topic's partitions, waited for up to max.block.ms. Raises what keeps them from being known."""
         self._ensure_usable()
-        cluster, _ = self._wait_on_metadata(topic, None, self._clock.now_ms(), self.config.max_block_ms)
+        cluster, _ = self._topics.wait_for(topic)
         return cluster.partitions_for_topic(topic)
-
-    def _wait_on_metadata(
-        self, topic: str, partition: int | None, now_ms: int, max_wait_ms: int
-    ) -> tuple[Cluster, int]:
-        """The cluster with `topic`, and with `partition` of it, in it; and what is left of `max_wait_ms`.
-
-        Raises KafkaTimeoutError (a topic or partition that does not come up), InvalidTopicError,
-        TopicAuthorizationError, and the metadata's fatal error.
-        """
-        cluster = self._metadata.fetch()
-        self._metadata.add(topic, now_ms)
-        if _knows(cluster, topic, partition):
-            return cluster, max_wait_ms
-        left_ms = max_wait_ms
-        while not _knows(cluster, topic, partition):
-            self._metadata.add(topic, self._clock.now_ms())
-            version = self._metadata.request_update_for_topic(topic)
-            self.sender.wakeup()
-            try:
-                self._metadata.await_update(version, left_ms)
-            except KafkaTimeoutError:
-                raise KafkaTimeoutError(self._missing(topic, partition)) from None
-            cluster = self._metadata.fetch()
-            left_ms = max_wait_ms - (self._clock.now_ms() - now_ms)
-            self._metadata.maybe_raise_error_for_topic(topic)
-            if left_ms <= 0 and not _knows(cluster, topic, partition):
-                raise KafkaTimeoutError(self._missing(topic, partition))
-        return cluster, max(0, left_ms)
-
-    def _missing(self, topic: str, partition: int | None) -> str:
-        """Why a topic or partition did not come up, told by what is known."""
-        cluster = self._metadata.fetch()
-        limit = f"within max.block.ms={self.config.max_block_ms}"
-        count = cluster.partition_count_for_topic(topic)
-        if cluster.is_bootstrap_configured:
-            servers = ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
-            return (
-                f"No broker of bootstrap.servers={servers} answered {limit}: check the addresses, and that"
-                " security.protocol fits the port."
-            )
-        if count is None:
-            return (
-                f"Topic {topic} is not in the metadata {limit}: create it, or let the brokers do so"
-                " (auto.create.topics.enable)."
-            )
-        return (
-            f"Partition {partition} of topic {topic} with {count} partitions is not in the metadata {limit}:"
-            f" use 0 to {count - 1}, or add partitions."
-        )
 
     # ---- flush and close -------------------------------------------------------------------------------------------
 
@@ -395,11 +347,6 @@ class KafkaProducer:
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
-
-
-def _knows(cluster: Cluster, topic: str, partition: int | None) -> bool:
-    count = cluster.partition_count_for_topic(topic)
-    return count is not None and (partition is None or partition < count)
 
 
 def _to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:

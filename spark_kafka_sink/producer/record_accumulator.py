@@ -8,10 +8,10 @@ org.apache.kafka.clients.producer.internals.RecordAccumulator.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
-from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
 from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
@@ -19,7 +19,9 @@ from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
 from spark_kafka_sink.producer.drain_rules import DrainRules
 from spark_kafka_sink.producer.futures import Headers, RecordThunk, RunCallback, RunThunk
+from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block, Run
 from spark_kafka_sink.record.codecs import Codec
@@ -27,19 +29,7 @@ from spark_kafka_sink.record.codecs import Codec
 LeaderEpochs = Callable[[TopicPartition], int | None]
 
 
-@dataclass(slots=True)
-class ReadyCheck:
-    """What can be sent, and when to look again."""
-
-    ready_nodes: dict[int, Node] = field(default_factory=dict)
-    next_check_delay_ms: int = FOREVER_MS
-    unknown_leader_topics: set[str] = field(default_factory=set)
-    queue_sizes: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Topic → partition with a leader → batches queued: the load by which KIP-794 chooses."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     batch_is_full: bool
     new_batch_created: bool
 
@@ -66,13 +56,11 @@ class RecordAccumulator:
         self.pool = pool
         self._codec = codec
         self._linger_ms = linger_ms
-        self._delivery_timeout_ms = delivery_timeout_ms
         self._retry_backoff = retry_backoff
         self._rules = drain_rules
         self._lock = threading.Lock()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._incomplete: dict[ProducerBatch, None] = {}
-        self._parts_made = False
+        self._incomplete = IncompleteBatches(delivery_timeout_ms)
         self._drain_index: dict[int, int] = {}
         self._flushes_in_progress = 0
         self._closed = False
@@ -184,8 +172,7 @@ class RecordAccumulator:
         try:
             encoded = block.encode(runs)
         except BaseException as cause:
-            error = KafkaError(f"Records could not be encoded: {cause}")
-            self._drop({batch for batch, _, _ in places}, error)
+            self._drop({batch for batch, _, _ in places}, KafkaError(f"Records could not be encoded: {cause}"))
             raise
         with self._lock:
             for (batch, place, size), run in zip(places, encoded, strict=True):
@@ -197,7 +184,7 @@ class RecordAccumulator:
             previous.close_for_appends()
         batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, self.batch_size + HEADER_SIZE, now_ms)
         queue.batches.append(batch)
-        self._incomplete[batch] = None
+        self._incomplete.add(batch)
         return batch
 
     def _queue(self, topic_partition: TopicPartition) -> PartitionQueue:
@@ -232,20 +219,8 @@ class RecordAccumulator:
                 batch = queue.batches[0]
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
                 if leader.id not in check.ready_nodes and not queue.is_muted and batch.is_filled:
-                    self._check_batch(check, leader, queue, batch, hurry, now_ms)
+                    check.consider(leader, queue, hurry, self._linger_ms, now_ms)
         return check
-
-    def _check_batch(
-        self, check: ReadyCheck, leader: Node, queue: PartitionQueue, batch: ProducerBatch, hurry: bool, now_ms: int
-    ) -> None:
-        if batch.is_backing_off(now_ms):
-            check.next_check_delay_ms = min(check.next_check_delay_ms, batch.retry_at_ms - now_ms)
-            return
-        lingered_ms = batch.waited_ms(now_ms)
-        if hurry or batch.attempts > 0 or queue.is_full or lingered_ms >= self._linger_ms:
-            check.ready_nodes[leader.id] = leader
-        else:
-            check.next_check_delay_ms = min(check.next_check_delay_ms, self._linger_ms - lingered_ms)
 
     def drain(
         self, cluster: Cluster, nodes: Iterable[Node], max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
@@ -315,9 +290,7 @@ class RecordAccumulator:
             for part in reversed(parts):
                 part.share_memory(memory)
                 queue.put_back(part)
-            self._incomplete.update(dict.fromkeys(parts))
-            self._parts_made = True
-            self._incomplete.pop(batch, None)
+            self._incomplete.replace(batch, parts)
             for part in parts:
                 self._rules.on_split_part(part)
         batch.result.mark_done()
@@ -338,26 +311,15 @@ class RecordAccumulator:
         """Batches whose delivery.timeout.ms is over: those queued are taken from their queues, those in flight stay
         there.
         """
-        if now_ms < self.next_expiry_ms():
-            return []
         with self._lock:
-            expired = [
-                batch
-                for batch in self._incomplete
-                if not batch.is_done
-                and batch.is_filled
-                and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
-            ]
+            expired = self._incomplete.expired(now_ms)
             self._unqueue(expired)
         return expired
 
     def next_expiry_ms(self) -> int:
         """When the next incomplete batch reaches its delivery timeout: queued or in flight."""
         with self._lock:
-            waiting = (batch.created_ms for batch in self._incomplete if not batch.is_done)
-            # Batches are kept in the order in which they were made; parts of a split batch are as old as it was.
-            created_ms = min(waiting, default=None) if self._parts_made else next(waiting, None)
-        return FOREVER_MS if created_ms is None else created_ms + self._delivery_timeout_ms
+            return self._incomplete.next_expiry_ms()
 
     def _unqueue(self, batches: Collection[ProducerBatch]) -> None:
         """Take `batches` from their queues and close them. Caller holds the lock."""
@@ -371,7 +333,7 @@ class RecordAccumulator:
     def deallocate(self, batch: ProducerBatch) -> None:
         """The batch has ended and is not on the wire: give its memory back."""
         with self._lock:
-            self._incomplete.pop(batch, None)
+            self._incomplete.remove(batch)
             row_bytes, allocations = batch.take_memory()
         self._give_back(row_bytes, allocations)
 
@@ -388,8 +350,7 @@ class RecordAccumulator:
 
     @property
     def has_incomplete(self) -> bool:
-        with self._lock:
-            return bool(self._incomplete)
+        return len(self._incomplete) > 0
 
     def begin_flush(self) -> None:
         """Lingering batches go at once, until `await_flush_completion` has returned."""
@@ -437,8 +398,3 @@ class RecordAccumulator:
         with self._lock:
             self._closed = True
         self.pool.close()
-
-    def queue_sizes(self) -> Mapping[TopicPartition, int]:
-        """Batches queued per partition that has any, for display."""
-        with self._lock:
-            return {tp: len(queue.batches) for tp, queue in self._queues.items() if queue.batches}

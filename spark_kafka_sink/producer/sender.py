@@ -21,7 +21,8 @@ from spark_kafka_sink.producer.node_availability import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.record_accumulator import LeaderEpochs, ReadyCheck, RecordAccumulator
+from spark_kafka_sink.producer.ready_check import ReadyCheck
+from spark_kafka_sink.producer.record_accumulator import LeaderEpochs, RecordAccumulator
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.requests import ProduceRequest

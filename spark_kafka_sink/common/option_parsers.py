@@ -1,0 +1,90 @@
+"""Parsers of the option table: a value as the caller gave it, text or typed, becomes a value of ours.
+
+Each raises RefusalError with what is wanted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class RefusalError(Exception):
+    """What a check says about a value; `_parse_value` adds the option's name."""
+
+
+def whole_number(value: object) -> int:
+    if isinstance(value, bool):
+        raise RefusalError("a whole number is wanted")
+    if isinstance(value, int):
+        return value
+    try:
+        return int(str(value).strip())
+    except ValueError:
+        raise RefusalError("a whole number is wanted") from None
+
+
+def between(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = whole_number(value)
+        if not low <= number <= high:
+            raise RefusalError(f"it must lie between {low} and {high}")
+        return number
+
+    return parse
+
+
+def boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"true": True, "false": False}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise RefusalError("true or false is wanted")
+    return known[text]
+
+
+def text(value: object) -> str:
+    return str(value).strip()
+
+
+def one_of(*allowed: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = str(value).strip()
+        by_lower = {known.lower(): known for known in allowed}
+        if text.lower() not in by_lower:
+            raise RefusalError(f"one of {', '.join(allowed)} is wanted")
+        return by_lower[text.lower()]
+
+    return parse
+
+
+def acks(value: object) -> int:
+    known = {"all": -1, "-1": -1, "0": 0, "1": 1}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise RefusalError("one of all, -1, 0, 1 is wanted")
+    return known[text]
+
+
+def gzip_level(value: object) -> int:
+    level = whole_number(value)
+    if level != -1 and not 1 <= level <= 9:
+        raise RefusalError("it must be -1 or lie between 1 and 9")
+    return level
+
+
+def addresses(value: object) -> tuple[tuple[str, int], ...]:
+    """host:port pairs, IPv6 hosts in brackets."""
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    found: list[tuple[str, int]] = []
+    for item in (item.strip() for item in items):
+        if not item:
+            continue
+        host, colon, port_text = item.rpartition(":")
+        host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
+        if not colon or not host or not port_text.isdigit() or not 0 < int(port_text) < 65536:
+            raise RefusalError(f"{item!r} is not host:port")
+        found.append((host, int(port_text)))
+    if not found:
+        raise RefusalError("at least one host:port is wanted")
+    return tuple(found)

@@ -1,0 +1,56 @@
+"""Batches that have not ended: what a flush waits for, what expires, what a close gives up.
+
+Guarded by the accumulator's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+
+
+class IncompleteBatches:
+    """In the order in which they were made, so that the first is the first to expire."""
+
+    def __init__(self, delivery_timeout_ms: int) -> None:
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._batches: dict[ProducerBatch, None] = {}
+        self._has_parts = False
+
+    def __iter__(self) -> Iterator[ProducerBatch]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: ProducerBatch) -> None:
+        self._batches[batch] = None
+
+    def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
+        """`parts` stand for `batch` from now on. They are as old as it was, and so break the order."""
+        self._batches.pop(batch, None)
+        self._batches.update(dict.fromkeys(parts))
+        self._has_parts = True
+
+    def remove(self, batch: ProducerBatch) -> None:
+        self._batches.pop(batch, None)
+
+    def next_expiry_ms(self) -> int:
+        """When the first batch that has no outcome yet reaches delivery.timeout.ms."""
+        waiting = (batch.created_ms for batch in self._batches if not batch.is_done)
+        created_ms = min(waiting, default=None) if self._has_parts else next(waiting, None)
+        return FOREVER_MS if created_ms is None else created_ms + self._delivery_timeout_ms
+
+    def expired(self, now_ms: int) -> list[ProducerBatch]:
+        """Those without an outcome that have reached it, queued or in flight."""
+        if now_ms < self.next_expiry_ms():
+            return []
+        return [
+            batch
+            for batch in self._batches
+            if not batch.is_done
+            and batch.is_filled
+            and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+        ]

@@ -1,0 +1,77 @@
+"""Waits until a topic, and a partition of it, is known. Application threads.
+
+Reference: KafkaProducer.waitOnMetadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Cluster
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+
+
+class TopicMetadata:
+    """`wake_sender` makes the Sender look at what was asked for."""
+
+    def __init__(
+        self, config: ProducerConfig, metadata: ProducerMetadata, clock: Clock, wake_sender: Callable[[], None]
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._clock = clock
+        self._wake_sender = wake_sender
+
+    def wait_for(self, topic: str, partition: int | None = None) -> tuple[Cluster, int]:
+        """The cluster with `topic`, and with `partition` of it, in it; and what is left of max.block.ms.
+
+        Raises KafkaTimeoutError (a topic or partition that does not come up), InvalidTopicError,
+        TopicAuthorizationError, ProducerClosedError, and the metadata's fatal error.
+        """
+        started_ms = self._clock.now_ms()
+        left_ms = self._config.max_block_ms
+        self._metadata.add(topic, started_ms)
+        cluster = self._metadata.fetch()
+        while not _knows(cluster, topic, partition):
+            self._metadata.add(topic, self._clock.now_ms())
+            version = self._metadata.request_update_for_topic(topic)
+            self._wake_sender()
+            try:
+                self._metadata.await_update(version, left_ms)
+            except KafkaTimeoutError:
+                raise KafkaTimeoutError(self._missing(topic, partition)) from None
+            cluster = self._metadata.fetch()
+            left_ms = self._config.max_block_ms - (self._clock.now_ms() - started_ms)
+            self._metadata.maybe_raise_error_for_topic(topic)
+            if left_ms <= 0 and not _knows(cluster, topic, partition):
+                raise KafkaTimeoutError(self._missing(topic, partition))
+        return cluster, max(0, left_ms)
+
+    def _missing(self, topic: str, partition: int | None) -> str:
+        """Why a topic or partition did not come up, told by what is known."""
+        cluster = self._metadata.fetch()
+        limit = f"within max.block.ms={self._config.max_block_ms}"
+        count = cluster.partition_count_for_topic(topic)
+        if cluster.is_bootstrap_configured:
+            servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
+            return (
+                f"No broker of bootstrap.servers={servers} answered {limit}: check the addresses, and that"
+                " security.protocol fits the port."
+            )
+        if count is None:
+            return (
+                f"Topic {topic} is not in the metadata {limit}: create it, or let the brokers do so"
+                " (auto.create.topics.enable)."
+            )
+        return (
+            f"Partition {partition} of topic {topic} with {count} partitions is not in the metadata {limit}:"
+            f" use 0 to {count - 1}, or add partitions."
+        )
+
+
+def _knows(cluster: Cluster, topic: str, partition: int | None) -> bool:
+    count = cluster.partition_count_for_topic(topic)
+    return count is not None and (partition is None or partition < count)
