@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
+from spark_kafka_sink.common.errors import KafkaError, ProtocolError
+from spark_kafka_sink.protocol.api_versions import NodeApiVersions
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, VersionRange
+
+LATEST = SUPPORTED_VERSIONS[ApiKey.API_VERSIONS].latest
+UNSUPPORTED_VERSION = 35
+
+
+def response(error_code: int = 0, ranges: Sequence[tuple[int, int, int]] = ()) -> Any:
+    api_keys = [SimpleNamespace(api_key=key, min_version=low, max_version=high) for key, low, high in ranges]
+    return SimpleNamespace(error_code=error_code, api_keys=api_keys)
+
+
+def versions(features: Mapping[str, int], epoch: int) -> NodeApiVersions:
+    return NodeApiVersions({3: VersionRange(0, 12)}, features, epoch)
+
+
+def test_the_first_question_is_in_our_latest_version_and_asked_once() -> None:
+    discovery = VersionDiscovery(ApiVersions())
+    discovery.begin("1")
+    assert discovery.due() == ["1"]
+    assert discovery.take_version("1") == LATEST
+    assert discovery.due() == []
+
+
+def test_an_answer_makes_the_nodes_versions_known() -> None:
+    registry = ApiVersions()
+    discovery = VersionDiscovery(registry)
+    assert discovery.on_response("1", LATEST, response(ranges=[(3, 0, 9)]))
+    known = registry.get("1")
+    assert known is not None
+    assert known.ranges[3] == (0, 9)
+    assert discovery.due() == []
+
+
+def test_a_node_that_does_not_know_the_version_is_asked_in_the_one_it_names() -> None:
+    discovery = VersionDiscovery(ApiVersions())
+    assert not discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION, [(18, 0, 2)]))
+    assert discovery.take_version("1") == 2
+
+
+def test_a_node_that_names_no_version_is_asked_in_version_0() -> None:
+    discovery = VersionDiscovery(ApiVersions())
+    assert not discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION))
+    assert discovery.take_version("1") == 0
+
+
+def test_a_node_that_takes_its_word_back_is_asked_in_ever_older_versions_until_it_is_given_up() -> None:
+    discovery = VersionDiscovery(ApiVersions())
+    asked = [LATEST]
+    while asked[-1] > 0:
+        assert not discovery.on_response("1", asked[-1], response(UNSUPPORTED_VERSION, [(18, 0, LATEST)]))
+        asked.append(discovery.take_version("1"))
+    assert asked == list(range(LATEST, -1, -1))
+    with pytest.raises(KafkaError):
+        discovery.on_response("1", 0, response(UNSUPPORTED_VERSION, [(18, 0, LATEST)]))
+    assert discovery.due() == []
+
+
+def test_a_negative_claim_is_version_0() -> None:
+    discovery = VersionDiscovery(ApiVersions())
+    discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION, [(18, 0, -5)]))
+    assert discovery.take_version("1") == 0
+
+
+def test_any_other_error_gives_the_node_up() -> None:
+    with pytest.raises(KafkaError) as caught:
+        VersionDiscovery(ApiVersions()).on_response("1", LATEST, response(42))
+    assert caught.value.error_code == 42
+
+
+def test_ranges_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ProtocolError):
+        VersionDiscovery(ApiVersions()).on_response("1", LATEST, response(ranges=[(3, 9, 2)]))
+
+
+def test_a_lost_node_is_forgotten_and_not_due_any_more() -> None:
+    registry = ApiVersions()
+    discovery = VersionDiscovery(registry)
+    discovery.on_response("1", LATEST, response())
+    discovery.begin("1")
+    discovery.forget("1")
+    assert registry.get("1") is None
+    assert discovery.due() == []
+
+
+def test_features_are_those_of_the_highest_epoch_and_outlive_the_node() -> None:
+    registry = ApiVersions()
+    assert registry.finalized_feature("transaction.version") == 0
+    assert registry.finalized_features_epoch == -1
+    registry.update("1", versions({"transaction.version": 2}, 7))
+    registry.update("2", versions({"transaction.version": 1}, 6))
+    assert registry.finalized_feature("transaction.version") == 2
+    registry.remove("1")
+    assert registry.finalized_feature("transaction.version") == 2
+    registry.update("2", versions({"transaction.version": 1}, 8))
+    assert registry.finalized_feature("transaction.version") == 1
+    assert registry.finalized_features_epoch == 8

@@ -1,0 +1,540 @@
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from spark_kafka_sink.client.metadata import LeaderAndEpoch, LeaderIdAndEpoch, Metadata
+from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
+from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
+    IllegalStateError,
+    InvalidTopicError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.protocol.requests import MetadataRequest
+
+BACKOFF_MS = 100
+BACKOFF_MAX_MS = 1_000
+EXPIRE_MS = 300_000
+NODES = {index: Node(index, f"broker-{index}", 9092) for index in range(3)}
+ID_A = UUID(int=1)
+ID_B = UUID(int=2)
+T0 = TopicPartition("t", 0)
+
+
+class SomeTopics(Metadata):
+    """Follows `wanted`; those in `new` are asked for in partial updates."""
+
+    def __init__(self, wanted: Iterable[str] = ("t", "u")) -> None:
+        super().__init__(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [], random.Random(1))
+        self.wanted = set(wanted)
+        self.new: tuple[str, ...] = ()
+
+    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:
+        return topic in self.wanted
+
+    def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
+        return MetadataRequest(self.new) if self.new else None
+
+
+def partition(
+    topic: str = "t", number: int = 0, leader: int | None = 0, epoch: int | None = 5, error: int = 0
+) -> PartitionMetadata:
+    return PartitionMetadata(TopicPartition(topic, number), leader, epoch, (0, 1, 9), (0, 1), (9,), error)
+
+
+def topic(
+    name: str = "t", *partitions: PartitionMetadata, error: int = 0, topic_id: UUID | None = None
+) -> TopicMetadata:
+    return TopicMetadata(name, error, topic_id, False, partitions)
+
+
+def response(*topics: TopicMetadata, reliable: bool = True, cluster_id: str = "c") -> MetadataResponse:
+    return MetadataResponse(dict(NODES), topics, cluster_id, 1, reliable)
+
+
+def update(metadata: Metadata, answer: MetadataResponse, now_ms: int = 1_000, is_partial: bool = False) -> None:
+    version = metadata.new_metadata_request_and_version(now_ms).request_version
+    metadata.update(version, answer, is_partial, now_ms)
+
+
+@pytest.fixture
+def metadata() -> SomeTopics:
+    return SomeTopics()
+
+
+# ---- bootstrap and reading ---------------------------------------------------------------------------------------
+
+
+def test_bootstrap_gives_nodes_with_negative_ids_and_asks_for_everything(metadata: SomeTopics) -> None:
+    metadata.bootstrap([("a", 1), ("b", 2)])
+    assert metadata.fetch().nodes == (Node(-1, "a", 1), Node(-2, "b", 2))
+    assert metadata.fetch().is_bootstrap_configured
+    assert metadata.update_version == 1
+    assert metadata.update_requested()
+    assert metadata.time_to_next_update(0) == 0
+    assert not metadata.new_metadata_request_and_version(0).is_partial
+
+
+def test_rebootstrap_begins_again_from_the_same_addresses(metadata: SomeTopics) -> None:
+    metadata.bootstrap([("a", 1)])
+    update(metadata, response(topic("t", partition())))
+    assert metadata.fetch().topics == {"t"}
+    metadata.rebootstrap()
+    assert metadata.fetch().nodes == (Node(-1, "a", 1),)
+    assert metadata.fetch().topics == frozenset()
+    assert metadata.update_requested()
+
+
+def test_an_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
+    metadata.bootstrap([("a", 1)])
+    update(metadata, response(topic("t", partition(), partition(number=1, leader=None, epoch=3), topic_id=ID_A)))
+    cluster = metadata.fetch()
+    assert not cluster.is_bootstrap_configured
+    assert cluster.cluster_id == "c"
+    assert cluster.controller == NODES[1]
+    assert set(cluster.nodes) == set(NODES.values())
+    assert cluster.partition_count_for_topic("t") == 2
+    assert cluster.topic_ids == {"t": ID_A} == metadata.topic_ids
+    info = cluster.partition_info(T0)
+    assert info is not None
+    assert info.leader == NODES[0]
+    assert info.replicas == (NODES[0], NODES[1], Node(9, "", -1))
+    assert info.in_sync_replicas == (NODES[0], NODES[1])
+    assert info.offline_replicas == (Node(9, "", -1),)
+    assert [each.partition for each in cluster.available_partitions_for_topic("t")] == [0]
+    assert metadata.cache.topic_names == {ID_A: "t"}
+    assert metadata.cache.leader_epoch(T0) == 5
+    assert metadata.cache.leader_epoch(TopicPartition("x", 0)) is None
+
+
+def test_a_leader_whose_address_is_not_known_is_no_leader(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=77))))
+    assert metadata.fetch().leader_for(T0) is None
+    assert metadata.current_leader(T0) == LeaderAndEpoch(None, 5)
+
+
+# ---- when to fetch -----------------------------------------------------------------------------------------------
+
+
+def test_metadata_is_fetched_again_when_it_is_too_old(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    assert not metadata.update_requested()
+    assert metadata.time_to_next_update(1_000) == EXPIRE_MS
+    assert metadata.time_to_next_update(1_000 + EXPIRE_MS - 1) == 1
+    assert metadata.time_to_next_update(1_000 + EXPIRE_MS) == 0
+    assert metadata.last_successful_refresh_ms == 1_000
+
+
+def test_a_request_for_an_update_waits_out_the_backoff_since_the_last_one(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    assert metadata.request_update() == 1
+    assert metadata.update_requested()
+    wait_ms = metadata.time_to_next_update(1_000)
+    assert 80 <= wait_ms <= 120
+    assert metadata.time_to_next_update(1_000) == wait_ms, "asking twice gives the same answer"
+    assert metadata.time_to_next_update(1_000 + wait_ms) == 0
+
+
+def test_the_backoff_grows_while_updates_fail_and_starts_over_after_a_success(metadata: SomeTopics) -> None:
+    metadata.bootstrap([("a", 1)])
+    waits = []
+    for _ in range(8):
+        metadata.failed_update(1_000)
+        waits.append(metadata.time_to_next_update(1_000))
+    for failures, wait_ms in enumerate(waits):
+        assert min(0.8 * BACKOFF_MS * 2**failures, 800) - 1 <= wait_ms <= min(1.2 * BACKOFF_MS * 2**failures, 1_000)
+    assert waits[-1] >= 800
+    update(metadata, response())
+    metadata.request_update()
+    assert metadata.time_to_next_update(1_000) <= 120
+
+
+def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopics) -> None:
+    waits = []
+    for _ in range(6):
+        update(metadata, response(topic("t", partition())))
+        metadata.request_update(reset_equivalent_backoff=False)
+        waits.append(metadata.time_to_next_update(1_000))
+    assert waits[0] <= 120, "the first brought the partition's epoch"
+    assert waits[-1] >= 800
+    metadata.request_update()
+    assert metadata.time_to_next_update(1_000) <= 120, "a new interest starts over"
+
+
+def test_a_newer_epoch_is_news(metadata: SomeTopics) -> None:
+    for epoch in range(6):
+        update(metadata, response(topic("t", partition(epoch=epoch))))
+    metadata.request_update(reset_equivalent_backoff=False)
+    assert metadata.time_to_next_update(1_000) <= 120
+
+
+def test_a_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
+    for _ in range(6):
+        update(metadata, response(topic("t", partition())))
+    metadata.failed_update(1_000)
+    metadata.request_update(reset_equivalent_backoff=False)
+    assert metadata.time_to_next_update(1_000) <= 120
+
+
+def test_an_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
+    for _ in range(6):
+        update(metadata, response(topic("t", partition())))
+    now_ms = 1_000 + EXPIRE_MS
+    metadata.failed_update(now_ms)
+    assert metadata.time_to_next_update(now_ms) <= 120
+
+
+def test_new_topics_are_asked_for_at_once_and_alone(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    metadata.new = ("u",)
+    assert metadata.request_update_for_new_topics() == 1
+    assert metadata.time_to_next_update(1_000) == 0
+    asked = metadata.new_metadata_request_and_version(1_000)
+    assert asked.is_partial
+    assert asked.request == MetadataRequest(("u",))
+    assert asked.request_version == 1
+
+
+def test_a_full_update_that_is_due_covers_new_topics_too(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    metadata.new = ("u",)
+    metadata.request_update_for_new_topics()
+    metadata.request_update()
+    assert not metadata.new_metadata_request_and_version(1_000).is_partial
+
+
+def test_an_expired_view_is_asked_for_in_full(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    metadata.new = ("u",)
+    metadata.request_update_for_new_topics()
+    assert metadata.new_metadata_request_and_version(1_000 + EXPIRE_MS - 1).is_partial
+    assert not metadata.new_metadata_request_and_version(1_000 + EXPIRE_MS).is_partial
+
+
+def test_topics_asked_for_while_an_update_was_under_way_stay_wanted(metadata: SomeTopics) -> None:
+    metadata.request_update_for_new_topics()
+    asked = metadata.new_metadata_request_and_version(1_000)
+    metadata.request_update_for_new_topics()
+    metadata.update(asked.request_version, response(), True, 1_000)
+    assert metadata.update_requested()
+    metadata.update(asked.request_version + 1, response(), True, 1_000)
+    assert not metadata.update_requested()
+
+
+def test_a_partial_update_neither_answers_a_full_one_nor_renews_the_age(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    metadata.request_update()
+    update(metadata, response(), now_ms=5_000, is_partial=True)
+    assert metadata.update_requested()
+    assert metadata.last_successful_refresh_ms == 1_000
+    update(metadata, response(), now_ms=6_000)
+    assert not metadata.update_requested()
+    assert metadata.last_successful_refresh_ms == 6_000
+
+
+def test_every_answered_update_counts_in_the_version(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    update(metadata, response(), is_partial=True)
+    assert metadata.update_version == 2
+    metadata.failed_update(1_000)
+    assert metadata.update_version == 2
+
+
+def test_without_subclass_all_topics_are_asked_for_and_kept() -> None:
+    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [], random.Random(1))
+    assert metadata.new_metadata_request_and_version(0).request == MetadataRequest(None)
+    update(metadata, response(topic("any", partition("any"))))
+    metadata.request_update_for_new_topics()
+    assert not metadata.new_metadata_request_and_version(1_000).is_partial
+    assert metadata.fetch().topics == {"any"}
+
+
+# ---- what a response changes -------------------------------------------------------------------------------------
+
+
+def test_topics_that_nobody_wants_are_not_kept(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("x", partition("x"), topic_id=ID_B)))
+    assert metadata.fetch().topics == {"t"}
+    assert metadata.topic_ids == {"t": ID_A}
+    assert metadata.last_seen_leader_epoch(TopicPartition("x", 0)) is None
+
+
+def test_epochs_of_topics_not_wanted_any_more_are_forgotten(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition())))
+    metadata.wanted.discard("t")
+    update(metadata, response())
+    assert metadata.last_seen_leader_epoch(T0) is None
+
+
+def test_a_full_update_replaces_and_a_partial_one_is_laid_over(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(), topic_id=ID_A)))
+    update(metadata, response(topic("u", partition("u"), topic_id=ID_B)), is_partial=True)
+    assert metadata.fetch().topics == {"t", "u"}
+    assert metadata.topic_ids == {"t": ID_A, "u": ID_B}
+    update(metadata, response(topic("u", partition("u"))))
+    assert metadata.fetch().topics == {"u"}
+    assert metadata.topic_ids == {}
+
+
+def test_a_partial_update_replaces_the_topics_it_tells_of(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(), partition(number=1), topic_id=ID_A)))
+    update(metadata, response(topic("t", partition())), is_partial=True)
+    assert metadata.fetch().partition_count_for_topic("t") == 1
+    assert metadata.topic_ids == {}, "the latest answer had no id"
+    update(metadata, response(topic("t", error=3)), is_partial=True)
+    assert metadata.fetch().partition_count_for_topic("t") is None
+
+
+def test_a_partial_update_lets_go_of_topics_not_wanted_any_more(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("u", error=17)))
+    metadata.wanted.clear()
+    update(metadata, response(), is_partial=True)
+    assert metadata.fetch().topics == frozenset()
+    assert metadata.topic_ids == {}
+    assert metadata.fetch().invalid_topics == frozenset()
+
+
+def test_internal_invalid_and_unauthorized_topics_are_told_apart_and_survive_a_partial_update(
+    metadata: SomeTopics,
+) -> None:
+    metadata.wanted = {"__internal", "bad name", "secret", "other"}
+    internal = replace(topic("__internal", partition("__internal")), is_internal=True)
+    update(metadata, response(internal, topic("bad name", error=17), topic("secret", error=29)))
+    update(metadata, response(topic("other", partition("other"))), is_partial=True)
+    cluster = metadata.fetch()
+    assert cluster.internal_topics == {"__internal"}
+    assert cluster.invalid_topics == {"bad name"}
+    assert cluster.unauthorized_topics == {"secret"}
+
+
+@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 100, 103])
+def test_an_error_that_says_the_view_is_stale_asks_for_a_full_update(metadata: SomeTopics, code: int) -> None:
+    update(metadata, response(topic("t", error=code)))
+    assert metadata.update_requested()
+    assert not metadata.new_metadata_request_and_version(1_000).is_partial
+
+
+def test_a_partition_without_leader_asks_for_a_full_update(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=None, error=5))))
+    assert metadata.update_requested()
+    assert metadata.fetch().partition_count_for_topic("t") == 1
+
+
+@pytest.mark.parametrize("code", [17, 29, -1])
+def test_other_errors_of_a_topic_ask_for_nothing(metadata: SomeTopics, code: int) -> None:
+    update(metadata, response(topic("t", error=code)))
+    assert not metadata.update_requested()
+
+
+def test_an_error_of_a_topic_nobody_wants_asks_for_nothing(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("x", error=3)))
+    assert not metadata.update_requested()
+
+
+# ---- epochs and ids ----------------------------------------------------------------------------------------------
+
+
+def test_an_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=5), topic_id=ID_A)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=4), topic_id=ID_A)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
+    assert metadata.last_seen_leader_epoch(T0) == 5
+    update(metadata, response(topic("t", partition(leader=1, epoch=5), topic_id=ID_A)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 5)
+    update(metadata, response(topic("t", partition(leader=2, epoch=6), topic_id=ID_A)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 6)
+
+
+def test_an_older_epoch_of_a_partition_no_longer_cached_is_left_out(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(epoch=5))))
+    update(metadata, response(topic("t", error=5)))
+    update(metadata, response(topic("t", partition(epoch=4))))
+    assert metadata.fetch().partition_info(T0) is None
+    assert metadata.current_leader(T0) == LeaderAndEpoch(None, 5)
+
+
+def test_a_topic_deleted_and_made_again_starts_from_a_lower_epoch(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
+    update(metadata, response(topic("t", error=3)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=0), topic_id=ID_B)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 0)
+    assert metadata.topic_ids == {"t": ID_B}
+
+
+def test_a_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=2), topic_id=ID_B)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 2)
+    assert metadata.last_seen_leader_epoch(T0) == 2
+
+
+def test_without_topic_ids_epochs_still_only_grow(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
+    update(metadata, response(topic("t", partition(leader=1, epoch=2))))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
+
+
+def test_unreliable_epochs_are_not_believed(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
+    update(metadata, response(topic("t", partition(leader=1, epoch=2)), reliable=False))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
+    assert metadata.last_seen_leader_epoch(T0) is None
+
+
+def test_an_answer_without_epoch_is_taken_as_it_is(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
+    update(metadata, response(topic("t", partition(leader=1, epoch=None))))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
+
+
+def test_a_newer_epoch_heard_of_elsewhere_makes_the_leader_unknown_and_asks_for_an_update(
+    metadata: SomeTopics,
+) -> None:
+    update(metadata, response(topic("t", partition(epoch=5))))
+    assert not metadata.update_last_seen_epoch_if_newer(T0, 5)
+    assert not metadata.update_last_seen_epoch_if_newer(TopicPartition("u", 0), 5)
+    assert not metadata.update_requested()
+    assert metadata.update_last_seen_epoch_if_newer(T0, 6)
+    assert metadata.update_requested()
+    assert metadata.partition_metadata_if_current(T0) is None
+    assert metadata.current_leader(T0) == LeaderAndEpoch(None, 6)
+    with pytest.raises(ValueError, match="t-0"):
+        metadata.update_last_seen_epoch_if_newer(T0, -1)
+
+
+# ---- leader hints ------------------------------------------------------------------------------------------------
+
+
+def test_a_newer_leader_named_by_a_response_is_applied_without_an_update(metadata: SomeTopics) -> None:
+    metadata.bootstrap([("a", 1)])
+    update(metadata, response(topic("t", partition(leader=0, epoch=5), partition(number=1), topic_id=ID_A)))
+    new_node = Node(8, "broker-8", 9092)
+    changed = metadata.update_partition_leadership({T0: LeaderIdAndEpoch(8, 6)}, [new_node])
+    assert changed == {T0}
+    assert metadata.current_leader(T0) == LeaderAndEpoch(new_node, 6)
+    cluster = metadata.fetch()
+    assert cluster.leader_for(T0) == new_node
+    assert cluster.leader_for(TopicPartition("t", 1)) == NODES[0]
+    assert set(cluster.nodes) == {*NODES.values(), new_node}
+    assert (cluster.cluster_id, cluster.controller, cluster.topic_ids) == ("c", NODES[1], {"t": ID_A})
+    assert not metadata.update_requested()
+    update(metadata, response(topic("t", partition(leader=0, epoch=5), topic_id=ID_A)))
+    assert metadata.cache.partitions[T0].leader_id == 8, "the hint's epoch counts against an older answer"
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        LeaderIdAndEpoch(1, 5), LeaderIdAndEpoch(1, 4), LeaderIdAndEpoch(None, 6), LeaderIdAndEpoch(1, None),
+        LeaderIdAndEpoch(77, 6),
+    ],
+)  # fmt: skip
+def test_a_hint_that_is_old_incomplete_or_of_an_unknown_node_is_passed_over(
+    metadata: SomeTopics, hint: LeaderIdAndEpoch
+) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=5))))
+    assert metadata.update_partition_leadership({T0: hint}, []) == set()
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
+
+
+def test_a_hint_for_a_partition_that_is_not_cached_is_passed_over(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    assert metadata.update_partition_leadership({T0: LeaderIdAndEpoch(1, 6)}, []) == set()
+    assert metadata.last_seen_leader_epoch(T0) is None
+
+
+# ---- listeners, errors, close ------------------------------------------------------------------------------------
+
+
+def test_listeners_hear_of_another_cluster_id() -> None:
+    heard: list[str | None] = []
+    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [heard.append], random.Random(1))
+    for cluster_id in ("one", "one", "two"):
+        update(metadata, response(cluster_id=cluster_id))
+    assert heard == ["one", "two"]
+
+
+def test_a_listener_may_read_and_ask_without_a_deadlock() -> None:
+    heard: list[int] = []
+    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [], random.Random(1))
+    metadata._cluster_listeners.append(lambda _: heard.append(metadata.request_update()))
+    update(metadata, response())
+    assert heard == [1]
+
+
+def test_the_error_of_a_topic_is_raised_once_and_names_it(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", error=29), topic("u", error=17)))
+    with pytest.raises(TopicAuthorizationError, match=r"\bt\b.*grant") as caught:
+        metadata.maybe_raise_any_error()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    metadata.maybe_raise_any_error()
+
+
+def test_an_invalid_topic_is_named(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("u", error=17)))
+    with pytest.raises(InvalidTopicError, match=r"\bu\b"):
+        metadata.maybe_raise_any_error()
+
+
+def test_the_error_of_one_topic_does_not_concern_another(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", error=29), topic("u", error=17)))
+    metadata.maybe_raise_error_for_topic("other")
+    metadata.maybe_raise_any_error()
+    update(metadata, response(topic("t", error=29), topic("u", error=17)))
+    with pytest.raises(InvalidTopicError):
+        metadata.maybe_raise_error_for_topic("u")
+
+
+def test_the_next_answer_clears_the_errors_of_topics(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", error=29)))
+    update(metadata, response(topic("t", partition())))
+    metadata.maybe_raise_any_error()
+
+
+def test_a_fatal_error_goes_first_and_is_raised_once(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", error=29)))
+    error = ClusterAuthorizationError()
+    metadata.fatal_error(error)
+    with pytest.raises(ClusterAuthorizationError):
+        metadata.maybe_raise_fatal_error()
+    metadata.maybe_raise_fatal_error()
+    metadata.fatal_error(error)
+    with pytest.raises(ClusterAuthorizationError):
+        metadata.maybe_raise_error_for_topic("t")
+    metadata.maybe_raise_any_error()
+
+
+@pytest.mark.parametrize("change", ["update", "fatal_error", "close"])
+def test_whoever_waits_is_woken(metadata: SomeTopics, change: str) -> None:
+    changes = {
+        "update": lambda: update(metadata, response()),
+        "fatal_error": lambda: metadata.fatal_error(ClusterAuthorizationError()),
+        "close": metadata.close,
+    }
+    woken: list[bool] = []
+    notify_all = metadata.condition.notify_all
+    metadata.condition.notify_all = lambda: (woken.append(True), notify_all())[1]  # type: ignore[method-assign]
+    changes[change]()
+    assert woken == [True]
+
+
+def test_nothing_is_taken_in_after_close(metadata: SomeTopics) -> None:
+    metadata.close()
+    assert metadata.is_closed
+    with pytest.raises(IllegalStateError):
+        update(metadata, response())
+
+
+def test_why_connections_fail_is_kept_until_metadata_comes(metadata: SomeTopics) -> None:
+    assert metadata.connection_failure is None
+    metadata.note_connection_failure("refused")
+    assert metadata.connection_failure == "refused"
+    update(metadata, response())
+    assert metadata.connection_failure is None
