@@ -164,7 +164,7 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def source_schema(text: str) -> StructType | str:
-    if Path(text).is_file():
+    if os.path.isfile(text):  # a Path refuses text as long as a schema may be
         text = Path(text).read_text(encoding="utf-8")
     return StructType.fromJson(json.loads(text)) if text.lstrip().startswith("{") else text
 

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+JOBS = Path(__file__).resolve().parents[3] / "jobs"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(JOBS))
+    import demo
+
+    return demo
+
+
+@pytest.fixture
+def sent(demo) -> pd.DataFrame:
+    tails = ["N1", "N2", None, "N1", "N2", "N1"]
+    return pd.DataFrame({name: tails if name == "tailnum" else range(6) for name in demo.COMPARED})
+
+
+@pytest.fixture
+def got(sent: pd.DataFrame) -> pd.DataFrame:
+    """What a topic holds when all went well: N1 on partition 0, N2 and the row without a key on 1."""
+    place = sent["tailnum"].map({"N1": 0}).fillna(1).astype(int)
+    keys = sent["tailnum"].map(lambda tail: tail.encode() if isinstance(tail, str) else None)
+    rows = sent.assign(partition=place, key=keys, row_number=sent.index).sort_values("partition", kind="stable")
+    return rows.assign(offset=rows.groupby("partition").cumcount()).reset_index(drop=True)
+
+
+def failed(demo, sent: pd.DataFrame, got: pd.DataFrame) -> set[str]:
+    return {check.what for check in demo.compare(sent, got) if not check.holds}
+
+
+def test_a_topic_that_matches_passes_every_check(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    assert failed(demo, sent, got) == set()
+
+
+def test_a_missing_record_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    assert failed(demo, sent, got.drop(2)) == {"records out = rows in", "no row is missing"}
+
+
+def test_a_doubled_record_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    doubled = pd.concat([got, got.tail(1)], ignore_index=True)
+    assert {"records out = rows in", "no row came twice"} <= failed(demo, sent, doubled)
+
+
+def test_a_changed_value_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    got.loc[1, "dep_delay"] += 1
+    assert failed(demo, sent, got) == {"every value is the row that went in"}
+
+
+@pytest.mark.parametrize("key", [b"N3", None])
+def test_a_wrong_key_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame, key: bytes | None) -> None:
+    got.at[got.index[got["key"] == b"N2"][0], "key"] = key
+    assert "every key is its row's tail number" in failed(demo, sent, got)
+
+
+def test_a_key_on_two_partitions_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    got.loc[0, "partition"] = 3
+    assert failed(demo, sent, got) == {"every key is on one partition"}
+
+
+def test_a_key_whose_rows_change_places_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    swapped = got.iloc[[1, 0, *range(2, len(got))]].reset_index(drop=True)
+    assert failed(demo, sent, swapped) == {"every key's rows are in order"}
+
+
+def test_the_files_hold_every_line_once_in_order_and_are_read_oldest_first(demo, tmp_path: Path) -> None:
+    lines = [b"a,b", *(b"%d,x" % n for n in range(100))]
+    demo.write_files(lines, tmp_path)
+    files = sorted(tmp_path.iterdir(), key=os.path.getmtime)
+    assert [file.name for file in files] == sorted(file.name for file in files)
+    assert {file.read_bytes().splitlines()[0] for file in files} == {b"row_number,a,b"}
+    rows = [line for file in files for line in file.read_bytes().splitlines()[1:]]
+    assert rows == [b"%d,%d,x" % (n, n) for n in range(100)]
