@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -152,8 +153,11 @@ class Node:
         self._await_end()
 
     def suspend(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
-        self._require_process().send_signal(signal.SIGSTOP)
+        """SIGSTOP: connections stay open and nothing answers. Returns when every thread of the JVM has stopped."""
+        process = self._require_process()
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(ChildProcessError):  # it ended before
+            os.waitpid(process.pid, os.WUNTRACED)
         self._suspended = True
 
     def resume(self) -> None:
