@@ -1,0 +1,246 @@
+"""A whole producer in one thread: real parts over the fake selector, a scripted cluster and a fake clock.
+
+The test sends, and runs the Sender turn by turn. A send that waits (for metadata, for memory) runs turns meanwhile.
+Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.fake_clock import FakeClock
+from support.fake_selector import FakeNetwork, FakeSelector
+from support.scripted_broker.cluster import ScriptedCluster
+
+from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.connection_states import ClusterConnectionStates
+from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
+from spark_kafka_sink.client.network_client import NetworkClient
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.record.columns import RecordColumns
+
+TOPIC = "flights"
+_TURNS_WITHOUT_TIME = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One `send` and what became of it. `calls` are its callback's; more than one is a fault."""
+
+    topic: str
+    value: bytes | str | None
+    sent_ms: int
+    future: FutureRecordMetadata | None = None
+    calls: list[tuple[RecordMetadata | None, KafkaError | None]] = field(default_factory=list)
+    settled_ms: int | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return bool(self.calls)
+
+    @property
+    def error(self) -> KafkaError | None:
+        return self.calls[0][1] if self.calls else None
+
+    @property
+    def metadata(self) -> RecordMetadata | None:
+        return self.calls[0][0] if self.calls else None
+
+
+@dataclass(slots=True, eq=False)
+class ColumnsDelivery:
+    """One `send_columns` and its runs."""
+
+    topic: str
+    num_rows: int
+    sent_ms: int
+    runs: list[tuple[RunMetadata, KafkaError | None]] = field(default_factory=list)
+
+    @property
+    def settled_rows(self) -> int:
+        return sum(run.record_count for run, _ in self.runs)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.settled_rows >= self.num_rows
+
+
+class ProducerHarness:
+    """Everything of one producer within reach.
+
+    `settings` are Kafka's producer keys; bootstrap.servers is filled in. `topics`: partitions by name. `on_turn`, if
+    set, is called before every turn: the place for a simulation's faults.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        topics: Mapping[str, int] | None = None,
+        node_count: int = 1,
+        cluster: ScriptedCluster | None = None,
+        latency_ms: Callable[[], int] = lambda: 1,
+        seed: int = 1,
+    ) -> None:
+        rng = random.Random(seed)
+        self.clock = FakeClock()
+        self.clock.on_wait = self._wait
+        self.cluster = cluster or ScriptedCluster(node_count)
+        for topic, partitions in ({TOPIC: 1} if topics is None else topics).items():
+            self.cluster.create_topic(topic, partitions)
+        self.network = FakeNetwork(self.cluster, latency_ms)
+        self.selector = FakeSelector(self.network, self.clock)
+        addresses = self.network.bootstrap_addresses()
+        servers = ",".join(f"{host}:{port}" for host, port in addresses)
+        self.config = config = ProducerConfig.from_mapping({"bootstrap.servers": servers, **(settings or {})})
+        self.metadata = ProducerMetadata(
+            refresh_backoff_ms=config.retry_backoff_ms,
+            refresh_backoff_max_ms=config.retry_backoff_max_ms,
+            metadata_expire_ms=config.metadata_max_age_ms,
+            metadata_idle_ms=config.metadata_max_idle_ms,
+            clock=self.clock,
+            rng=rng,
+        )
+        self.metadata.bootstrap(addresses)
+        self.client = self._network_client(config, rng)
+        self.producer = KafkaProducer(config, clock=self.clock, rng=rng, client=self.client, metadata=self.metadata)
+        self.accumulator = self.producer._accumulator
+        self.on_turn: Callable[[], None] | None = None
+        self.deliveries: list[Delivery | ColumnsDelivery] = []
+        self.turns = 0
+
+    def _network_client(self, config: ProducerConfig, rng: random.Random) -> NetworkClient:
+        states = ClusterConnectionStates(
+            config.reconnect_backoff_ms,
+            config.reconnect_backoff_max_ms,
+            config.socket_connection_setup_timeout_ms,
+            config.socket_connection_setup_timeout_max_ms,
+            self.network.resolve,
+            rng,
+        )
+        updater = DefaultMetadataUpdater(
+            self.metadata,
+            config.request_timeout_ms,
+            config.reconnect_backoff_ms,
+            config.metadata_recovery_strategy,
+            config.metadata_recovery_rebootstrap_trigger_ms,
+        )
+        return NetworkClient(
+            self.selector,
+            updater,
+            config.client_id,
+            config.max_in_flight_requests_per_connection,
+            states,
+            self.clock,
+            rng,
+            config.request_timeout_ms,
+            config.send_buffer_bytes,
+            config.receive_buffer_bytes,
+            ApiVersions(),
+            "harness",
+        )
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def turn(self, max_ms: int | None = None) -> None:
+        """One turn of the Sender, its poll no longer than `max_ms`."""
+        self.turns += 1
+        if self.on_turn is not None:
+            self.on_turn()
+        if max_ms is not None:
+            self.selector.at(self.now_ms + max_ms, self.selector.wakeup)
+        self.producer.sender.run_once()
+
+    def run_until(self, condition: Callable[[], object], limit_ms: int = 300_000) -> None:
+        """Turns until the condition holds. Fails after `limit_ms`, and when turns go by and time does not."""
+        deadline_ms = self.now_ms + limit_ms
+        moved_ms, moved_turn = self.now_ms, self.turns
+        while not condition():
+            assert self.now_ms < deadline_ms, f"not so within {limit_ms} ms: {self.producer!r}"
+            self.turn(deadline_ms - self.now_ms)
+            if self.now_ms != moved_ms:
+                moved_ms, moved_turn = self.now_ms, self.turns
+            assert self.turns - moved_turn < _TURNS_WITHOUT_TIME, f"the Sender runs hot: {self.producer!r}"
+
+    def run_for(self, duration_ms: int) -> None:
+        deadline_ms = self.now_ms + duration_ms
+        self.run_until(lambda: self.now_ms >= deadline_ms, duration_ms + 1)
+
+    def _wait(self, timeout_ms: int) -> None:
+        """What the Sender's thread does while an application thread waits."""
+        before_ms = self.now_ms
+        self.turn(timeout_ms)
+        if self.now_ms == before_ms and not self.client.has_in_flight_requests():
+            self.clock.advance(1)
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self, value: bytes | str | None = b"value", topic: str = TOPIC, partition: int | None = None, **more: Any
+    ) -> Delivery:
+        """`KafkaProducer.send`, with its outcome written down."""
+        delivery = Delivery(topic, value, self.now_ms)
+        self.deliveries.append(delivery)
+
+        def note(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+            delivery.calls.append((metadata, error))
+            delivery.settled_ms = self.now_ms
+
+        delivery.future = self.producer.send(topic, value, partition=partition, on_completion=note, **more)
+        return delivery
+
+    def send_columns(self, columns: RecordColumns, topic: str = TOPIC) -> ColumnsDelivery:
+        delivery = ColumnsDelivery(topic, columns.num_rows, self.now_ms)
+        self.deliveries.append(delivery)
+        self.producer.send_columns(topic, columns, lambda run, error: delivery.runs.append((run, error)))
+        return delivery
+
+    def warm_up(self, *topics: str) -> None:
+        """Metadata, connections and, with idempotence, a producer id: one record to each topic, acknowledged."""
+        for topic in topics or (TOPIC,):
+            delivery = self.send(b"warm-up", topic)
+            self.run_until(lambda delivery=delivery: delivery.is_settled)
+            assert delivery.error is None, delivery.error
+        self.deliveries.clear()
+
+    def settle(self, limit_ms: int = 300_000) -> None:
+        """Turns until every delivery has its outcome."""
+        self.run_until(lambda: all(delivery.is_settled for delivery in self.deliveries), limit_ms)
+
+    def close(self) -> None:
+        """Close as the Sender's thread would: drain, then end."""
+        self.producer.close()
+        self.producer.sender.run()
+
+    # ---- looking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def memory_in_use(self) -> int:
+        """Bytes of buffer.memory not given back."""
+        pool = self.accumulator.pool
+        return pool.total_memory - pool.available_memory
+
+    def values(self, topic: str = TOPIC, partition: int = 0) -> list[bytes | None]:
+        """The values in a partition's log, in order, but for `warm_up`'s."""
+        records = self.cluster.records(topic)[partition]
+        return [record.value for record in records if record.value != b"warm-up"]
+
+    def sent_batches(self, topic: str = TOPIC) -> int:
+        """How many batches for the topic the brokers were asked to take."""
+        return sum(
+            len(each.partition_data)
+            for exchange in self.cluster.requests_of(0)
+            for each in exchange.request.topic_data
+            if each.name == topic
+        )
