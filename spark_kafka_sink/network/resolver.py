@@ -18,6 +18,8 @@ def resolve(host: str, port: int) -> list[Address]:
     """
     if not 0 < port <= _MAX_PORT:
         raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: a port is a number from 1 to {_MAX_PORT}.")
+    if not host:
+        raise BootstrapResolutionError(f":{port} cannot be resolved: there is no host.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """One way to fill kio's classes: plain values by field name, whatever the version.
 
-Durations go in as ms and nested entities as mappings. A field that a version lacks is left out where its value is the
-default that an older broker assumes anyway, and refused otherwise; so no request loses a meaning on the way to an old
-broker.
+Durations go in as ms, and arrays of entities as lists of mappings. A field that a version lacks is left out where its
+value is the default that an older broker assumes anyway, and refused otherwise; so no request loses a meaning on the
+way to an old broker.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def fill(entity_type: MessageType, newest_type: MessageType, values: Mapping[str
     arguments: dict[str, Any] = {}
     for name, field in plan.items():
         value = values.get(name, field.default)
-        if field.nested is not None and value is not None:
-            newest_nested = newest[name].nested if name in newest else None
-            value = _fill_nested(field.nested, newest_nested or field.nested, value)
+        if field.nested is not None and isinstance(value, (tuple, list)):
+            newest_nested = (newest[name].nested if name in newest else None) or field.nested
+            value = tuple(fill(field.nested, newest_nested, item) for item in value)
         elif field.is_duration and isinstance(value, int):
             value = timedelta(milliseconds=value)
         if value is None and not field.is_nullable:
@@ -88,14 +88,6 @@ def fill(entity_type: MessageType, newest_type: MessageType, values: Mapping[str
         if name not in plan and value != newest[name].default:
             raise _too_old(entity_type, f"has no {name}, and {name}={value!r} cannot be left out")
     return entity_type(**arguments)
-
-
-def _fill_nested(nested: MessageType, newest: MessageType, value: object) -> object:
-    if isinstance(value, Mapping):
-        return fill(nested, newest, value)
-    if isinstance(value, (tuple, list)):
-        return tuple(fill(nested, newest, item) if isinstance(item, Mapping) else item for item in value)
-    return value
 
 
 @cache

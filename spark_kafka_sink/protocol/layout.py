@@ -6,7 +6,7 @@ walked first, by functions made once per class from the same dataclasses: counts
 bytes at hand, nulls against the schema, and what kio would stumble over is noted as an edit. A run of fields of fixed
 size is one step, so the walk of a produce response costs about a microsecond per partition.
 
-Sources: the protocol guide ("Protocol Primitive Types"), KIP-482 (tagged fields), KIP-893 (nullable structs).
+Sources: the protocol guide ("Protocol Primitive Types"), KIP-482 (tagged fields).
 """
 
 from __future__ import annotations
@@ -158,8 +158,10 @@ def _field(declared: dataclasses.Field[Any], flexible: bool) -> _Field:
         if is_array:
             item_steps, min_item = _steps_of(inner)
             return _Field(_array(item_steps, min_item, flexible, nullable), 1 if flexible else 4, None, False)
+        if nullable:
+            raise TypeError(f"{declared.name} of {inner.__name__} is a nullable struct (KIP-893): not walked yet")
         step, min_size = _entity(inner)
-        return _Field(_nullable_entity(step), 1, None, False) if nullable else _Field(step, min_size, None, False)
+        return _Field(step, min_size, None, False)
     kafka_type = str(declared.metadata["kafka_type"])
     size = _FIXED_SIZES.get(kafka_type)
     if size is not None:
@@ -244,18 +246,6 @@ def _array(steps: tuple[Step, ...], min_item: int, flexible: bool, nullable: boo
             for step in steps:
                 at = step(data, at, edits)
         return at
-
-    return walk
-
-
-def _nullable_entity(step: Step) -> Step:
-    def walk(data: Data, at: int, edits: list[Edit]) -> int:
-        marker = data[at]
-        if marker == 0xFF:
-            return at + 1
-        if marker != 1:
-            raise ProtocolError(f"a struct marker of {marker}")
-        return step(data, at + 1, edits)
 
     return walk
 

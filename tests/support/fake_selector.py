@@ -172,6 +172,8 @@ class FakeSelector:
                 break
             self._clock.advance_to(min(next_ms, deadline_ms))
         self._is_woken = False
+        self.disconnected.update(self._lost)
+        self._lost.clear()
 
     def wakeup(self) -> None:
         self._is_woken = True

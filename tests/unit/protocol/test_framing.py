@@ -70,6 +70,17 @@ def test_what_does_not_fit_its_field_is_a_protocol_error_that_names_the_request(
         encode_request(ProduceRequest(2**20, 1, {}).build(9), 1, None)
 
 
+def test_a_frame_beyond_what_its_size_can_say_is_refused() -> None:
+    two_mib = memoryview(bytes(2 * 1024 * 1024))
+    with pytest.raises(ProtocolError, match=r"Produce is 2147483\d+ bytes"):
+        encode_request(ProduceRequest(1, 1, {"t": [(0, RecordChunks([two_mib] * 1024))]}).build(9), 1, None)
+
+
+def test_chunks_tell_their_size_not_their_contents() -> None:
+    chunks = RecordChunks([memoryview(b"secret"), memoryview(b"x")])
+    assert repr(chunks) == "RecordChunks(7 bytes in 2 buffers)"
+
+
 # ---- responses -------------------------------------------------------------------------------------------------------
 
 

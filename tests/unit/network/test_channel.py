@@ -1,0 +1,143 @@
+"""One connection's frames, over a transport that gives and takes as the test says."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+
+from spark_kafka_sink.common.errors import DisconnectError, ProtocolError
+from spark_kafka_sink.network.channel import Channel
+from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.transport import WOULD_BLOCK
+
+ENDED = b""
+
+
+class ScriptedTransport:
+    """`incoming` are the pieces that recv_into meets, None where it would block; `room` what each sendmsg takes."""
+
+    def __init__(self, incoming: Sequence[bytes | None] = (), room: Sequence[int] = ()) -> None:
+        self.incoming = list(incoming)
+        self.room = list(room)
+        self.sent = bytearray()
+        self.largest_buffer = 0
+        self.most_buffers = 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def finish_connect(self) -> None: ...
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.largest_buffer = max(self.largest_buffer, len(buffer))
+        if not self.incoming or self.incoming[0] is None:
+            del self.incoming[:1]
+            return WOULD_BLOCK
+        piece = self.incoming[0]
+        count = min(len(piece), len(buffer))
+        buffer[:count] = piece[:count]
+        if count == len(piece):
+            del self.incoming[0]
+        else:
+            self.incoming[0] = piece[count:]
+        return count
+
+    def sendmsg(self, buffers: Sequence[memoryview]) -> int:
+        self.most_buffers = max(self.most_buffers, len(buffers))
+        room = self.room.pop(0) if self.room else WOULD_BLOCK
+        taken = b"".join(buffers)[: max(room, 0)]
+        self.sent += taken
+        return len(taken) if room >= 0 else WOULD_BLOCK
+
+    def close(self) -> None: ...
+
+
+def channel_over(transport: ScriptedTransport, max_receive_size: int = 1000) -> Channel:
+    channel = Channel("7", "Node 7 at h:1", transport, max_receive_size)
+    channel.is_connected = True
+    return channel
+
+
+def frame(payload: bytes) -> bytes:
+    return struct.pack(">i", len(payload)) + payload
+
+
+def test_a_frame_that_comes_whole_is_read_whole() -> None:
+    channel = channel_over(ScriptedTransport([frame(b"payload"), frame(b"next one")]))
+    assert channel.read() == NetworkReceive("7", b"payload")
+    assert channel.read() == NetworkReceive("7", b"next one")
+    assert channel.read() is None
+
+
+def test_a_frame_that_comes_byte_by_byte_is_read_when_its_last_byte_is_there() -> None:
+    data = frame(b"payload") * 2
+    pieces: list[bytes | None] = []
+    for byte in data:
+        pieces += [bytes([byte]), None]
+    channel = channel_over(ScriptedTransport(pieces))
+    received = [receive for _ in range(len(pieces) + 1) if (receive := channel.read()) is not None]
+    assert received == [NetworkReceive("7", b"payload")] * 2
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), 0, 3, 1001, 2**31 - 1])
+def test_a_frame_of_a_wild_size_is_refused_before_a_buffer_is_made(size: int) -> None:
+    transport = ScriptedTransport([struct.pack(">i", size) + b"more"])
+    with pytest.raises(ProtocolError, match=f"Node 7 at h:1 sent a frame of {size} bytes"):
+        channel_over(transport).read()
+    assert transport.largest_buffer == 4
+
+
+@pytest.mark.parametrize("size", [4, 1000])
+def test_the_smallest_and_the_largest_frame_are_read(size: int) -> None:
+    receive = channel_over(ScriptedTransport([frame(b"x" * size)])).read()
+    assert receive is not None
+    assert len(receive.payload) == size
+
+
+@pytest.mark.parametrize(
+    ("pieces", "progress"),
+    [
+        ([ENDED], "closed the connection."),
+        ([b"\0\0", ENDED], "after 2 of a size's 4 bytes"),
+        ([frame(b"payload")[:7], ENDED], "after 3 of a response's 7 bytes"),
+    ],
+)
+def test_the_end_of_the_connection_says_how_far_it_got(pieces: list[bytes | None], progress: str) -> None:
+    channel = channel_over(ScriptedTransport(pieces))
+    for _ in pieces[1:]:
+        assert channel.read() is None
+    with pytest.raises(DisconnectError, match=progress):
+        channel.read()
+
+
+def test_a_frame_taken_in_pieces_arrives_in_one_order() -> None:
+    transport = ScriptedTransport(room=[3, WOULD_BLOCK, 1, 0, 100])
+    channel = channel_over(transport)
+    send = NetworkSend("7", [memoryview(b"abc"), memoryview(b"defg"), memoryview(b"h")])
+    channel.send = send
+    results = [channel.write() for _ in range(5)]
+    assert results == [None, None, None, None, send]
+    assert bytes(transport.sent) == b"abcdefgh"
+    assert channel.send is None
+    assert channel.write() is None
+
+
+def test_more_buffers_than_one_call_takes_go_in_several() -> None:
+    transport = ScriptedTransport(room=[10**6] * 3)
+    channel = channel_over(transport)
+    channel.send = NetworkSend("7", [memoryview(bytes([index % 256])) for index in range(2500)])
+    assert channel.write() is not None
+    assert bytes(transport.sent) == bytes(index % 256 for index in range(2500))
+    assert transport.most_buffers == 1024
+
+
+def test_the_state_tells_where_it_stood() -> None:
+    channel = channel_over(ScriptedTransport())
+    error = DisconnectError("x")
+    assert channel.state(error).kind is ChannelKind.READY
+    channel.is_connected = False
+    assert channel.state(error).kind is ChannelKind.NOT_CONNECTED
+    channel.failed_send = DisconnectError("sending")
+    assert channel.state(error) == type(channel.state(error))(ChannelKind.FAILED_SEND, channel.failed_send)

@@ -1,0 +1,55 @@
+"""Names into addresses."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from spark_kafka_sink.common.errors import BootstrapResolutionError
+from spark_kafka_sink.network.resolver import canonical_names, resolve
+from spark_kafka_sink.network.transport import Address
+
+
+def test_a_number_is_its_own_address() -> None:
+    assert resolve("127.0.0.1", 9092) == [(socket.AF_INET, ("127.0.0.1", 9092))]
+    assert resolve("::1", 9092)[0].family == socket.AF_INET6
+
+
+def test_each_address_comes_once() -> None:
+    found = resolve("localhost", 9092)
+    assert found
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".b", "null\0byte"])
+def test_a_name_without_address_is_named(host: str) -> None:
+    with pytest.raises(BootstrapResolutionError, match=f"{host}:9092 cannot be resolved"):
+        resolve(host, 9092)
+
+
+def test_no_name_is_not_this_machine() -> None:
+    with pytest.raises(BootstrapResolutionError, match="there is no host"):
+        resolve("", 9092)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536, 70_000])
+def test_a_port_out_of_range_is_named(port: int) -> None:
+    with pytest.raises(BootstrapResolutionError, match=f"h:{port} .* 1 to 65535"):
+        resolve("h", port)
+
+
+def test_an_address_reads_as_text() -> None:
+    assert str(Address(socket.AF_INET, ("10.0.0.1", 1))) == "10.0.0.1:1"
+    assert str(Address(socket.AF_INET6, ("::1", 1, 0, 0))) == "[::1]:1"
+
+
+def test_canonical_names_are_names_of_the_hosts_addresses() -> None:
+    names = canonical_names("127.0.0.1")
+    assert names
+    assert all(any(address.sockaddr[0] in ("127.0.0.1", "::1") for address in resolve(name, 1)) for name in names)
+
+
+def test_canonical_names_of_no_host_name_it() -> None:
+    with pytest.raises(BootstrapResolutionError, match=r"no-such-host\.invalid cannot be resolved"):
+        canonical_names("no-such-host.invalid")
