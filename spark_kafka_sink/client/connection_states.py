@@ -149,6 +149,10 @@ class ClusterConnectionStates:
     def is_connected(self, node_id: str) -> bool:
         return self._is_in(node_id, _UP)
 
+    def open_nodes(self) -> list[str]:
+        """Nodes connected or being connected."""
+        return [node_id for node_id, connection in self._connections.items() if connection.state not in _DOWN]
+
     def is_disconnected(self, node_id: str) -> bool:
         """Was tried and is down. A node never tried is not disconnected."""
         return self._is_in(node_id, _DOWN)

@@ -16,7 +16,7 @@ from spark_kafka_sink.client.in_flight_requests import InFlightRequests
 from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
 from spark_kafka_sink.client.selectable import Selectable
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.errors import KafkaError, ProtocolError
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState
 from spark_kafka_sink.protocol.messages import ApiKey
 
@@ -32,11 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class Loss(NamedTuple):
-    """Why a connection is over. `timed_out`: we closed it for want of an answer. `protocol_error`: for a wrong one."""
+    """Why a connection is over. `timed_out`: we closed it for want of an answer."""
 
     state: ChannelState
     timed_out: bool = False
-    protocol_error: KafkaError | None = None
 
 
 class Connections:
@@ -158,8 +157,8 @@ class Connections:
         cancelled = self.in_flight.clear(node_id)
         if any(each.is_internal and each.request.request.api_key is ApiKey.METADATA for each in cancelled):
             self._metadata_updater.handle_failed_request(None, now_ms)
+        error = loss.state.error
+        nonsense = error if isinstance(error, ProtocolError) else None
         return [
-            each.disconnected(now_ms, loss.timed_out, refusal, loss.protocol_error)
-            for each in cancelled
-            if not each.is_internal
+            each.disconnected(now_ms, loss.timed_out, refusal, nonsense) for each in cancelled if not each.is_internal
         ]

@@ -221,7 +221,7 @@ class NetworkClient:
                 body = _read_response(oldest, receive.payload, node_id)
             except ProtocolError as error:
                 log.error("Closing the connection to node %s: %s", node_id, error)
-                responses += self._connections.close(node_id, _closed_for(error, protocol_error=error), now_ms)
+                responses += self._connections.close(node_id, _closed_for(error), now_ms)
                 continue
             request = self._in_flight.complete_oldest(node_id)
             self._throttle(request, body, now_ms)
@@ -245,7 +245,7 @@ class NetworkClient:
             responses += self._connections.close(node_id, _closed_for(error), now_ms)
 
     def _throttle(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
-        throttle_ms = client_throttle_ms(request.request.request.api_key, request.version, body)
+        throttle_ms = client_throttle_ms(request.request.request.api_key, body)
         if throttle_ms:
             node_id = request.request.destination
             self._in_flight.add_throttle(node_id, throttle_ms)
@@ -282,9 +282,8 @@ class NetworkClient:
         if not self._metadata_updater.needs_rebootstrap(now_ms):
             return
         loss = _closed_for(DisconnectError("Starting again from bootstrap.servers."))
-        for node in self._metadata_updater.fetch_nodes():
-            if self._connections.is_open(node.id_string):
-                responses += self._connections.close(node.id_string, loss, now_ms)
+        for node_id in self._states.open_nodes():  # that to a bootstrap address too: the name may lead elsewhere now
+            responses += self._connections.close(node_id, loss, now_ms)
         self._metadata_updater.rebootstrap(now_ms)
 
     # ---- in flight, and the end ------------------------------------------------------------------------------------
@@ -318,8 +317,8 @@ class NetworkClient:
             raise DisconnectError("The client is closed.")
 
 
-def _closed_for(error: KafkaError, timed_out: bool = False, protocol_error: KafkaError | None = None) -> Loss:
-    return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out, protocol_error)
+def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:
+    return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
 
 
 def _read_response(request: InFlightRequest | None, payload: bytes | bytearray, node_id: str) -> Message:

@@ -22,9 +22,9 @@ _FIRST_CLIENT_THROTTLED: Final = {
 }
 
 
-def client_throttle_ms(api_key: ApiKey, version: int, response: Message) -> int:
+def client_throttle_ms(api_key: ApiKey, response: Message) -> int:
     """How long nothing may be sent to the node after this response, in ms; older versions were held back already."""
     first_version = _FIRST_CLIENT_THROTTLED.get(api_key)
-    if first_version is None or version < first_version:
+    if first_version is None or response.__version__ < first_version:
         return 0
     return max(to_ms(response.throttle_time), 0)

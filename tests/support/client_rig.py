@@ -41,6 +41,7 @@ class ClientRig:
         recovery_strategy: str = "rebootstrap",
         addresses: Sequence[tuple[str, int]] | None = None,
         resolve: Resolver | None = None,
+        reconnect_backoff_ms: int = RECONNECT_BACKOFF_MS,
         seed: int = 1,
     ) -> None:
         rng = random.Random(seed)
@@ -53,10 +54,15 @@ class ClientRig:
         self.metadata = TopicsMetadata(topics, REFRESH_BACKOFF_MS, 1_000, METADATA_EXPIRE_MS, rng)
         self.metadata.bootstrap(self.network.bootstrap_addresses() if addresses is None else addresses)
         self.states = ClusterConnectionStates(
-            RECONNECT_BACKOFF_MS, 1_000, SETUP_TIMEOUT_MS, 30_000, resolve or self.network.resolve, rng
+            reconnect_backoff_ms,
+            max(reconnect_backoff_ms, 1_000),
+            SETUP_TIMEOUT_MS,
+            30_000,
+            resolve or self.network.resolve,
+            rng,
         )
         self.updater = DefaultMetadataUpdater(
-            self.metadata, REQUEST_TIMEOUT_MS, RECONNECT_BACKOFF_MS, recovery_strategy, REBOOTSTRAP_TRIGGER_MS
+            self.metadata, REQUEST_TIMEOUT_MS, reconnect_backoff_ms, recovery_strategy, REBOOTSTRAP_TRIGGER_MS
         )
         self.api_versions = ApiVersions()
         self.client = NetworkClient(

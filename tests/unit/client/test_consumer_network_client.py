@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
+from support.scripted_broker import faults
+
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.consumer_network_client import MAX_POLL_MS, ConsumerNetworkClient, WakeupError
+from spark_kafka_sink.client.request_future import RequestFuture
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.common.errors import (
+    DisconnectError,
+    KafkaTimeoutError,
+    SaslAuthenticationError,
+    TopicAuthorizationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest, ListOffsetsRequest
+
+ASK = InitProducerIdRequest()
+INIT_PRODUCER_ID = int(ApiKey.INIT_PRODUCER_ID)
+
+
+class Bench:
+    """A consumer client whose metadata has come."""
+
+    def __init__(self, node_count: int = 1) -> None:
+        self.rig = ClientRig(node_count, ["t"])
+        self.rig.await_metadata()
+        self.rig.client.close_connection("-1")
+        self.client: ConsumerNetworkClient = self.rig.consumer()
+
+    def timer(self, timeout_ms: int = 60_000) -> Timer:
+        return Timer(self.rig.clock, timeout_ms)
+
+    def finish(self, future: RequestFuture[ClientResponse], timeout_ms: int = 60_000) -> None:
+        assert self.client.poll_until(future, self.timer(timeout_ms))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_request_is_sent_when_its_node_is_ready_and_its_future_gets_the_response(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    future = bench.client.send(node, ASK)
+    assert bench.client.pending_request_count(node) == bench.client.pending_request_count() == 1
+    assert bench.client.has_pending_requests(node)
+    bench.finish(future)
+    assert future.value().body.producer_id == 1000
+    assert bench.client.pending_request_count() == 0
+    assert not bench.client.has_pending_requests()
+
+
+def test_requests_to_one_node_are_sent_in_order(bench: Bench) -> None:
+    futures = [bench.client.send(bench.rig.node(0), ASK) for _ in range(12)]
+    bench.finish(futures[-1])
+    assert [future.value().body.producer_id for future in futures] == list(range(1000, 1012))
+
+
+def test_a_node_that_is_not_ready_holds_no_other_up() -> None:
+    bench = Bench(2)
+    bench.rig.network.hanging.add(0)
+    waiting = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(bench.client.send(bench.rig.node(1), ASK), timeout_ms=100)
+    assert not waiting.is_done()
+    assert bench.client.pending_request_count(bench.rig.node(0)) == 1
+    assert bench.client.pending_request_count(bench.rig.node(1)) == 0
+
+
+def test_nothing_is_sent_before_a_poll_and_transmit_sends_sends_without_raising(bench: Bench) -> None:
+    bench.rig.connect(0)
+    future = bench.client.send(bench.rig.node(0), ASK)
+    assert not bench.rig.client.has_in_flight_requests()
+    bench.rig.metadata.fatal_error(SaslAuthenticationError())
+    bench.client.wakeup()
+    bench.client.transmit_sends()
+    assert bench.rig.client.has_in_flight_requests()
+    assert not future.is_done()
+
+
+# ---- how a request can fail ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.close_before())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert isinstance(future.error, DisconnectError)
+    assert future.is_retriable()
+
+
+def test_a_connection_that_cannot_be_made_fails_what_was_not_sent(bench: Bench) -> None:
+    bench.rig.network.refusing.add(0)
+    node = bench.rig.node(0)
+    future = bench.client.send(node, ASK)
+    bench.finish(future, timeout_ms=1_000)
+    assert isinstance(future.error, DisconnectError)
+    assert "broker-0" in str(future.error)
+    assert bench.client.is_unavailable(node)
+    assert not bench.client.has_pending_requests()
+
+
+def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.wrong_correlation_id())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert isinstance(future.error, DisconnectError)
+    assert "correlation id" in str(future.error)
+
+
+def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    future = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
+    bench.finish(future)
+    assert isinstance(future.error, KafkaTimeoutError)
+    assert "700 ms" in str(future.error)
+
+
+def test_a_request_that_could_not_be_sent_in_time_fails_with_its_limit(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.network.stalled.add(0)
+    first = bench.client.send(bench.rig.node(0), ASK)
+    second = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
+    started_ms = bench.rig.now_ms
+    while not second.is_done():
+        bench.client.poll(bench.timer(50))
+    assert 700 < bench.rig.now_ms - started_ms <= 800
+    assert isinstance(second.error, KafkaTimeoutError)
+    assert "700 ms" in str(second.error)
+    assert not first.is_done()
+
+
+def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    rig = bench.rig
+    node = rig.connect(0)
+    sent = bench.client.send(node, ASK)
+    bench.client.transmit_sends()
+    rig.network.stalled.add(0)
+    unsent = bench.client.send(node, ASK)
+    error = SaslAuthenticationError("wrong password")
+    rig.selector.close("0")
+    rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
+        bench.client.poll(bench.timer(10))
+    assert sent.error is error
+    assert unsent.error is error
+    with pytest.raises(SaslAuthenticationError):
+        bench.client.maybe_raise_authentication_error(node)
+
+
+def test_a_node_that_refused_nobody_raises_nothing(bench: Bench) -> None:
+    bench.client.maybe_raise_authentication_error(bench.rig.node(0))
+
+
+def test_a_node_too_old_fails_it_with_the_versions(bench: Bench) -> None:
+    bench.rig.cluster.versions = {**bench.rig.cluster.versions, 2: (0, 0)}
+    future = bench.client.send(bench.rig.node(0), ListOffsetsRequest({}))
+    bench.finish(future)
+    assert isinstance(future.error, UnsupportedVersionError)
+
+
+def test_disconnect_async_fails_what_is_pending_to_the_node_with_the_next_poll() -> None:
+    bench = Bench(2)
+    node, other = bench.rig.connect(0), bench.rig.connect(1)
+    bench.rig.network.held |= {0, 1}
+    sent = bench.client.send(node, ASK)
+    kept = bench.client.send(other, ASK)
+    bench.client.transmit_sends()
+    unsent = bench.client.send(node, ASK)
+    bench.client.disconnect_async(node)
+    assert not sent.is_done()
+    bench.client.poll(bench.timer(0))
+    bench.client.poll(bench.timer(0))
+    assert isinstance(sent.error, DisconnectError)
+    assert isinstance(unsent.error, DisconnectError)
+    assert not kept.is_done()
+    assert bench.rig.client.connection_failed(node)
+
+
+# ---- polling -------------------------------------------------------------------------------------------------------
+
+
+def waited(bench: Bench, timeout_ms: int, condition: RequestFuture[ClientResponse] | None = None) -> int:
+    before_ms = bench.rig.now_ms
+    bench.client.poll(bench.timer(timeout_ms), condition)
+    return bench.rig.now_ms - before_ms
+
+
+def test_with_nothing_in_flight_a_poll_waits_no_longer_than_the_retry_backoff(bench: Bench) -> None:
+    assert waited(bench, 60_000) == 100
+
+
+def test_with_something_in_flight_a_poll_waits_longer_but_not_beyond_its_maximum(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.client.poll(bench.timer(60_000))
+    assert waited(bench, 60_000, future) == MAX_POLL_MS
+    assert waited(bench, 30) == 30
+
+
+def test_a_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
+    done: RequestFuture[ClientResponse] = RequestFuture()
+    done.fail(DisconnectError())
+    assert waited(bench, 60_000, done) == 0
+
+
+def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    before_ms = bench.rig.now_ms
+    future = bench.client.send(bench.rig.node(0), ASK)
+    assert not bench.client.poll_until(future, bench.timer(2_000))
+    assert bench.rig.now_ms - before_ms == 2_000
+
+
+def test_listeners_run_outside_the_lock(bench: Bench) -> None:
+    held: list[bool] = []
+    other: list[int] = []
+
+    def on_success(_: ClientResponse) -> None:
+        thread = threading.Thread(target=lambda: other.append(bench.client.pending_request_count()))
+        thread.start()
+        thread.join(5)
+        held.append(thread.is_alive())
+
+    future = bench.client.send(bench.rig.node(0), ASK)
+    future.add_listener(on_success, lambda error: pytest.fail(str(error)))
+    bench.finish(future)
+    assert held == [False]
+    assert other == [0]
+
+
+def test_a_listener_may_send_the_next_request(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    futures: list[RequestFuture[ClientResponse]] = []
+    first = bench.client.send(node, ASK)
+    first.add_listener(lambda _: futures.append(bench.client.send(node, ASK)), lambda error: pytest.fail(str(error)))
+    bench.finish(first)
+    bench.finish(futures[0])
+    assert futures[0].succeeded()
+
+
+def test_wakeup_ends_the_next_poll_once_and_loses_no_response(bench: Bench) -> None:
+    bench.rig.connect(0)
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.client.wakeup()
+    with pytest.raises(WakeupError):
+        bench.client.poll(bench.timer())
+    bench.finish(future)
+    assert future.succeeded()
+
+
+def test_poll_no_wakeup_neither_waits_nor_hears_a_wakeup(bench: Bench) -> None:
+    bench.client.wakeup()
+    before_ms = bench.rig.now_ms
+    bench.client.poll_no_wakeup()
+    assert bench.rig.now_ms == before_ms
+    with pytest.raises(WakeupError):
+        bench.client.poll(bench.timer(0))
+
+
+def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
+    values = {"topics": [{"name": "t", "error_code": 29}]}
+    bench.rig.cluster.on(int(ApiKey.METADATA), faults.change(lambda answer: answer | values))
+    with pytest.raises(TopicAuthorizationError, match="t"):
+        bench.client.await_metadata_update(bench.timer())
+
+
+def test_pending_requests_to_a_node_can_be_waited_for(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    futures = [bench.client.send(node, ASK) for _ in range(3)]
+    assert bench.client.await_pending_requests(node, bench.timer())
+    assert all(future.succeeded() for future in futures)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.client.send(node, ASK)
+    assert not bench.client.await_pending_requests(node, bench.timer(500))
+
+
+# ---- metadata and nodes --------------------------------------------------------------------------------------------
+
+
+def test_a_metadata_update_can_be_waited_for(bench: Bench) -> None:
+    version = bench.rig.metadata.update_version
+    assert bench.client.await_metadata_update(bench.timer())
+    assert bench.rig.metadata.update_version == version + 1
+    bench.rig.cluster.on(int(ApiKey.METADATA), faults.lose_request())
+    assert not bench.client.await_metadata_update(bench.timer(1_000))
+
+
+def test_fresh_metadata_is_not_waited_for(bench: Bench) -> None:
+    requests = len(bench.rig.cluster.requests)
+    assert bench.client.ensure_fresh_metadata(bench.timer())
+    assert len(bench.rig.cluster.requests) == requests
+    bench.rig.metadata.request_update()
+    version = bench.rig.metadata.update_version
+    assert bench.client.ensure_fresh_metadata(bench.timer())
+    assert bench.rig.metadata.update_version == version + 1
+
+
+def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    assert bench.client.least_loaded_node() == node
+    assert not bench.client.has_ready_nodes()
+    bench.client.try_connect(node)
+    assert bench.rig.states.is_connecting("0")
+    assert not bench.client.is_unavailable(node)
+    bench.rig.connect(0)
+    assert bench.client.has_ready_nodes()
+    bench.client.close()
+    assert not bench.rig.client.is_active
+
+
+def test_the_default_time_out_is_the_clients(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert f"{REQUEST_TIMEOUT_MS} ms" in str(future.error)

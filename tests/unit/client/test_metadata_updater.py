@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from support.client_rig import METADATA_EXPIRE_MS, REBOOTSTRAP_TRIGGER_MS, REQUEST_TIMEOUT_MS, ClientRig
+from support.scripted_broker import faults
+
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.protocol.messages import ApiKey
+
+METADATA = int(ApiKey.METADATA)
+BOOTSTRAP = Node(-1, "broker-0", 9092)
+
+
+def updates(rig: ClientRig) -> int:
+    return len(rig.cluster.requests_of(METADATA))
+
+
+def test_the_first_poll_connects_and_asks_for_the_topics() -> None:
+    rig = ClientRig(3, ["t"])
+    rig.await_metadata()
+    assert set(rig.metadata.fetch().nodes) == {rig.node(node_id) for node_id in range(3)}
+    assert rig.metadata.fetch().partition_count_for_topic("t") == 3
+    assert updates(rig) == 1
+    assert len(rig.selector.connection_ids) == 1, "no second connection is begun while one is being made"
+
+
+def test_one_update_at_a_time() -> None:
+    rig = ClientRig(1)
+    rig.await_metadata()
+    rig.connect(0)
+    rig.network.held.add(0)
+    rig.clock.advance(500)
+    rig.metadata.request_update()
+    for _ in range(20):
+        rig.poll(10)
+    assert updates(rig) == 2
+    assert rig.metadata.time_to_next_update(rig.now_ms) == 0
+    assert not rig.updater.is_update_due(rig.now_ms)
+
+
+def test_an_old_view_is_renewed_without_anybody_asking() -> None:
+    rig = ClientRig(1)
+    rig.await_metadata()
+    version = rig.metadata.update_version
+    rig.poll_until(lambda: rig.metadata.update_version > version, limit_ms=METADATA_EXPIRE_MS + 1_000)
+    assert rig.now_ms - 1_000_000 >= METADATA_EXPIRE_MS
+
+
+def test_a_poll_ends_in_time_for_the_next_update() -> None:
+    rig = ClientRig(1)
+    rig.await_metadata()
+    rig.metadata.request_update()
+    wait_ms = rig.metadata.time_to_next_update(rig.now_ms)
+    before_ms = rig.now_ms
+    rig.client.poll(60_000, rig.now_ms)
+    assert rig.now_ms - before_ms == wait_ms
+
+
+def test_a_response_without_brokers_is_a_failed_update_and_not_believed() -> None:
+    rig = ClientRig(1, ["t"])
+    rig.cluster.on(METADATA, faults.change(lambda values: {**values, "brokers": ()}), times=3)
+    rig.poll_until(lambda: updates(rig) == 3)
+    rig.poll(5)
+    assert rig.metadata.fetch().is_bootstrap_configured
+    assert rig.metadata.time_to_next_update(rig.now_ms) > 200, "the pause grows"
+    rig.await_metadata()
+
+
+def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rig = ClientRig(1, ["t"])
+
+    def without_listener(values: dict[str, object]) -> dict[str, object]:
+        partition = {"error_code": 72, "partition_index": 4, "leader_id": -1, "leader_epoch": 0}
+        return {
+            **values,
+            "topics": [{"name": "t", "error_code": 0, "partitions": [partition]}, {"name": "t2", "error_code": 3}],
+        }
+
+    rig.cluster.on(METADATA, faults.change(without_listener))
+    with caplog.at_level(logging.WARNING):
+        rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
+    assert "t-4" in caplog.text
+    assert "'t2'" in caplog.text
+
+
+def test_a_lost_bootstrap_connection_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    rig = ClientRig(1, recovery_strategy="none")
+    rig.network.refusing.add(0)
+    with caplog.at_level(logging.WARNING):
+        rig.poll_until(lambda: rig.client.connection_failed(BOOTSTRAP))
+    assert "No metadata yet" in caplog.text
+    assert "Connection refused" in str(rig.metadata.connection_failure)
+
+
+def test_a_node_is_tried_no_faster_than_its_backoff_while_metadata_is_wanted() -> None:
+    rig = ClientRig(1, recovery_strategy="none")
+    rig.network.refusing.add(0)
+    attempts = 0
+    connecting = rig.states.connecting
+
+    def count(*arguments: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        connecting(*arguments)  # type: ignore[arg-type]
+
+    rig.states.connecting = count  # type: ignore[method-assign, assignment]
+    deadline_ms = rig.now_ms + 10_000
+    polls = rig.selector.polls
+    while rig.now_ms < deadline_ms:
+        rig.client.poll(deadline_ms - rig.now_ms, rig.now_ms)
+    assert 10 <= attempts <= 20
+    assert rig.selector.polls - polls < 500, "no busy loop"
+
+
+# ---- starting again from bootstrap.servers ---------------------------------------------------------------------------
+
+
+def move_cluster(rig: ClientRig) -> None:
+    """Every broker now listens elsewhere, but for the name that bootstrap.servers has."""
+    rig.metadata.bootstrap([("seed", 9092)])
+    rig.await_metadata()
+    for node in rig.cluster.nodes.values():
+        node.host = f"new-{node.host}"
+    for node_id in rig.cluster.nodes:
+        rig.network.cut(node_id)
+
+
+class Seeds(ClientRig):
+    """`seed` leads to whatever node 0 is now."""
+
+    def __init__(self, recovery_strategy: str, reconnect_backoff_ms: int = 5_000) -> None:
+        super().__init__(2, ["t"], recovery_strategy=recovery_strategy, reconnect_backoff_ms=reconnect_backoff_ms)
+        node_at = self.network.node_at
+        self.network.node_at = lambda sockaddr: 0 if sockaddr[0] == "seed" else node_at(sockaddr)  # type: ignore[method-assign]
+
+
+def test_when_no_known_node_can_be_had_it_starts_again_from_bootstrap_servers() -> None:
+    rig = Seeds("rebootstrap")
+    move_cluster(rig)
+    rig.poll_until(lambda: rig.node(0) in rig.metadata.fetch().nodes, limit_ms=10_000)
+    assert rig.metadata.fetch().partition_count_for_topic("t") == 2
+
+
+def test_without_the_recovery_strategy_it_goes_on_with_the_nodes_it_knows() -> None:
+    rig = Seeds("none")
+    move_cluster(rig)
+    for _ in range(300):
+        rig.poll(100)
+    assert rig.node(0) not in rig.metadata.fetch().nodes
+    assert not rig.metadata.fetch().is_bootstrap_configured
+
+
+def test_it_does_not_start_again_while_a_connection_stands_but_is_busy() -> None:
+    rig = ClientRig(1, ["t"], max_in_flight=1)
+    rig.await_metadata()
+    rig.connect(0)
+    rig.network.held.add(0)
+    rig.send(0, rig.metadata.new_metadata_request_builder())
+    rig.clock.advance(500)
+    rig.metadata.request_update()
+    for _ in range(10):
+        rig.poll(50)
+    assert not rig.metadata.fetch().is_bootstrap_configured
+
+
+def test_it_does_not_start_again_over_and_over_when_it_has_just_done_so() -> None:
+    rig = ClientRig(1)
+    rig.network.refusing.add(0)
+    version = rig.metadata.update_version
+    for _ in range(100):
+        rig.poll(100)
+    assert rig.metadata.update_version == version
+
+
+def test_without_fresh_metadata_for_the_trigger_time_it_drops_all_connections_and_starts_again() -> None:
+    rig = Seeds("rebootstrap")
+    rig.metadata.bootstrap([("seed", 9092)])
+    rig.await_metadata()
+    rig.cluster.on(METADATA, faults.lose_request(), times=None)
+    rig.clock.advance(1_000)
+    rig.metadata.request_update()
+    started_ms = rig.now_ms
+    rig.poll_until(
+        lambda: rig.metadata.fetch().is_bootstrap_configured, limit_ms=REBOOTSTRAP_TRIGGER_MS + 2 * REQUEST_TIMEOUT_MS
+    )
+    assert rig.now_ms - started_ms > REBOOTSTRAP_TRIGGER_MS
+    assert rig.selector.connection_ids == []
+
+
+def test_the_trigger_time_starts_over_with_each_answer() -> None:
+    rig = ClientRig(1, ["t"])
+    rig.await_metadata()
+    for _ in range(4):
+        rig.clock.advance(REBOOTSTRAP_TRIGGER_MS // 2)
+        rig.metadata.request_update()
+        rig.await_metadata()
+        assert not rig.updater.needs_rebootstrap(rig.now_ms)
+        version = rig.metadata.update_version
+    rig.poll(10)
+    assert rig.metadata.update_version == version
+
+
+def test_a_broker_may_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    rig = ClientRig(1, ["t"])
+    rig.await_metadata()
+    rig.connect(0)
+    rig.clock.advance(500)
+    rig.cluster.on(METADATA, faults.fail_with(129))
+    rig.metadata.request_update()
+    rig.poll_until(lambda: rig.metadata.fetch().is_bootstrap_configured, limit_ms=2_000)
+    assert rig.selector.connection_ids == []
+    rig.await_metadata()
+    assert rig.metadata.fetch().leader_for(TopicPartition("t", 0)) == rig.node(0)
+
+
+def test_without_the_recovery_strategy_a_brokers_wish_is_a_normal_answer() -> None:
+    rig = ClientRig(1, ["t"], recovery_strategy="none")
+    rig.await_metadata()
+    rig.cluster.on(METADATA, faults.fail_with(129))
+    rig.clock.advance(500)
+    rig.metadata.request_update()
+    version = rig.metadata.update_version
+    rig.poll_until(lambda: rig.metadata.update_version > version)
+    assert not rig.metadata.fetch().is_bootstrap_configured

@@ -1,0 +1,633 @@
+from __future__ import annotations
+
+import logging
+import random
+import socket
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from support.client_rig import RECONNECT_BACKOFF_MS, REQUEST_TIMEOUT_MS, SETUP_TIMEOUT_MS, ClientRig
+from support.scripted_broker import faults
+from support.scripted_broker.exchange import Answer
+from support.scripted_broker.versions import KAFKA_2_1
+
+from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import (
+    BootstrapResolutionError,
+    DisconnectError,
+    IllegalStateError,
+    InvalidRequestError,
+    ProtocolError,
+    SaslAuthenticationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.network.transport import Address
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import (
+    InitProducerIdRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    ProduceRequest,
+)
+
+ASK = InitProducerIdRequest()
+BROKERS_ONLY = MetadataRequest((), allow_auto_topic_creation=False)
+INIT_PRODUCER_ID = int(ApiKey.INIT_PRODUCER_ID)
+API_VERSIONS = int(ApiKey.API_VERSIONS)
+METADATA = int(ApiKey.METADATA)
+
+
+@pytest.fixture
+def rig() -> ClientRig:
+    rig = ClientRig(1, ["t"])
+    rig.await_metadata()
+    rig.connect(0)
+    rig.client.close_connection("-1")
+    return rig
+
+
+# ---- requests and responses ----------------------------------------------------------------------------------------
+
+
+def test_a_request_comes_back_with_its_response_and_calls_back_once(rig: ClientRig) -> None:
+    heard: list[ClientResponse] = []
+    request = rig.send(0, ASK, callback=heard.append)
+    assert rig.client.in_flight_request_count() == rig.client.in_flight_request_count("0") == 1
+    assert rig.client.has_in_flight_requests("0")
+    assert not rig.client.has_in_flight_requests("1")
+    (response,) = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    assert heard == [response]
+    assert response.request is request
+    assert response.body.producer_id == 1000
+    assert response.version == 5
+    assert response.has_response
+    assert not response.disconnected
+    assert response.latency_ms == 2, "a millisecond there and one back"
+    assert rig.cluster.requests_of(INIT_PRODUCER_ID)[0].client_id == "rig"
+
+
+def test_responses_go_to_their_requests_in_the_order_sent(rig: ClientRig) -> None:
+    first = rig.send(0, ASK)
+    rig.poll()
+    second = rig.send(0, BROKERS_ONLY)
+    responses = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    assert [response.request for response in responses] == [first, second]
+    assert first.correlation_id != second.correlation_id
+
+
+def test_callbacks_run_last_and_one_that_raises_harms_nobody(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+    in_flight_then: list[int] = []
+
+    def broken(_: ClientResponse) -> None:
+        in_flight_then.append(rig.client.in_flight_request_count())
+        raise RuntimeError("the caller's own fault")
+
+    rig.send(0, ASK, callback=broken)
+    rig.poll()
+    heard: list[ClientResponse] = []
+    rig.send(0, ASK, callback=heard.append)
+    with caplog.at_level(logging.CRITICAL):
+        rig.client.disconnect("0")
+        rig.poll()
+    assert in_flight_then == [0]
+    assert len(heard) == 1
+
+
+def test_a_request_without_response_is_done_when_it_is_sent(rig: ClientRig) -> None:
+    request = rig.send(0, ProduceRequest(0, 1_000, {}), expect_response=False)
+    (response,) = rig.poll()
+    assert response.request is request
+    assert not response.has_response
+    assert not response.disconnected
+    assert not rig.client.has_in_flight_requests()
+
+
+def test_a_request_that_expects_a_response_is_not_done_when_it_is_sent(rig: ClientRig) -> None:
+    rig.send(0, ASK)
+    assert rig.poll() == []
+    assert rig.client.has_in_flight_requests()
+
+
+def test_a_node_that_is_not_ready_is_refused(rig: ClientRig) -> None:
+    with pytest.raises(IllegalStateError, match="Node 5"):
+        rig.send(5, ASK)
+
+
+def test_no_more_than_the_maximum_is_in_flight() -> None:
+    rig = ClientRig(1, max_in_flight=2)
+    rig.await_metadata()
+    node = rig.connect(0)
+    for expected in (True, False):
+        rig.send(0, ASK)
+        rig.poll()
+        assert rig.client.ready(node, rig.now_ms) == expected
+
+
+def test_a_node_whose_last_send_is_still_under_way_is_not_ready(rig: ClientRig) -> None:
+    rig.network.stalled.add(0)
+    rig.send(0, ASK)
+    rig.poll()
+    assert not rig.client.ready(rig.node(0), rig.now_ms)
+    rig.network.stalled.clear()
+    rig.poll()
+    assert rig.client.ready(rig.node(0), rig.now_ms)
+
+
+def test_no_node_is_ready_while_metadata_is_due(rig: ClientRig) -> None:
+    rig.clock.advance(200)
+    rig.metadata.request_update()
+    assert rig.metadata.time_to_next_update(rig.now_ms) == 0
+    assert not rig.client.is_ready(rig.node(0), rig.now_ms)
+    rig.await_metadata()
+    assert rig.client.is_ready(rig.node(0), rig.now_ms)
+
+
+def test_correlation_ids_stay_out_of_the_range_kept_for_sasl(rig: ClientRig) -> None:
+    rig.client._correlation_ids = iter([2**31 - 9, 2**31 - 8])  # type: ignore[assignment]
+    ids = [rig.client.new_client_request("0", ASK, 0, True).correlation_id for _ in range(2)]
+    assert ids == [2**31 - 9, 0]
+
+
+# ---- versions ------------------------------------------------------------------------------------------------------
+
+
+def test_the_highest_version_both_sides_know_is_used() -> None:
+    rig = ClientRig(1, ["t"])
+    rig.cluster.versions = KAFKA_2_1
+    rig.await_metadata()
+    rig.connect(0)
+    rig.send(0, ASK)
+    (response,) = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    assert response.version == 1
+    assert [exchange.version for exchange in rig.cluster.requests_of(METADATA)] == [7]
+    assert rig.metadata.fetch().topics == {"t"}
+
+
+def test_a_node_too_old_gets_nothing_and_the_error_names_node_and_both_ranges(rig: ClientRig) -> None:
+    rig.cluster.versions = {**rig.cluster.versions, 2: (0, 0)}
+    rig.network.cut(0)
+    rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    rig.connect(0)
+    rig.send(0, ListOffsetsRequest({}))
+    (response,) = rig.poll()
+    assert isinstance(response.version_mismatch, UnsupportedVersionError)
+    assert "Node 0" in str(response.version_mismatch)
+    assert "0 to 0" in str(response.version_mismatch)
+    assert "1 to 10" in str(response.version_mismatch)
+    assert not response.disconnected
+    assert rig.client.ready(rig.node(0), rig.now_ms)
+
+
+def test_a_request_that_cannot_be_written_comes_back_and_the_connection_lives_on(rig: ClientRig) -> None:
+    rig.send(0, InitProducerIdRequest("x" * 40_000, producer_epoch=2**20))
+    (response,) = rig.poll()
+    assert response.version_mismatch is not None
+    assert rig.client.ready(rig.node(0), rig.now_ms)
+
+
+def test_a_node_that_does_not_know_our_versions_request_is_asked_in_an_older_one() -> None:
+    rig = ClientRig(1)
+    rig.cluster.versions = {**rig.cluster.versions, 18: (0, 2)}
+    rig.connect(0)
+    assert [exchange.version for exchange in rig.cluster.requests_of(API_VERSIONS)][-1] == 2
+
+
+def test_a_node_that_tells_no_versions_is_disconnected_and_tried_again() -> None:
+    rig = ClientRig(1, recovery_strategy="none")
+    rig.cluster.on(API_VERSIONS, faults.fail_with(42))
+    rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)))
+    assert InvalidRequestError.sentence in str(rig.metadata.connection_failure)
+    rig.await_metadata()
+
+
+def test_metadata_a_node_is_too_old_for_is_a_fatal_error() -> None:
+    rig = ClientRig(1)
+    rig.cluster.versions = {**rig.cluster.versions, 3: (0, 2)}
+    rig.poll_until(lambda: rig.metadata._fatal_error)
+    with pytest.raises(UnsupportedVersionError, match="METADATA"):
+        rig.metadata.maybe_raise_fatal_error()
+
+
+# ---- wrong answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.wrong_correlation_id(1), faults.wrong_correlation_id(-1), faults.truncate(3),
+        faults.corrupt(lambda frame: frame[:3] + bytes([frame[3] + 2]) + frame[4:] + b"xx"),
+        faults.corrupt(lambda frame: b"\0\0\0\2ab"),
+    ],
+    ids=["next id", "last id", "cut short", "too long", "two bytes"],
+)  # fmt: skip
+def test_what_is_not_the_answer_ends_the_connection_and_completes_no_request(
+    rig: ClientRig, fault: faults.Hook, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.cluster.on(INIT_PRODUCER_ID, fault)
+    first = rig.send(0, ASK)
+    rig.poll()
+    second = rig.send(0, BROKERS_ONLY)
+    with caplog.at_level(logging.CRITICAL):
+        responses = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    assert [response.request for response in responses] == [first, second]
+    assert all(response.disconnected and not response.has_response for response in responses)
+    assert all(isinstance(response.protocol_error, ProtocolError) for response in responses)
+    assert "0" not in rig.selector.connection_ids
+    rig.connect(0)
+
+
+def test_the_error_of_a_wrong_correlation_id_names_node_and_both_ids(rig: ClientRig) -> None:
+    rig.cluster.on(INIT_PRODUCER_ID, faults.wrong_correlation_id(5))
+    request = rig.send(0, ASK)
+    (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    text = str(response.protocol_error)
+    assert isinstance(response.protocol_error, ProtocolError)
+    assert "Node 0" in text
+    assert str(request.correlation_id) in text
+    assert str(request.correlation_id + 5) in text
+
+
+def test_an_answer_that_nobody_asked_for_ends_the_connection(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.cluster.on(INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame + frame))
+    rig.send(0, ASK)
+    with caplog.at_level(logging.CRITICAL):
+        (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    assert response.has_response
+    assert "nothing was asked" in str(rig.metadata.connection_failure)
+
+
+# ---- disconnections and time-outs ----------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_gives_its_requests_back_and_asks_for_metadata(rig: ClientRig) -> None:
+    sent = []
+    for _ in range(3):
+        sent.append(rig.send(0, ASK))
+        rig.poll()
+    rig.network.cut(0)
+    responses = [each for each in rig.poll_until(lambda: not rig.client.has_in_flight_requests()) if each.disconnected]
+    assert [response.request for response in responses] == sent
+    assert all(not response.timed_out and response.protocol_error is None for response in responses)
+    assert rig.client.connection_failed(rig.node(0))
+    assert rig.metadata.update_requested()
+    assert rig.api_versions.get("0") is None
+
+
+def test_answers_that_came_before_the_connection_was_lost_still_count(rig: ClientRig) -> None:
+    rig.cluster.on(INIT_PRODUCER_ID, lambda cluster, exchange, proceed: Answer(proceed().values, close=True))
+    rig.send(0, ASK)
+    responses = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    assert [response.has_response for response in responses] == [True]
+
+
+def test_a_request_not_answered_in_time_ends_the_connection_and_all_in_flight(rig: ClientRig) -> None:
+    rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request(), times=None)
+    started_ms = rig.now_ms
+    late = rig.send(0, ASK, timeout_ms=500)
+    rig.poll()
+    other = rig.send(0, ASK)
+    responses = rig.client.poll(60_000, rig.now_ms)
+    while not responses:
+        responses = rig.client.poll(60_000, rig.now_ms)
+    assert [response.request for response in responses] == [late, other]
+    assert all(response.timed_out and response.disconnected for response in responses)
+    assert 500 < rig.now_ms - started_ms <= 502, "the poll ends when the request does"
+    assert rig.metadata.update_requested()
+    assert "0" not in rig.selector.connection_ids
+
+
+def test_the_time_out_is_the_clients_own_where_a_request_brings_none(rig: ClientRig) -> None:
+    request = rig.client.new_client_request("0", ASK, 5, True)
+    assert request.request_timeout_ms == REQUEST_TIMEOUT_MS
+    assert rig.client.new_client_request("0", ASK, 5, True, 0).request_timeout_ms == 0
+
+
+def test_a_connection_not_made_in_time_is_given_up_and_its_limit_grows() -> None:
+    rig = ClientRig(1, recovery_strategy="none")
+    rig.network.hanging.add(0)
+    node = Node(-1, "broker-0", 9092)
+    waits = []
+    for _ in range(2):
+        rig.poll_until(lambda: rig.states.is_connecting("-1"))
+        started_ms = rig.now_ms
+        while rig.states.is_connecting("-1"):
+            rig.client.poll(60_000, rig.now_ms)
+        waits.append(rig.now_ms - started_ms)
+        assert rig.client.connection_failed(node)
+        assert "could not be connected" in str(rig.metadata.connection_failure)
+    assert SETUP_TIMEOUT_MS * 0.8 <= waits[0] <= SETUP_TIMEOUT_MS * 1.2
+    assert SETUP_TIMEOUT_MS * 1.6 <= waits[1] <= SETUP_TIMEOUT_MS * 2.4
+    rig.network.hanging.clear()
+    rig.await_metadata()
+
+
+def test_a_node_that_answers_nothing_to_the_versions_request_is_given_up() -> None:
+    rig = ClientRig(1, recovery_strategy="none")
+    rig.cluster.on(API_VERSIONS, faults.lose_request())
+    rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)), limit_ms=REQUEST_TIMEOUT_MS + 50)
+    rig.await_metadata()
+
+
+def test_reconnects_wait_out_the_backoff(rig: ClientRig) -> None:
+    rig.network.stop(0)
+    rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    attempts = []
+    node = rig.node(0)
+    for _ in range(4_000):
+        if rig.client.connection_delay(node, rig.now_ms) == 0 and not rig.states.is_connecting("0"):
+            attempts.append(rig.now_ms)
+        rig.client.ready(node, rig.now_ms)
+        rig.poll()
+        rig.clock.advance(1)
+    pauses = [later - earlier for earlier, later in pairwise(attempts)]
+    assert len(attempts) < 15
+    assert pauses[0] < 150
+    assert pauses[-1] >= 800
+
+
+def test_a_host_that_does_not_resolve_counts_as_a_failed_connection(caplog: pytest.LogCaptureFixture) -> None:
+    def resolve(host: str, port: int) -> Sequence[Address]:
+        raise BootstrapResolutionError(f"{host} has no address")
+
+    rig = ClientRig(1, recovery_strategy="none", resolve=resolve)
+    with caplog.at_level(logging.WARNING):
+        rig.poll()
+    assert rig.client.connection_failed(Node(-1, "broker-0", 9092))
+    assert "broker-0 has no address" in caplog.text
+    assert rig.metadata.connection_failure == "broker-0 has no address"
+    assert rig.metadata.time_to_next_update(rig.now_ms) > 0
+
+
+def test_the_next_address_is_tried_when_one_fails() -> None:
+    def resolve(host: str, port: int) -> Sequence[Address]:
+        return [Address(socket.AF_INET, (name, port)) for name in ("dead-end", host)]
+
+    rig = ClientRig(1, recovery_strategy="none", resolve=resolve)
+    rig.await_metadata()
+
+
+def test_disconnect_gives_requests_back_with_the_next_poll_and_doubts_no_metadata(rig: ClientRig) -> None:
+    request = rig.send(0, ASK)
+    rig.client.disconnect("0")
+    assert rig.client.connection_failed(rig.node(0))
+    assert "0" not in rig.selector.connection_ids
+    (response,) = rig.client.poll(60_000, rig.now_ms)
+    assert response.request is request
+    assert response.disconnected
+    assert not response.timed_out
+    assert not rig.metadata.update_requested()
+    rig.client.disconnect("0")
+    rig.client.disconnect("never heard of")
+    assert rig.poll() == []
+
+
+def test_close_connection_forgets_node_and_requests(rig: ClientRig) -> None:
+    heard: list[ClientResponse] = []
+    rig.send(0, ASK, callback=heard.append)
+    rig.client.close_connection("0")
+    rig.poll()
+    assert heard == []
+    assert not rig.client.has_in_flight_requests()
+    assert not rig.client.connection_failed(rig.node(0))
+    assert rig.client.connection_delay(rig.node(0), rig.now_ms) == 0
+
+
+def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
+    rig.cluster.on(METADATA, faults.close_before())
+    rig.clock.advance(200)
+    rig.metadata.request_update()
+    rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    assert rig.metadata.time_to_next_update(rig.now_ms) > 0
+    rig.await_metadata()
+
+
+def test_a_metadata_request_in_flight_at_a_disconnect_is_sent_again(rig: ClientRig) -> None:
+    rig.clock.advance(200)
+    rig.metadata.request_update()
+    rig.poll()
+    assert rig.client.has_in_flight_requests("0")
+    rig.client.disconnect("0")
+    rig.poll_until(lambda: not rig.metadata.update_requested(), limit_ms=5_000)
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+def refuse(rig: ClientRig, connection_id: str) -> SaslAuthenticationError:
+    """What the selector reports when SASL fails."""
+    error = SaslAuthenticationError("wrong password")
+    rig.selector.close(connection_id)
+    rig.selector._lost[connection_id] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    return error
+
+
+def test_a_refusal_is_told_at_once_and_of_its_node_alone(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+    request = rig.send(0, ASK)
+    error = refuse(rig, "0")
+    with caplog.at_level(logging.CRITICAL):
+        (response,) = rig.poll()
+    assert response.request is request
+    assert response.authentication_error is error
+    assert rig.client.authentication_error(rig.node(0)) is error
+    assert rig.client.connection_failed(rig.node(0))
+    assert rig.client.authentication_error(Node(5, "x", 1)) is None
+    with pytest.raises(SaslAuthenticationError):
+        rig.metadata.maybe_raise_fatal_error()
+
+
+def test_a_refused_node_is_not_stormed(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+    refuse(rig, "0")
+    with caplog.at_level(logging.CRITICAL):
+        rig.poll()
+    assert not rig.client.ready(rig.node(0), rig.now_ms)
+    assert rig.selector.connection_ids == []
+    assert rig.client.connection_delay(rig.node(0), rig.now_ms) >= RECONNECT_BACKOFF_MS * 1.5
+
+
+# ---- throttling ----------------------------------------------------------------------------------------------------
+
+
+def test_a_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig) -> None:
+    rig.cluster.throttle_ms = 700
+    rig.send(0, ASK)
+    rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    node = rig.node(0)
+    assert not rig.client.ready(node, rig.now_ms)
+    assert not rig.client.has_ready_nodes(rig.now_ms)
+    assert rig.client.poll_delay_ms(node, rig.now_ms) == 700
+    assert rig.client.connection_delay(node, rig.now_ms) == FOREVER_MS
+    rig.clock.advance(699)
+    assert not rig.client.ready(node, rig.now_ms)
+    rig.clock.advance(1)
+    assert rig.client.ready(node, rig.now_ms)
+
+
+def test_a_throttle_that_the_broker_waited_out_itself_is_not_waited_out_again() -> None:
+    rig = ClientRig(1)
+    rig.cluster.versions = {**rig.cluster.versions, 22: (0, 0)}
+    rig.await_metadata()
+    node = rig.connect(0)
+    rig.cluster.throttle_ms = 700
+    rig.send(0, ASK)
+    rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    assert rig.client.ready(node, rig.now_ms)
+
+
+def test_a_throttle_does_not_count_against_what_is_in_flight(rig: ClientRig) -> None:
+    rig.cluster.on(METADATA, faults.change(lambda values: {**values, "throttle_time": 1_000}))
+    rig.cluster.on(INIT_PRODUCER_ID, faults.delay(900))
+    rig.send(0, BROKERS_ONLY)
+    rig.poll()
+    rig.send(0, ASK, timeout_ms=500)
+    responses = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    assert [response.timed_out for response in responses] == [False, False]
+
+
+# ---- the least loaded node -----------------------------------------------------------------------------------------
+
+
+def test_a_connected_node_with_nothing_in_flight_wins() -> None:
+    rig = ClientRig(3)
+    rig.await_metadata()
+    for node_id in range(3):
+        rig.connect(node_id)
+    for node_id in (0, 2):
+        rig.send(node_id, ASK)
+        rig.network.held.add(node_id)
+    assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
+
+
+def test_else_the_ready_node_with_the_fewest_in_flight() -> None:
+    rig = ClientRig(3)
+    rig.await_metadata()
+    for node_id, count in ((0, 3), (1, 2), (2, 4)):
+        rig.connect(node_id)
+        rig.network.held.add(node_id)
+        for _ in range(count):
+            rig.send(node_id, ASK)
+            rig.poll()
+    assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
+
+
+def test_a_ready_node_wins_over_one_being_connected_and_that_over_one_that_could_be() -> None:
+    rig = ClientRig(3)
+    rig.await_metadata()
+    for node_id in list(rig.selector.connection_ids):
+        rig.client.close_connection(node_id)
+    rig.network.hanging.add(1)
+    rig.client.ready(rig.node(1), rig.now_ms)
+    assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
+    rig.connect(2)
+    rig.send(2, ASK)
+    rig.network.held.add(2)
+    rig.poll()
+    assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(2)}
+
+
+def test_of_those_that_could_be_connected_the_one_tried_longest_ago() -> None:
+    rig = ClientRig(3)
+    rig.await_metadata()
+    for node_id in (1, 2, 0):
+        rig.states.connecting(str(node_id), "broker", 1, rig.now_ms)
+        rig.states.disconnected(str(node_id), rig.now_ms)
+        rig.clock.advance(10)
+    rig.clock.advance(5_000)
+    for node_id in list(rig.selector.connection_ids):
+        rig.selector.close(node_id)
+    assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
+
+
+def test_nodes_in_backoff_are_passed_over_and_none_is_had_when_all_are() -> None:
+    rig = ClientRig(2)
+    rig.await_metadata()
+    for node_id in list(rig.selector.connection_ids):
+        rig.client.close_connection(node_id)
+    for node_id in (0, 1):
+        assert rig.client.least_loaded_node(rig.now_ms) is not None
+        rig.states.connecting(str(node_id), "broker", 1, rig.now_ms)
+        rig.states.disconnected(str(node_id), rig.now_ms)
+    assert rig.client.least_loaded_node(rig.now_ms) is None
+
+
+def test_clients_spread_over_the_nodes_and_one_seed_gives_one_choice() -> None:
+    def first_choice(seed: int) -> Node | None:
+        rig = ClientRig(4, seed=seed)
+        return rig.client.least_loaded_node(rig.now_ms)
+
+    assert len({first_choice(seed) for seed in range(40)}) == 4
+    assert first_choice(7) == first_choice(7)
+
+
+def test_without_any_node_there_is_none_to_choose() -> None:
+    assert ClientRig(1, addresses=[]).client.least_loaded_node(0) is None
+
+
+# ---- life ----------------------------------------------------------------------------------------------------------
+
+
+def test_wakeup_ends_a_poll(rig: ClientRig) -> None:
+    rig.client.wakeup()
+    before_ms = rig.now_ms
+    rig.client.poll(60_000, rig.now_ms)
+    assert rig.now_ms == before_ms
+
+
+def test_a_poll_waits_no_longer_than_it_is_told(rig: ClientRig) -> None:
+    before_ms = rig.now_ms
+    rig.client.poll(1_234, rig.now_ms)
+    assert rig.now_ms - before_ms == 1_234
+
+
+@pytest.mark.parametrize("end", ["initiate_close", "close"])
+def test_after_the_end_nothing_is_polled_or_sent(rig: ClientRig, end: str) -> None:
+    ends: dict[str, Callable[[], Any]] = {"initiate_close": rig.client.initiate_close, "close": rig.client.close}
+    request = rig.client.new_client_request("0", ASK, rig.now_ms, True)
+    assert rig.client.is_active
+    ends[end]()
+    assert not rig.client.is_active
+    with pytest.raises(DisconnectError):
+        rig.poll()
+    with pytest.raises(DisconnectError):
+        rig.client.send(request, rig.now_ms)
+    rig.client.close()
+    rig.client.close()
+    assert rig.metadata.is_closed
+    assert rig.selector.connection_ids == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_request_comes_back_exactly_once_whatever_the_network_does(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(seed)
+    rig = ClientRig(3, seed=seed)
+    rig.network.latency_ms = lambda: rng.randrange(1, 40)
+    hooks = [
+        faults.lose_request(), faults.lose_response(), faults.close_before(), faults.close_after(),
+        faults.wrong_correlation_id(), faults.truncate(2), faults.delay(2_000),
+    ]  # fmt: skip
+    sent: list[int] = []
+    heard: list[int] = []
+
+    def hear(response: ClientResponse) -> None:
+        heard.append(response.request.correlation_id)
+
+    with caplog.at_level(logging.CRITICAL):
+        for _ in range(400):
+            if rng.random() < 0.1:
+                rig.cluster.on(INIT_PRODUCER_ID, rng.choice(hooks))
+            if rng.random() < 0.03:
+                rig.network.cut(rng.randrange(3))
+            node = rig.node(rng.randrange(3))
+            if rig.client.ready(node, rig.now_ms):
+                sent.append(rig.send(node.id, ASK, timeout_ms=1_000, callback=hear).correlation_id)
+            rig.poll(rng.randrange(30))
+        rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+        rig.poll()
+    assert len(sent) > 60
+    assert sorted(heard) == sent

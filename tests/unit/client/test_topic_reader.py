@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.client_rig import ClientRig
+from support.scripted_broker import faults
+from support.scripted_broker.exchange import Exchange
+
+from spark_kafka_sink.client.topic_reader import PartitionRecords, TopicReader
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    CorruptBatchError,
+    KafkaTimeoutError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.encoder import encode_rows
+
+FETCH = int(ApiKey.FETCH)
+LIST_OFFSETS = int(ApiKey.LIST_OFFSETS)
+TIMEOUT_MS = 10_000
+
+
+def batch_bytes(values: Sequence[str], codec: str = "none", **state: Any) -> bytes:
+    run = encode_rows(None, list(values), None, [1_000 + index for index in range(len(values))], 0, 1_000)
+    sealed = seal([run.chunk], run.count, 1_000, run.max_timestamp_ms, codec_for(codec), **state)
+    return b"".join(sealed.buffers)
+
+
+class Bench:
+    """A reader of topic `t`, one partition a node, over a scripted cluster."""
+
+    def __init__(self, node_count: int = 1, max_partition_bytes: int = 1 << 20) -> None:
+        self.rig = ClientRig(node_count)
+        self.rig.cluster.create_topic("t", partitions=node_count)
+        self.client = self.rig.consumer()
+        self.reader = TopicReader(self.client, self.rig.metadata, self.rig.clock, 100, TIMEOUT_MS, max_partition_bytes)
+
+    def append(self, partition: int, *values: str, codec: str = "none", **state: Any) -> None:
+        epoch = self.rig.cluster.topics["t"].partitions[partition].leader_epoch
+        result = self.rig.cluster.log("t", partition).append(batch_bytes(values, codec, **state), epoch)
+        assert result.error_code == 0
+
+    def read(self, **arguments: Any) -> dict[int, list[str]]:
+        return by_partition(self.reader.read(["t"], **arguments))
+
+    def fetches(self) -> list[Exchange]:
+        return self.rig.cluster.requests_of(FETCH)
+
+
+def by_partition(found: Any) -> dict[int, list[str]]:
+    values: dict[int, list[str]] = {}
+    for each in found:
+        assert isinstance(each, PartitionRecords)
+        offsets = [record.offset for record in each.records]
+        assert offsets == sorted(offsets)
+        values.setdefault(each.topic_partition.partition, []).extend(record.value.decode() for record in each.records)
+    return values
+
+
+def test_every_partition_is_read_from_its_beginning_to_its_end() -> None:
+    bench = Bench(3)
+    for partition in range(3):
+        for index in range(5):
+            bench.append(partition, f"{partition}-{index}a", f"{partition}-{index}b")
+    expected = {
+        partition: [f"{partition}-{index}{letter}" for index in range(5) for letter in "ab"] for partition in range(3)
+    }
+    assert bench.read() == expected
+
+
+def test_an_empty_topic_gives_nothing_and_asks_for_nothing() -> None:
+    bench = Bench(2)
+    assert bench.read() == {}
+    assert bench.fetches() == []
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_read(codec: str) -> None:
+    bench = Bench()
+    bench.append(0, *["same"] * 100, codec=codec)
+    assert bench.read() == {0: ["same"] * 100}
+
+
+def test_what_is_written_after_the_reading_began_is_not_read() -> None:
+    bench = Bench(max_partition_bytes=1)
+    bench.append(0, "a")
+    bench.append(0, "b")
+    found = bench.reader.read(["t"])
+    first = next(found)
+    bench.append(0, "late")
+    assert by_partition([first, *found]) == {0: ["a", "b"]}
+
+
+def test_a_given_start_is_used_even_in_the_middle_of_a_batch() -> None:
+    bench = Bench(2)
+    for partition in (0, 1):
+        bench.append(partition, "a", "b", "c")
+    assert bench.read(start={TopicPartition("t", 1): 2}) == {0: ["a", "b", "c"], 1: ["c"]}
+    assert bench.read(start={TopicPartition("t", 0): 3, TopicPartition("t", 1): 7}) == {}
+
+
+def test_an_end_in_the_middle_of_a_batch_cuts_it() -> None:
+    bench = Bench()
+    bench.append(0, "a", "b", "c")
+
+    def earlier(values: dict[str, Any]) -> dict[str, Any]:
+        partition = values["topics"][0]["partitions"][0] | {"offset": 2}
+        return values | {"topics": [{"name": "t", "partitions": [partition]}]}
+
+    bench.rig.cluster.on(LIST_OFFSETS, faults.change(earlier))
+    assert bench.read() == {0: ["a", "b"]}
+
+
+def test_a_batch_larger_than_the_limit_is_read_all_the_same() -> None:
+    bench = Bench(max_partition_bytes=10)
+    bench.append(0, "x" * 1_000)
+    bench.append(0, "y" * 1_000)
+    assert bench.read() == {0: ["x" * 1_000, "y" * 1_000]}
+    assert len(bench.fetches()) == 2
+
+
+def test_offsets_are_those_of_the_log() -> None:
+    bench = Bench(2)
+    bench.append(0, "a", "b")
+    bench.append(0, "c")
+    bench.rig.cluster.log("t", 0).delete_records_before(2)
+    partitions = bench.reader.partitions("t")
+    assert partitions == [TopicPartition("t", 0), TopicPartition("t", 1)]
+    assert bench.reader.offsets(partitions, EARLIEST_TIMESTAMP) == {partitions[0]: 2, partitions[1]: 0}
+    assert bench.reader.offsets(partitions, LATEST_TIMESTAMP) == {partitions[0]: 3, partitions[1]: 0}
+    assert bench.reader.offsets(partitions, 5_000) == {partitions[0]: -1, partitions[1]: -1}
+
+
+# ---- transactions --------------------------------------------------------------------------------------------------
+
+
+def committed_only(bench: Bench, aborted: Sequence[tuple[int, int]]) -> None:
+    listed = [{"producer_id": producer_id, "first_offset": offset} for producer_id, offset in aborted]
+
+    def add(values: dict[str, Any]) -> dict[str, Any]:
+        topics = [
+            topic | {"partitions": [each | {"aborted_transactions": listed} for each in topic["partitions"]]}
+            for topic in values["responses"]
+        ]
+        return values | {"responses": topics}
+
+    bench.rig.cluster.on(FETCH, faults.change(add), times=None)
+
+
+def write_transactions(bench: Bench) -> None:
+    bench.append(0, "kept", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
+    bench.append(0, "dropped", producer_id=6, producer_epoch=0, base_sequence=0, is_transactional=True)
+    bench.append(0, "plain")
+
+
+def test_read_committed_leaves_out_aborted_transactions() -> None:
+    bench = Bench()
+    write_transactions(bench)
+    committed_only(bench, [(6, 1)])
+    assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
+    assert {exchange.request.isolation_level for exchange in bench.fetches()} == {1}
+    assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.isolation_level == 1
+
+
+def test_read_uncommitted_sees_them() -> None:
+    bench = Bench()
+    write_transactions(bench)
+    committed_only(bench, [(6, 1)])
+    assert bench.read() == {0: ["kept", "dropped", "plain"]}
+
+
+# ---- trouble -------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_topic_is_named_within_the_limit_and_never_created() -> None:
+    bench = Bench()
+    bench.rig.cluster.auto_create_topics = True
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nope'"):
+        list(bench.reader.read(["nope"]))
+    assert TIMEOUT_MS <= bench.rig.now_ms - started_ms <= TIMEOUT_MS * 1.1
+    assert "nope" not in bench.rig.cluster.topics
+
+
+def test_without_any_broker_the_error_says_why() -> None:
+    bench = Bench()
+    bench.rig.network.refusing.add(0)
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"'t'.*Connection refused"):
+        bench.reader.partitions("t")
+
+
+def test_a_topic_that_appears_in_time_is_read() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.topics["t"].visible_from_ms = bench.rig.now_ms + 3_000
+    assert bench.read() == {0: ["a"]}
+
+
+def test_a_topic_that_may_not_be_read_is_named() -> None:
+    bench = Bench()
+    bench.rig.cluster.on(int(ApiKey.METADATA), faults.fail_with(29), times=None)
+    with pytest.raises(TopicAuthorizationError, match="t"):
+        bench.read()
+
+
+def test_a_partition_that_may_not_be_read_is_named() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(FETCH, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match="t-0"):
+        bench.read()
+
+
+def test_a_leader_that_moves_in_the_middle_is_followed() -> None:
+    bench = Bench(2, max_partition_bytes=1)
+    for index in range(6):
+        bench.append(0, f"a{index}")
+    found = bench.reader.read(["t"])
+    first = next(found)
+    bench.rig.cluster.move_leader("t", 0, 1)
+    assert by_partition([first, *found]) == {0: [f"a{index}" for index in range(6)]}
+    assert {exchange.node_id for exchange in bench.fetches()} == {0, 1}
+
+
+def test_the_leaders_epoch_goes_with_the_request() -> None:
+    bench = Bench(2)
+    bench.append(0, "a")
+    bench.rig.cluster.move_leader("t", 0, 0)
+    assert bench.read() == {0: ["a"]}
+    (fetch,) = bench.fetches()
+    assert fetch.request.topics[0].partitions[0].current_leader_epoch == 1
+    assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.topics[0].partitions[0].current_leader_epoch in (0, 1)
+
+
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 75])
+def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(api, faults.fail_with(code), times=5)
+    started_ms = bench.rig.now_ms
+    assert bench.read() == {0: ["a"]}
+    assert bench.rig.now_ms - started_ms >= 400, "a pause before each of the five further requests"
+
+
+def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(LIST_OFFSETS, faults.fail_with(78), times=2)
+    assert bench.read() == {0: ["a"]}
+
+
+@pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.reader._timeout_ms = 60_000
+    bench.append(0, "a")
+    bench.rig.cluster.on(api, fault)
+    with caplog.at_level("CRITICAL"):
+        assert bench.read() == {0: ["a"]}
+
+
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+def test_trouble_that_does_not_pass_ends_at_the_limit_and_names_partition_and_cause(api: int) -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(api, faults.fail_with(6), times=None)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(KafkaTimeoutError, match=r"t-0.*not the leader"):
+        bench.read()
+    assert TIMEOUT_MS <= bench.rig.now_ms - started_ms <= TIMEOUT_MS * 1.2
+
+
+def test_the_limit_counts_from_the_last_progress() -> None:
+    bench = Bench(max_partition_bytes=1)
+    for index in range(6):
+        bench.append(0, f"a{index}")
+    bench.rig.cluster.on(FETCH, faults.delay(TIMEOUT_MS // 2), times=None)
+    assert len(bench.read()[0]) == 6
+
+
+def test_the_time_the_caller_takes_does_not_count() -> None:
+    bench = Bench(max_partition_bytes=1)
+    for index in range(4):
+        bench.append(0, f"a{index}")
+    count = 0
+    for found in bench.reader.read(["t"]):
+        count += len(found.records)
+        bench.rig.clock.advance(TIMEOUT_MS * 2)
+    assert count == 4
+
+
+def test_records_deleted_under_the_reader_are_an_error_that_names_the_partition() -> None:
+    bench = Bench(max_partition_bytes=1)
+    for index in range(6):
+        bench.append(0, f"a{index}")
+    found = bench.reader.read(["t"])
+    next(found)
+    bench.rig.cluster.log("t", 0).delete_records_before(5)
+    with pytest.raises(OffsetOutOfRangeError, match="t-0"):
+        list(found)
+
+
+def test_a_corrupt_batch_is_an_error() -> None:
+    bench = Bench()
+    bench.append(0, "abcdefgh")
+    bench.rig.cluster.on(FETCH, faults.corrupt(lambda frame: frame.replace(b"abcdefgh", b"abcdefgX")))
+    with pytest.raises(CorruptBatchError):
+        bench.read()
+
+
+def test_a_partition_the_answer_leaves_out_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": ()}), times=2)
+    bench.rig.cluster.on(LIST_OFFSETS, faults.change(lambda values: values | {"topics": ()}))
+    assert bench.read() == {0: ["a"]}
+
+
+def test_an_error_of_the_whole_answer_is_waited_out() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": (), "error_code": 6}))
+    assert bench.read() == {0: ["a"]}
