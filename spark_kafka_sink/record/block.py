@@ -138,8 +138,8 @@ class Block:
             bounds = np.stack([starts, ends], axis=1).ravel()
             latest = np.maximum.reduceat(np.append(times, times[-1]), bounds)[::2].tolist()
         view = data_view(encoded)
-        bounds_of = zip(offsets[starts].tolist(), offsets[ends].tolist(), counts.tolist(), latest, strict=True)
-        return [EncodedRun(view[begin:end], count, timestamp) for begin, end, count, timestamp in bounds_of]
+        chunks = [view[begin:end] for begin, end in zip(offsets[starts].tolist(), offsets[ends].tolist(), strict=True)]
+        return list(map(EncodedRun, chunks, counts.tolist(), latest))
 
 
 def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | None, list[tuple[int, int, int]]]:

@@ -50,7 +50,7 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     Raises SchemaError for another type, SerializationError for a header without a name, with its row.
     """
     data_type = array.type
-    if data_type == HEADERS and array.null_count == 0 and array.offset == 0:
+    if data_type == HEADERS and array.null_count == 0:
         structs = array.values
         if structs.null_count == 0 and structs.field(0).null_count == 0:
             return array
