@@ -52,8 +52,8 @@ class BufferPool:
             self._available -= size
             return True
 
-    def allocate(self, size: int, max_block_ms: int) -> None:
-        """Take `size` bytes, waiting up to `max_block_ms` for them.
+    def allocate(self, size: int, max_block_ms: int) -> int:
+        """Take `size` bytes, waiting up to `max_block_ms` for them. Returns how long it waited, in ms.
 
         Raises RecordTooLargeError when they could never be had, BufferExhaustedError when they could not be had in
         time, and ProducerClosedError when the pool is closed meanwhile.
@@ -67,10 +67,10 @@ class BufferPool:
                 raise ProducerClosedError("The producer was closed.")
             if not self._waiters and size <= self._available:
                 self._available -= size
-                return
-            self._wait_for(size, max_block_ms)
+                return 0
+            return self._wait_for(size, max_block_ms)
 
-    def _wait_for(self, size: int, max_block_ms: int) -> None:
+    def _wait_for(self, size: int, max_block_ms: int) -> int:
         """Gather `size` bytes as they come free. Caller holds the lock."""
         turn = threading.Condition(self._lock)
         self._waiters.append(turn)
@@ -93,6 +93,7 @@ class BufferPool:
                 self._clock.wait(turn, max_block_ms - (now_ms - started_ms))
                 now_ms = self._clock.now_ms()
             gathered = 0
+            return now_ms - started_ms
         finally:
             self._available += gathered
             self._waiters.remove(turn)

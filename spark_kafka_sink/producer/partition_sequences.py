@@ -71,9 +71,14 @@ class PartitionSequences:
         self.in_flight = [other for other in self.in_flight if other is not batch]
 
     def acknowledge(self, last_sequence: int, last_offset: int) -> None:
-        if self.last_acked_sequence == NO_LAST_ACKED_SEQUENCE or _is_after(last_sequence, self.last_acked_sequence):
+        if not self.has_acknowledged or _is_after(last_sequence, self.last_acked_sequence):
             self.last_acked_sequence = last_sequence
         self.last_acked_offset = max(self.last_acked_offset, last_offset)
+
+    @property
+    def has_acknowledged(self) -> bool:
+        """The leader has taken records of this producer and epoch."""
+        return self.last_acked_sequence != NO_LAST_ACKED_SEQUENCE
 
     def is_next(self, sequence: int) -> bool:
         """`sequence` follows directly on what is acknowledged."""

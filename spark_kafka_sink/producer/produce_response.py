@@ -71,6 +71,7 @@ class BatchOutcomes:
         now_ms = response.received_ms
         lost = _no_answer(response)
         if lost is not None:
+            log.warning("%d batches for node %s were not acknowledged: %s", len(batches), response.destination, lost)
             for batch in batches.values():
                 self._settle(batch, PartitionOutcome(error=lost), now_ms)
         elif response.body is None:  # acks=0: sent is done
@@ -90,6 +91,7 @@ class BatchOutcomes:
             self._metadata.update_partition_leadership(leaders, nodes)
         for stranger in outcomes.keys() - batches.keys():
             log.warning("Node %s answered for %s, of which it was sent nothing", response.destination, stranger)
+        _log_errors(response.destination, outcomes)
         for topic_partition, batch in batches.items():
             outcome = outcomes.get(topic_partition)
             if outcome is None:
@@ -104,7 +106,7 @@ class BatchOutcomes:
         elif isinstance(error, RecordTooLargeError) and batch.record_count > 1 and not batch.is_done:
             self._split(batch, now_ms)
         elif self._can_retry(batch, error, outcome.log_start_offset, now_ms):
-            log.warning("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
+            log.debug("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
             self._accumulator.reenqueue(batch, error, now_ms)
         else:
             self._fail_answered(batch, outcome, error, now_ms)
@@ -201,6 +203,17 @@ def _no_answer(response: ClientResponse) -> KafkaError | None:
     if response.disconnected:
         return DisconnectError(f"Node {node} disconnected before it answered.")
     return None
+
+
+def _log_errors(node: str, outcomes: Mapping[TopicPartition, PartitionOutcome]) -> None:
+    """One line for each error of a response, however many partitions it met."""
+    met: dict[str, list[TopicPartition]] = {}
+    for topic_partition, outcome in outcomes.items():
+        if outcome.error is not None:
+            met.setdefault(str(outcome.error), []).append(topic_partition)
+    for text, places in met.items():
+        others = f" and {len(places) - 1} more partitions" if len(places) > 1 else ""
+        log.warning("Node %s refused the batch for %s%s: %s", node, places[0], others, text)
 
 
 def _outcomes(body: Message) -> Iterator[tuple[TopicPartition, PartitionOutcome]]:

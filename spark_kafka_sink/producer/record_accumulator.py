@@ -84,13 +84,11 @@ class RecordAccumulator:
         max_block_ms: int,
         now_ms: int,
     ) -> AppendResult:
-        """Add one record of at most `size` encoded bytes.
+        """Add one record of at most `size` encoded bytes. Its time starts when it has its memory.
 
         Raises BufferExhaustedError when memory stays short for `max_block_ms`, ProducerClosedError once closed.
         """
-        has_memory = self.pool.try_allocate(size)
-        if not has_memory:
-            self.pool.allocate(size, max_block_ms)
+        now_ms += self.pool.allocate(size, max_block_ms)
         with self._lock:
             if self._closed:
                 self.pool.deallocate(size)
@@ -119,7 +117,7 @@ class RecordAccumulator:
         `append_row` does.
         """
         block_size = block.size(0, block.num_rows)
-        self.pool.allocate(block_size, max_block_ms)
+        now_ms += self.pool.allocate(block_size, max_block_ms)
         allocation = SharedAllocation(lambda: self.pool.deallocate(block_size))
         allocation.hold()
         try:

@@ -86,15 +86,20 @@ class TransactionManager:
         return False
 
     def must_wait(self, batch: ProducerBatch) -> bool:
-        """Until there is a producer id; until what was numbered before is settled; and, for a retry, until it is the
-        oldest again.
+        """Whether to hold `batch` back: there is no producer id; what was numbered before is not settled; or, for a
+        retry, it is not the oldest.
+
+        Nothing follows a partition's first batch until that is acknowledged: a leader that knows nothing of the
+        producer takes any sequence to begin with, so it could take a second batch after it refused the first, and
+        would refuse the first ever after.
         """
         if not self.producer.is_valid or self.has_fatal_error:
             return True
         entry = self.sequences.entry(batch.topic_partition)
         if not batch.has_sequence:
             is_stale = entry.producer != self.producer
-            return bool(entry.in_flight) and (is_stale or batch.topic_partition in self._unresolved)
+            is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
+            return bool(entry.in_flight) and is_unsettled
         return bool(entry.in_flight) and entry.in_flight[0] is not batch
 
     def on_drain(self, batch: ProducerBatch) -> None:
