@@ -167,7 +167,7 @@ def cases(draw: st.DrawFn) -> tuple[RecordColumns, list[PlainRecord], list[int |
     return columns, expected, (times or [None] * count)[skipped:], partitions[skipped:]
 
 
-@settings(derandomize=True, max_examples=200, deadline=None, database=None)
+@settings(derandomize=True, max_examples=120, deadline=None, database=None)
 @given(cases(), st.integers(0, 2**62), st.randoms(use_true_random=False))
 def test_any_columns_come_back_as_they_went_in_whatever_the_runs(
     case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]], base_time: int, rng: random.Random

@@ -33,3 +33,12 @@ def test_rows_of_more_than_2_gib_are_refused_before_a_byte_is_copied() -> None:
     column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(np.zeros(2**30, np.uint8))])
     with pytest.raises(SerializationError, match="1 records take more than 2147483647 bytes together; hand over fewer"):
         encode_columns(RecordColumns(column, column), np.zeros(1, np.int64), None)
+
+
+def test_a_slice_of_rows_has_its_own_headers() -> None:
+    headers = [[("a", b"1")], [("b", None), ("c", b"22")], None, [("d", b"3")]]
+    columns = RecordColumns.from_rows([b"v"] * 4, None, headers)
+    whole, bounds = encode_columns(columns, np.zeros(4, np.int64), None)
+    for start, end in ((1, 4), (1, 2), (2, 3), (3, 4)):
+        part, _ = encode_columns(columns.slice(start, end - start), np.zeros(end - start, np.int64), None)
+        assert part == whole[bounds[start] : bounds[end]]
