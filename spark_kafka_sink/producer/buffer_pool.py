@@ -44,14 +44,6 @@ class BufferPool:
         """
         return len(self._waiters)
 
-    def try_allocate(self, size: int) -> bool:
-        """Take `size` bytes if that needs no waiting and overtakes nobody."""
-        with self._lock:
-            if self._closed or self._waiters or size > self._available:
-                return False
-            self._available -= size
-            return True
-
     def allocate(self, size: int, max_block_ms: int) -> int:
         """Take `size` bytes, waiting up to `max_block_ms` for them. Returns how long it waited, in ms.
 

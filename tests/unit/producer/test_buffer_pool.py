@@ -1,0 +1,180 @@
+"""The memory bound: bytes counted, waiters served in their order, limits kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
+from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
+
+JOIN_S = 5
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Spin until the condition holds, which other threads bring about."""
+    deadline = time.monotonic() + JOIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def waiting_thread(pool: BufferPool, size: int, name: str, served: list[str], max_block_ms: int = 60_000):
+    def run() -> None:
+        try:
+            pool.allocate(size, max_block_ms)
+            served.append(name)
+        except ProducerClosedError:
+            served.append(f"{name} closed")
+
+    queued = pool.queued
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    until(lambda: pool.queued == queued + 1)
+    return thread
+
+
+def test_memory_is_counted_out_and_back() -> None:
+    pool = BufferPool(100, FakeClock())
+    pool.allocate(60, 0)
+    assert pool.available_memory == 40
+    pool.allocate(40, 0)
+    assert pool.available_memory == 0
+    pool.deallocate(100)
+    assert pool.available_memory == 100
+    assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
+
+
+def test_more_than_there_is_in_all_is_refused_at_once_and_names_the_option() -> None:
+    pool = BufferPool(100, FakeClock())
+    pool.allocate(100, 0)  # the last byte may be had
+    with pytest.raises(RecordTooLargeError, match=r"101 bytes .* buffer\.memory=100"):
+        pool.allocate(101, 1_000)
+
+
+def test_a_wait_ends_at_max_block_ms_and_leaves_nothing_taken() -> None:
+    clock = FakeClock()
+    pool = BufferPool(100, clock)
+    pool.allocate(70, 0)
+    before_ms = clock.now_ms()
+    with pytest.raises(BufferExhaustedError, match=r"buffer\.memory=100 .* max\.block\.ms=250"):
+        pool.allocate(50, 250)
+    assert clock.now_ms() - before_ms == 250
+    assert pool.available_memory == 30  # what was gathered meanwhile came back
+    assert pool.queued == 0
+    assert pool.wait_time_ms == 250
+
+
+def test_a_wait_of_no_length_fails_at_once() -> None:
+    clock = FakeClock()
+    pool = BufferPool(10, clock)
+    pool.allocate(10, 0)
+    with pytest.raises(BufferExhaustedError):
+        pool.allocate(1, 0)
+    assert clock.now_ms() == FakeClock().now_ms()
+
+
+def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
+    clock = FakeClock()
+    pool = BufferPool(100, clock)
+    pool.allocate(100, 0)
+    pieces = iter([30, 30, 40])
+
+    def give_back(timeout_ms: int) -> None:
+        clock.advance(10)
+        pool.deallocate(next(pieces))
+
+    clock.on_wait = give_back
+    assert pool.allocate(90, 1_000) == 30  # ms waited
+    assert pool.available_memory == 10
+    assert pool.wait_time_ms == 30
+
+
+def test_an_allocation_that_needs_no_waiting_says_so() -> None:
+    assert BufferPool(10, FakeClock()).allocate(10, 1_000) == 0
+
+
+def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
+    pool = BufferPool(100, SystemClock())
+    pool.allocate(100, 0)
+    served: list[str] = []
+    first = waiting_thread(pool, 80, "first", served)
+    second = waiting_thread(pool, 10, "second", served)
+    pool.deallocate(50)  # enough for the second, who has to wait all the same
+    until(lambda: pool.available_memory == 0)
+    assert served == []
+    pool.deallocate(40)
+    first.join(JOIN_S)
+    second.join(JOIN_S)
+    assert served == ["first", "second"]
+    assert pool.available_memory == 0
+
+
+def test_a_small_request_does_not_overtake_one_that_waits() -> None:
+    pool = BufferPool(100, SystemClock())
+    pool.allocate(95, 0)
+    served: list[str] = []
+    thread = waiting_thread(pool, 50, "first", served)
+    until(lambda: pool.available_memory == 0)
+    with pytest.raises(BufferExhaustedError):
+        pool.allocate(1, 0)
+    pool.deallocate(95)
+    thread.join(JOIN_S)
+    assert served == ["first"]
+    assert pool.available_memory == 50
+
+
+def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() -> None:
+    # With 40 bytes gathered the first waits for 50 and gives up; the second then has its 30 of them.
+    pool = BufferPool(100, SystemClock())
+    pool.allocate(60, 0)
+    served: list[str] = []
+    failed: list[str] = []
+
+    def first() -> None:
+        try:
+            pool.allocate(50, 50)
+        except BufferExhaustedError as error:
+            failed.append(str(error))
+
+    first_thread = threading.Thread(target=first, daemon=True)
+    first_thread.start()
+    until(lambda: pool.queued == 1 or bool(failed))
+    second = threading.Thread(target=lambda: (pool.allocate(30, 60_000), served.append("second")), daemon=True)
+    second.start()
+    first_thread.join(JOIN_S)
+    second.join(JOIN_S)
+    assert failed
+    assert served == ["second"]
+    assert pool.available_memory == 10
+
+
+def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
+    pool = BufferPool(10, SystemClock())
+    pool.allocate(10, 0)
+    served: list[str] = []
+    threads = [waiting_thread(pool, 5, name, served) for name in ("a", "b")]
+    pool.close()
+    for thread in threads:
+        thread.join(JOIN_S)
+    assert sorted(served) == ["a closed", "b closed"]
+    assert pool.queued == 0
+    pool.deallocate(10)
+    with pytest.raises(ProducerClosedError):
+        pool.allocate(1, 1_000)
+
+
+def test_shared_memory_goes_back_with_its_last_holder() -> None:
+    given_back: list[bool] = []
+    allocation = SharedAllocation(lambda: given_back.append(True))
+    allocation.hold()
+    allocation.hold(2)
+    allocation.release()
+    allocation.release()
+    assert given_back == []
+    allocation.release()
+    assert given_back == [True]
