@@ -92,7 +92,6 @@ class KafkaProducer:
         self._pool = BufferPool(self.config.buffer_memory, self._clock)
         self._accumulator = RecordAccumulator(
             batch_size=self.config.batch_size,
-            codec=self._codec,
             linger_ms=self.config.linger_ms,
             delivery_timeout_ms=self.config.delivery_timeout_ms,
             retry_backoff=self._retry_backoff(),

@@ -165,6 +165,13 @@ class BatchOutcomes:
             self._transaction_manager.handle_failed_batch(batch, error, may_be_in_log=may_be_in_log)
         batch.fail(error, record_errors)
 
+    def fail_unsendable(self, batch: ProducerBatch, cause: Exception) -> None:
+        """The batch was drained and cannot be put into bytes: no broker will ever have it."""
+        text = f"{batch.record_count} records for {batch.topic_partition} could not be encoded: {cause}"
+        log.error("%s", text, exc_info=cause)
+        self._fail(batch, KafkaError(text), {}, may_be_in_log=False)
+        self._accumulator.deallocate(batch)
+
     def expire(self, batch: ProducerBatch) -> None:
         """delivery.timeout.ms is over. One that is in flight keeps its memory until its request has ended."""
         error = self.expiry_error(batch)

@@ -1,7 +1,7 @@
 """Records on their way to becoming batches: a queue per partition, and the rules of when a batch goes.
 
 Application threads append; the Sender thread asks what is ready and drains it. One lock guards all queues and is held
-only to decide: memory is waited for, blocks are encoded, batches are sealed and callbacks run outside it. Reference:
+only to decide: memory is waited for, blocks are encoded and callbacks run outside it. Reference:
 org.apache.kafka.clients.producer.internals.RecordAccumulator.
 """
 
@@ -24,7 +24,6 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block, Run
-from spark_kafka_sink.record.codecs import Codec
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
 
@@ -45,7 +44,6 @@ class RecordAccumulator:
         self,
         *,
         batch_size: int,
-        codec: Codec,
         linger_ms: int,
         delivery_timeout_ms: int,
         retry_backoff: ExponentialBackoff,
@@ -54,7 +52,6 @@ class RecordAccumulator:
     ) -> None:
         self.batch_size = max(1, batch_size)
         self.pool = pool
-        self._codec = codec
         self._linger_ms = linger_ms
         self._retry_backoff = retry_backoff
         self._rules = drain_rules
@@ -223,15 +220,13 @@ class RecordAccumulator:
     def drain(
         self, cluster: Cluster, nodes: Iterable[Node], max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> dict[int, list[ProducerBatch]]:
-        """Take up to `max_size` bytes of batches for each node, at least one, one per partition; sealed, in order,
+        """Take up to `max_size` bytes of batches for each node, at least one, one per partition; closed, in order,
         with their sequences.
         """
         drained: dict[int, list[ProducerBatch]] = {}
         for node in nodes:
             with self._lock:
                 batches = self._drain_node(cluster, node, max_size, leader_epoch_of, now_ms)
-            for batch in batches:
-                batch.seal(self._codec)
             if batches:
                 drained[node.id] = batches
         return drained

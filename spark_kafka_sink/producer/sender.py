@@ -56,6 +56,7 @@ class Sender:
         self._transaction_manager = transaction_manager
         self._on_loads = on_loads
         self._clock = clock
+        self._codec = codec
         self._has_zstd = codec.name == "zstd"
         self._guarantees_order = config.max_in_flight_requests_per_connection == 1
         self._availability = NodeAvailability(config.partitioner_availability_timeout_ms)
@@ -166,7 +167,9 @@ class Sender:
             self._metadata.request_update(reset_equivalent_backoff=False)
         nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
         self._tell_loads(check, cache, now_ms)
-        drained = self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms)
+        drained = self._sealed(
+            self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms)
+        )
         if self._guarantees_order:
             for batches in drained.values():
                 for batch in batches:
@@ -181,6 +184,19 @@ class Sender:
         if nodes:  # something is ready and held back for the sake of order: look again soon
             timeout_ms = min(timeout_ms, self._config.retry_backoff_ms)
         return max(0, timeout_ms)
+
+    def _sealed(self, drained: Mapping[int, list[ProducerBatch]]) -> dict[int, list[ProducerBatch]]:
+        """The batches, ready for the wire. One that cannot be encoded fails alone."""
+        sealed: dict[int, list[ProducerBatch]] = {}
+        for node_id, batches in drained.items():
+            for batch in batches:
+                try:
+                    batch.seal(self._codec)
+                except Exception as cause:
+                    self._outcomes.fail_unsendable(batch, cause)
+                else:
+                    sealed.setdefault(node_id, []).append(batch)
+        return sealed
 
     def _nodes_to_send_to(self, check: ReadyCheck, now_ms: int) -> tuple[list[Node], int]:
         """The ready nodes that can take a request, and how long until one of the others may."""

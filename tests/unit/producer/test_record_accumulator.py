@@ -1,0 +1,663 @@
+"""Queues of batches: what an append makes, what is ready, what is drained and in which order, and what comes back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.fake_clock import FakeClock
+from support.scripted_broker.batches import check_batch, read_records
+
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo, TopicPartition
+from spark_kafka_sink.common.errors import (
+    BufferExhaustedError,
+    KafkaError,
+    NotLeaderOrFollowerError,
+    ProducerClosedError,
+    RecordTooLargeError,
+)
+from spark_kafka_sink.producer.buffer_pool import BufferPool
+from spark_kafka_sink.producer.drain_rules import DrainRules, NoDrainRules
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.record.batch import HEADER_SIZE
+from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.encoder import record_size_upper_bound
+
+TOPIC = "flights"
+NODES = (Node(0, "a", 1), Node(1, "b", 1))
+LINGER_MS = 10
+DELIVERY_TIMEOUT_MS = 3_000
+RETRY_BACKOFF_MS = 100
+ONE_RECORD = 100
+"""What `append` counts for a record here."""
+
+
+def place(partition: int) -> TopicPartition:
+    return TopicPartition(TOPIC, partition)
+
+
+def cluster_of(*leaders: int | None) -> Cluster:
+    """Partitions 0, 1, … of the topic with these leaders."""
+    infos = tuple(
+        PartitionInfo(TOPIC, index, None if leader is None else NODES[leader]) for index, leader in enumerate(leaders)
+    )
+    return Cluster(nodes=NODES, partitions=infos)
+
+
+def no_epochs(topic_partition: TopicPartition) -> int | None:
+    return None
+
+
+class Rules(NoDrainRules):
+    """Drain rules that a test sets."""
+
+    def __init__(self) -> None:
+        self.waiting: set[ProducerBatch] = set()
+        self.is_completing = False
+        self.drained: list[ProducerBatch] = []
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        return batch in self.waiting
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        self.drained.append(batch)
+
+
+class Rig:
+    def __init__(self, batch_size: int = 1_000, memory: int = 100_000, rules: DrainRules | None = None) -> None:
+        self.clock = FakeClock()
+        self.pool = BufferPool(memory, self.clock)
+        self.accumulator = RecordAccumulator(
+            batch_size=batch_size,
+            linger_ms=LINGER_MS,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            retry_backoff=ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
+            pool=self.pool,
+            drain_rules=rules or NoDrainRules(),
+        )
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def append(self, partition: int = 0, size: int = ONE_RECORD, value: bytes = b"v") -> FutureRecordMetadata:
+        self.result, future = self.append_with_result(partition, size, value)
+        return future
+
+    def append_with_result(self, partition: int = 0, size: int = ONE_RECORD, value: bytes = b"v", max_block_ms=0):
+        future = FutureRecordMetadata(0, -1, -1)
+        thunk = RecordThunk(future, None)
+        result = self.accumulator.append_row(
+            place(partition), None, value, (), 5, size, thunk, max_block_ms, self.now_ms
+        )
+        return result, future
+
+    def ready(self, cluster: Cluster, epochs=no_epochs):
+        return self.accumulator.ready(cluster, epochs, self.now_ms)
+
+    def drain(self, cluster: Cluster, max_size: int = 1_000_000, nodes=NODES, epochs=no_epochs):
+        drained = self.accumulator.drain(cluster, nodes, max_size, epochs, self.now_ms)
+        for batches in drained.values():
+            for batch in batches:
+                batch.seal(codec_for("none"))
+        return drained
+
+    def drain_one(self, cluster: Cluster | None = None) -> ProducerBatch:
+        (batches,) = self.drain(cluster or cluster_of(0)).values()
+        (batch,) = batches
+        return batch
+
+
+# ---- append ----------------------------------------------------------------------------------------------------------
+
+
+def test_records_share_a_batch_until_it_has_no_room() -> None:
+    rig = Rig(batch_size=250)
+    results = [rig.append_with_result()[0] for _ in range(3)]
+    assert [result.new_batch_created for result in results] == [True, False, True]
+    assert [result.batch_is_full for result in results] == [False, False, True]
+    assert [result.wakes_sender for result in results] == [True, False, True]
+    first = rig.drain_one()
+    assert first.record_count == 2
+    assert not first.is_open
+    assert rig.drain_one().record_count == 1
+
+
+def test_a_batch_takes_exactly_batch_size_bytes_of_records() -> None:
+    rig = Rig(batch_size=200)
+    rig.append()
+    result, _ = rig.append_with_result()
+    assert result == (True, False)
+    rig.append()
+    assert [rig.drain_one().record_count for _ in range(2)] == [2, 1]
+
+
+def test_a_record_larger_than_batch_size_gets_a_batch_of_its_own() -> None:
+    rig = Rig(batch_size=250)
+    rig.append()
+    result, _ = rig.append_with_result(size=900, value=bytes(800))
+    assert result.new_batch_created
+    rig.append()
+    batches = [rig.drain_one() for _ in range(3)]
+    assert [batch.record_count for batch in batches] == [1, 1, 1]
+    assert batches[1].wire_size > 800
+
+
+def test_memory_is_taken_for_each_record_and_given_back_with_its_batch() -> None:
+    rig = Rig()
+    rig.append()
+    rig.append(partition=1)
+    assert rig.pool.available_memory == rig.pool.total_memory - 2 * ONE_RECORD
+    batch = rig.drain_one(cluster_of(0, None))
+    batch.complete(0, None)
+    rig.accumulator.deallocate(batch)
+    assert rig.pool.available_memory == rig.pool.total_memory - ONE_RECORD
+    rig.accumulator.deallocate(batch)  # once only
+    assert rig.pool.available_memory == rig.pool.total_memory - ONE_RECORD
+
+
+def test_without_memory_an_append_fails_and_leaves_no_batch() -> None:
+    rig = Rig(memory=150)
+    rig.append()
+    with pytest.raises(BufferExhaustedError):
+        rig.append()
+    assert rig.drain_one().record_count == 1
+    assert not rig.accumulator.has_undrained
+
+
+def test_a_batch_that_waited_for_memory_is_as_old_as_its_memory() -> None:
+    """Else its linger and its delivery time-out would run while there is nothing to send."""
+    rig = Rig(memory=150, batch_size=1)
+    rig.append()
+    first = rig.drain_one()
+
+    def answer(timeout_ms: int) -> None:
+        rig.clock.advance(2_000)
+        first.complete(0, None)
+        rig.accumulator.deallocate(first)
+
+    rig.clock.on_wait = answer
+    rig.append_with_result(max_block_ms=60_000)
+    assert rig.drain_one().created_ms == rig.now_ms
+    block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
+    rig2 = Rig(memory=block.size(0, 1) + 10)
+    rig2.accumulator.pool.allocate(20, 0)
+    rig2.clock.on_wait = lambda timeout_ms: (rig2.clock.advance(2_000), rig2.pool.deallocate(20))
+    rig2.accumulator.append_block(TOPIC, block, block.groups, None, 60_000, rig2.now_ms)
+    assert rig2.drain_one().created_ms == rig2.now_ms
+
+
+def test_a_closed_accumulator_takes_nothing_and_keeps_no_memory() -> None:
+    rig = Rig()
+    rig.accumulator.close()
+    with pytest.raises(ProducerClosedError):
+        rig.append()
+    block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
+    with pytest.raises(ProducerClosedError):
+        rig.accumulator.append_block(TOPIC, block, block.groups, None, 0, rig.now_ms)
+    assert rig.pool.available_memory == rig.pool.total_memory
+
+
+def test_closing_between_the_memory_and_the_lock_gives_the_memory_back() -> None:
+    class LateClose(BufferPool):
+        def allocate(self, size: int, max_block_ms: int) -> int:
+            waited_ms = super().allocate(size, max_block_ms)
+            rig.accumulator.close()
+            return waited_ms
+
+    rig = Rig()
+    rig.accumulator.pool = LateClose(1_000, rig.clock)
+    with pytest.raises(ProducerClosedError):
+        rig.append()
+    assert rig.accumulator.pool.available_memory == 1_000
+    block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
+    rig = Rig()
+    rig.accumulator.pool = LateClose(1_000, rig.clock)
+    with pytest.raises(ProducerClosedError):
+        rig.accumulator.append_block(TOPIC, block, block.groups, None, 0, rig.now_ms)
+    assert rig.accumulator.pool.available_memory == 1_000
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def append_block(rig: Rig, values: list[bytes], partitions: list[int], runs: list[tuple[RunMetadata, object]] | None):
+    block = Block(RecordColumns.from_rows(values), np.array(partitions, np.int32), 77)
+    callback = None if runs is None else lambda run, error: runs.append((run, error))
+    return block, rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
+
+
+def test_a_block_fills_batches_of_each_partition_in_order() -> None:
+    rig = Rig(batch_size=300)
+    values = [b"%02d" % index + bytes(40) for index in range(20)]
+    partitions = [index % 2 for index in range(20)]
+    append_block(rig, values, partitions, None)
+    logs: dict[int, list[bytes]] = {0: [], 1: []}
+    batches = 0
+    while drained := rig.drain(cluster_of(0, 1)):
+        for (batch,) in drained.values():
+            batches += 1
+            assert batch.wire_size <= 300 + HEADER_SIZE
+            logs[batch.topic_partition.partition] += [r.value for r in read_records(batch.sealed_bytes())]
+    assert logs == {0: values[0::2], 1: values[1::2]}
+    assert batches > 4
+
+
+def test_a_block_and_single_records_share_a_batch_in_the_order_of_their_appends() -> None:
+    rig = Rig()
+    rig.append(value=b"first")
+    append_block(rig, [b"second", b"third"], [0, 0], None)
+    rig.append(value=b"fourth")
+    batch = rig.drain_one()
+    assert [r.value for r in read_records(batch.sealed_bytes())] == [b"first", b"second", b"third", b"fourth"]
+    assert check_batch(batch.sealed_bytes()).max_timestamp == 77
+
+
+def test_a_row_larger_than_a_batch_gets_one_alone() -> None:
+    rig = Rig(batch_size=100)
+    append_block(rig, [b"a", bytes(500), b"b"], [0, 0, 0], None)
+    counts = [rig.drain_one().record_count for _ in range(3)]
+    assert counts == [1, 1, 1]
+
+
+def test_the_memory_of_a_block_goes_back_when_the_last_batch_with_rows_of_it_has_ended() -> None:
+    rig = Rig()
+    runs: list[tuple[RunMetadata, object]] = []
+    block, result = append_block(rig, [b"a", b"b", b"c"], [0, 1, 1], runs)
+    assert result == (True, True)
+    assert rig.pool.available_memory == rig.pool.total_memory - block.size(0, 3)
+    batches = [batch for batches in rig.drain(cluster_of(0, 1)).values() for batch in batches]
+    batches[0].complete(100, None)
+    rig.accumulator.deallocate(batches[0])
+    assert rig.pool.available_memory < rig.pool.total_memory
+    batches[1].complete(200, None)
+    rig.accumulator.deallocate(batches[1])
+    assert rig.pool.available_memory == rig.pool.total_memory
+    assert [(run.partition, run.base_offset, run.record_count) for run, _ in runs] == [(0, 100, 1), (1, 200, 2)]
+
+
+def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained_nor_expired() -> None:
+    rig = Rig(batch_size=60)
+    seen: list[object] = []
+    block = Block(RecordColumns.from_rows([b"a" * 50]), 0, 1)
+
+    class Watched:
+        """The block, looked at from the Sender's side in the middle of its encoding."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(block, name)
+
+        def encode(self, runs: object) -> object:
+            rig.clock.advance(DELIVERY_TIMEOUT_MS)
+            seen.append(rig.ready(cluster_of(0)).ready_nodes)
+            seen.append(rig.drain(cluster_of(0)))
+            seen.append(rig.accumulator.expired_batches(rig.now_ms))
+            rig.accumulator.begin_flush()
+            return block.encode(runs)
+
+    rig.accumulator.append_block(TOPIC, Watched(), block.groups, None, 0, rig.now_ms)
+    assert seen == [{}, {}, []]
+    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+    assert rig.drain_one().record_count == 1
+
+
+def test_rows_that_cannot_be_encoded_fail_and_leave_nothing_behind() -> None:
+    rig = Rig()
+    block = Block(RecordColumns.from_rows([b"a"]), 0, 1)
+    runs: list[tuple[RunMetadata, KafkaError | None]] = []
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            return getattr(block, name)
+
+        def encode(self, runs: object) -> object:
+            raise MemoryError("no more")
+
+    with pytest.raises(MemoryError):
+        rig.accumulator.append_block(TOPIC, Broken(), block.groups, lambda *call: runs.append(call), 0, rig.now_ms)
+    ((run, error),) = runs
+    assert run.base_offset == -1
+    assert "no more" in str(error)
+    assert rig.pool.available_memory == rig.pool.total_memory
+    assert not rig.accumulator.has_incomplete
+    assert not rig.accumulator.has_undrained
+
+
+# ---- ready -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_lingers_before_its_node_is_ready() -> None:
+    rig = Rig()
+    rig.append()
+    check = rig.ready(cluster_of(0))
+    assert check.ready_nodes == {}
+    assert check.next_check_delay_ms == LINGER_MS
+    rig.clock.advance(LINGER_MS - 1)
+    check = rig.ready(cluster_of(0))
+    assert check.ready_nodes == {}
+    assert check.next_check_delay_ms == 1
+    rig.clock.advance(1)
+    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+
+
+def test_nothing_queued_means_nothing_to_check() -> None:
+    rig = Rig()
+    assert rig.ready(cluster_of(0)).next_check_delay_ms == FOREVER_MS
+    rig.append()
+    rig.drain_one()
+    check = rig.ready(cluster_of(0))
+    assert (check.ready_nodes, check.next_check_delay_ms) == ({}, FOREVER_MS)
+
+
+def test_a_full_batch_does_not_linger() -> None:
+    rig = Rig(batch_size=2 * ONE_RECORD)
+    rig.append()
+    assert rig.ready(cluster_of(0)).ready_nodes == {}
+    rig.append()
+    assert rig.ready(cluster_of(0)).ready_nodes == {0: NODES[0]}
+
+
+def hurry_by_memory(rig: Rig) -> None:
+    rig.pool._waiters.append(None)
+
+
+def hurry_by_flush(rig: Rig) -> None:
+    rig.accumulator.begin_flush()
+
+
+def hurry_by_close(rig: Rig) -> None:
+    rig.accumulator.close()
+
+
+def hurry_by_transaction(rig: Rig) -> None:
+    rig.accumulator._rules.is_completing = True
+
+
+@pytest.mark.parametrize("hurry", [hurry_by_memory, hurry_by_flush, hurry_by_close, hurry_by_transaction])
+def test_nothing_lingers_when_there_is_reason_to_hurry(hurry: Callable[[Rig], None]) -> None:
+    rig = Rig(rules=Rules())
+    rig.append()
+    assert rig.ready(cluster_of(0)).ready_nodes == {}
+    hurry(rig)
+    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+
+
+def test_lingering_begins_again_when_the_flush_is_over() -> None:
+    rig = Rig()
+    rig.append()
+    rig.accumulator.begin_flush()
+    assert not rig.accumulator.await_flush_completion(lambda batch: False)
+    assert rig.ready(cluster_of(0)).ready_nodes == {}
+
+
+def test_batches_without_a_leader_are_told_by_topic() -> None:
+    rig = Rig(batch_size=1)
+    rig.append(partition=0)
+    rig.append(partition=1)
+    check = rig.ready(cluster_of(0, None))
+    assert set(check.ready_nodes) == {0}
+    assert check.unknown_leader_topics == {TOPIC}
+    assert rig.ready(Cluster.empty()).unknown_leader_topics == {TOPIC}
+
+
+def test_a_muted_partition_is_neither_ready_nor_drained() -> None:
+    rig = Rig(batch_size=1)
+    rig.append()
+    rig.accumulator.mute(place(0))
+    assert rig.ready(cluster_of(0)).ready_nodes == {}
+    assert rig.drain(cluster_of(0)) == {}
+    rig.accumulator.unmute(place(0))
+    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+    assert rig.drain_one().record_count == 1
+
+
+def test_loads_count_the_batches_of_every_partition_that_has_a_leader() -> None:
+    rig = Rig(batch_size=1)
+    for partition in (0, 0, 1, 2):
+        rig.append(partition)
+    rig.drain(cluster_of(None, 0, None), nodes=NODES[:1])
+    assert rig.ready(cluster_of(0, 0, None)).queue_sizes == {TOPIC: {0: 2, 1: 0}}
+
+
+# ---- drain -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_takes_one_batch_of_each_partition_of_the_node() -> None:
+    rig = Rig(batch_size=1)
+    for partition in (0, 0, 1, 2):
+        rig.append(partition)
+    drained = rig.drain(cluster_of(0, 0, 1))
+    assert {node: [batch.topic_partition for batch in batches] for node, batches in drained.items()} == {
+        0: [place(0), place(1)],
+        1: [place(2)],
+    }
+    for batches in drained.values():
+        for batch in batches:
+            assert batch.is_in_flight
+            assert batch.drained_ms == rig.now_ms
+            assert not batch.is_open
+
+
+def test_a_drain_stops_at_the_largest_request_but_takes_one_batch_in_any_case() -> None:
+    rig = Rig(batch_size=1)
+    for partition in range(3):
+        rig.append(partition)
+    size = HEADER_SIZE + ONE_RECORD
+    assert len(rig.drain(cluster_of(0, 0, 0), max_size=2 * size)[0]) == 2
+    assert len(rig.drain(cluster_of(0, 0, 0), max_size=1)[0]) == 1
+
+
+def test_drains_go_round_so_that_no_partition_starves() -> None:
+    rig = Rig(batch_size=1)
+    for _ in range(4):
+        for partition in range(3):
+            rig.append(partition)
+    order = [rig.drain(cluster_of(0, 0, 0), max_size=1)[0][0].topic_partition.partition for _ in range(7)]
+    assert order == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_partition_without_batches_does_not_break_the_round() -> None:
+    rig = Rig(batch_size=1)
+    for partition in (0, 0, 2, 2):
+        rig.append(partition)
+    order = [rig.drain(cluster_of(0, 0, 0), max_size=1)[0][0].topic_partition.partition for _ in range(4)]
+    assert order == [0, 2, 0, 2]
+    assert rig.drain(cluster_of(0, 0, 0)) == {}
+    assert rig.drain(cluster_of(1), nodes=NODES[:1]) == {}  # it leads nothing any more
+
+
+def test_what_the_rules_hold_back_stays_and_holds_no_other_partition_back() -> None:
+    rules = Rules()
+    rig = Rig(batch_size=1, rules=rules)
+    rig.append(0)
+    rig.append(1)
+    rules.waiting.add(rig.accumulator._queues[place(0)].batches[0])
+    (batch,) = rig.drain(cluster_of(0, 0))[0]
+    assert batch.topic_partition == place(1)
+    assert rules.drained == [batch]
+    rules.waiting.clear()
+    assert rig.drain_one(cluster_of(0, 0)).topic_partition == place(0)
+
+
+# ---- back again ------------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_waits_its_backoff_out_and_then_goes_without_lingering() -> None:
+    rig = Rig()
+    rig.append()
+    rig.clock.advance(LINGER_MS)
+    batch = rig.drain_one()
+    error = NotLeaderOrFollowerError("moved")
+    rig.accumulator.reenqueue(batch, error, rig.now_ms)
+    assert (batch.attempts, batch.last_error, batch.is_in_flight) == (1, error, False)
+    check = rig.ready(cluster_of(0))
+    assert (check.ready_nodes, check.next_check_delay_ms) == ({}, RETRY_BACKOFF_MS)
+    assert rig.drain(cluster_of(0)) == {}
+    rig.clock.advance(RETRY_BACKOFF_MS)
+    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+    assert rig.drain_one() is batch
+
+
+def test_a_retry_goes_at_once_when_the_leader_has_changed() -> None:
+    rig = Rig(batch_size=1)
+    rig.append()
+    (batches,) = rig.drain(cluster_of(0), epochs=lambda tp: 3).values()
+    rig.accumulator.reenqueue(batches[0], NotLeaderOrFollowerError(), rig.now_ms)
+    assert rig.ready(cluster_of(1), epochs=lambda tp: 3).ready_nodes == {}
+    assert set(rig.ready(cluster_of(1), epochs=lambda tp: 4).ready_nodes) == {1}
+    assert rig.drain(cluster_of(1), epochs=lambda tp: 4)[1] == batches
+
+
+def test_the_backoff_grows_with_the_attempts() -> None:
+    rig = Rig(batch_size=1)
+    rig.accumulator._retry_backoff = ExponentialBackoff(100, 2, 1_000, 0, random.Random(1))
+    rig.append()
+    pauses = []
+    for _ in range(5):
+        batch = rig.drain_one()
+        rig.accumulator.reenqueue(batch, NotLeaderOrFollowerError(), rig.now_ms)
+        pauses.append(rig.ready(cluster_of(0)).next_check_delay_ms)
+        rig.clock.advance(pauses[-1])
+    assert pauses == [100, 200, 400, 800, 1_000]
+
+
+def test_a_batch_that_comes_back_goes_before_those_never_sent() -> None:
+    rig = Rig(batch_size=1)
+    rig.append(value=b"a")
+    first = rig.drain_one()
+    rig.append(value=b"b")
+    rig.accumulator.reenqueue(first, NotLeaderOrFollowerError(), rig.now_ms)
+    rig.clock.advance(RETRY_BACKOFF_MS)
+    assert rig.drain_one() is first
+
+
+def test_parts_of_a_split_batch_stand_in_its_place_and_hold_its_memory() -> None:
+    rig = Rig(batch_size=10_000)
+    values = [b"%d" % index * 20 for index in range(6)]
+    size = record_size_upper_bound(None, values[0])
+    for value in values:
+        rig.append(size=size, value=value)
+    batch = rig.drain_one()
+    rig.append(value=b"later")
+    parts = rig.accumulator.split_and_reenqueue(batch, rig.now_ms)
+    assert len(parts) == 2
+    assert batch.result.is_done
+    assert rig.pool.available_memory == rig.pool.total_memory - 6 * size - ONE_RECORD
+    sent = []
+    for _ in range(3):
+        part = rig.drain_one()
+        sent += [record.value for record in read_records(part.sealed_bytes())]
+        part.complete(0, None)
+        rig.accumulator.deallocate(part)
+    assert sent == [*values, b"later"]
+    assert rig.pool.available_memory == rig.pool.total_memory
+    assert not rig.accumulator.has_incomplete
+
+
+# ---- expiry ----------------------------------------------------------------------------------------------------------
+
+
+def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
+    rig = Rig(batch_size=1)
+    rig.append(0)
+    in_flight = rig.drain_one()
+    rig.append(0)
+    rig.clock.advance(1)
+    rig.append(1)
+    assert rig.accumulator.next_expiry_ms() == rig.now_ms - 1 + DELIVERY_TIMEOUT_MS
+    rig.clock.advance(DELIVERY_TIMEOUT_MS - 2)
+    assert rig.accumulator.expired_batches(rig.now_ms) == []
+    rig.clock.advance(1)
+    expired = rig.accumulator.expired_batches(rig.now_ms)
+    assert expired[0] is in_flight
+    assert [batch.topic_partition for batch in expired] == [place(0), place(0)]
+    assert not any(batch.is_open for batch in expired)
+    assert rig.accumulator.has_undrained  # partition 1's
+    assert rig.drain_one(cluster_of(0, 0)).topic_partition == place(1)
+    for batch in expired:
+        batch.fail(KafkaError("late"))
+    assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
+
+
+def test_parts_of_a_split_batch_expire_when_it_would_have() -> None:
+    rig = Rig(batch_size=10_000)
+    for value in (b"a", b"b"):
+        rig.append(value=value)
+    created_ms = rig.now_ms
+    batch = rig.drain_one()
+    rig.clock.advance(500)
+    rig.append(1)
+    rig.accumulator.split_and_reenqueue(batch, rig.now_ms)
+    assert rig.accumulator.next_expiry_ms() == created_ms + DELIVERY_TIMEOUT_MS
+
+
+# ---- flush, abort, close ---------------------------------------------------------------------------------------------
+
+
+def test_a_flush_waits_for_what_was_there_and_for_the_parts_of_what_is_split() -> None:
+    rig = Rig(batch_size=10_000)
+    for value in (b"a", b"b"):
+        rig.append(0, value=value)
+    batch = rig.drain_one()
+    waited: list[ProducerBatch] = []
+
+    def wait(pending: ProducerBatch) -> bool:
+        waited.append(pending)
+        if pending is batch:
+            rig.accumulator.split_and_reenqueue(batch, rig.now_ms)
+            rig.append(1)  # after the flush began: not its concern
+        return True
+
+    rig.accumulator.begin_flush()
+    assert rig.accumulator.await_flush_completion(wait)
+    assert waited[0] is batch
+    assert set(waited[1:]) == set(batch.split_parts)
+    assert len(waited) == 3
+
+
+def test_aborting_everything_fails_what_is_queued_and_what_is_in_flight() -> None:
+    rig = Rig(batch_size=1)
+    futures = [rig.append(), rig.append()]
+    rig.drain_one()
+    rig.accumulator.abort_incomplete(KafkaError("the end"))
+    for future in futures:
+        with pytest.raises(KafkaError, match="the end"):
+            future.result(0)
+    assert rig.pool.available_memory == rig.pool.total_memory
+    assert not rig.accumulator.has_incomplete
+    assert not rig.accumulator.has_undrained
+
+
+def test_aborting_the_undrained_leaves_what_was_ever_sent() -> None:
+    rig = Rig(batch_size=1)
+    sent, retried, queued = rig.append(0), rig.append(1), rig.append(0)
+    (first, second) = rig.drain(cluster_of(0, 0))[0]
+    second.set_producer_state(7, 0, 0, False)
+    rig.accumulator.reenqueue(second, NotLeaderOrFollowerError(), rig.now_ms)
+    rig.accumulator.abort_undrained(KafkaError("rolled back"))
+    assert not sent.done()
+    assert not retried.done()
+    with pytest.raises(KafkaError, match="rolled back"):
+        queued.result(0)
+    assert first.topic_partition == place(0)
+
+
+def test_it_tells_how_much_is_queued_and_incomplete() -> None:
+    rig = Rig(batch_size=1)
+    rig.append()
+    rig.append()
+    rig.drain_one()
+    assert repr(rig.accumulator) == "RecordAccumulator(1 batches queued, 2 incomplete)"
+
+
+def test_more_than_all_memory_is_too_large() -> None:
+    rig = Rig(memory=50)
+    with pytest.raises(RecordTooLargeError):
+        rig.append()
