@@ -1,0 +1,67 @@
+"""Every Python example of the README runs as it stands, but for the broker's address and the checkpoint's folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.librdkafka import read_topic
+
+from spark_kafka_sink.local.admin import Admin
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).resolve().parents[2] / "README.md").read_text(), re.DOTALL
+)
+
+
+def run(marker: str, broker: Admin | None, folder: Path) -> dict[str, Any]:
+    """Run the one example that holds `marker`; returns its names."""
+    (example,) = [example for example in EXAMPLES if marker in example]
+    if broker is not None:
+        example = example.replace("127.0.0.1:9092", broker.bootstrap_servers)
+    names: dict[str, Any] = {}
+    exec(compile(example.replace("/tmp/", f"{folder}/"), "README.md", "exec"), names)
+    return names
+
+
+def test_the_first_sink_writes_a_batch_and_a_stream(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
+    kafka_broker.create_topic("orders", partitions=4)
+    try:
+        names = run("writeStream", kafka_broker, tmp_path)
+        query = names["query"]
+        while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
+            query.awaitTermination(1)
+        query.stop()
+        assert query.exception() is None
+        records = read_topic(kafka_broker.bootstrap_servers, "orders", 4)
+        assert len([record for record in records if record.key() is not None]) == 1000
+        assert len([record for record in records if record.key() is None]) > 0
+    finally:
+        kafka_broker.delete_topic("orders")
+
+
+def test_the_producer_alone(kafka_broker: Admin, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kafka_broker.create_topic("orders")
+    try:
+        run("with KafkaProducer", kafka_broker, tmp_path)
+        assert "offset=0" in capsys.readouterr().out
+    finally:
+        kafka_broker.delete_topic("orders")
+
+
+def test_the_embedded_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("with EmbeddedKafka", None, tmp_path)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+\n", capsys.readouterr().out)
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    source = Path(__file__).read_text()
+    markers = re.findall(r'run\("(.*?)"', source)
+    assert sorted(markers) == sorted(marker for marker in markers if sum(marker in text for text in EXAMPLES) == 1)
+    assert len(markers) == len(EXAMPLES), sys.argv
