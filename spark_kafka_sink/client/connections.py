@@ -73,13 +73,10 @@ class Connections:
         """Not connected and not backing off."""
         return self.states.can_connect(node.id_string, now_ms)
 
-    def is_any_node_connecting(self) -> bool:
-        return any(self.states.is_connecting(node.id_string) for node in self._metadata_updater.fetch_nodes())
-
     def least_loaded(self, now_ms: int) -> LeastLoadedNode:
         """The node to trouble with a request that any node can answer.
 
-        In this order: a ready node with the fewest in flight (with none: at once), a node being connected, the node
+        In this order: a ready node with the fewest in flight, a node being connected, the node
         whose last connection attempt is longest ago. The search starts anywhere, so that clients spread. Nodes
         backing off are passed over.
         """
@@ -93,10 +90,7 @@ class Connections:
             node_id = node.id_string
             is_any_ready |= self.states.is_ready(node_id, now_ms) and self._selector.is_channel_ready(node_id)
             if self.can_send_request(node_id, now_ms):
-                in_flight = self.in_flight.count(node_id)
-                if in_flight == 0:
-                    return LeastLoadedNode(node, True)
-                ready.append((in_flight, node))
+                ready.append((self.in_flight.count(node_id), node))
             elif self.states.is_preparing(node_id):
                 connecting.append(node)
             elif self.can_connect(node, now_ms):

@@ -79,16 +79,13 @@ class MetadataCache:
         """`newer` laid over this one, as a partial update asks for.
 
         Nodes, controller and cluster id are the newer ones. `retain(topic, is_internal)` says for each topic of the
-        older cache whether what was known of it stays. A topic that `newer` tells of without an id loses its id.
+        older cache whether what was known of it stays.
         """
         kept = {topic for topic in self._all_topics() if retain(topic, topic in self.internal_topics)}
         partitions = {known: metadata for known, metadata in self.partitions.items() if known.topic in kept}
         partitions.update(newer.partitions)
         topic_ids = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in kept}
-        for topic in {known.topic for known in newer.partitions}:
-            topic_ids.pop(topic, None)
-            if topic in newer.topic_ids:
-                topic_ids[topic] = newer.topic_ids[topic]
+        topic_ids.update(newer.topic_ids)
         return MetadataCache(
             cluster_id=newer.cluster_id,
             nodes=newer.nodes,

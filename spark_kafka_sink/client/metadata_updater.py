@@ -35,8 +35,6 @@ class NodeChoice(Protocol):
 
     def can_connect(self, node: Node, now_ms: int) -> bool: ...
 
-    def is_any_node_connecting(self) -> bool: ...
-
     def initiate_connect(self, node: Node, now_ms: int) -> None: ...
 
 
@@ -129,13 +127,10 @@ class DefaultMetadataUpdater:
             self._in_progress = self._metadata.new_metadata_request_and_version(now_ms)
             send(self._in_progress.request, node.id_string, now_ms)
             return self._request_timeout_ms
-        # A connection being made may soon carry the request: begin no second one meanwhile.
-        if connections.is_any_node_connecting():
-            return self._reconnect_backoff_ms
         if connections.can_connect(node, now_ms):
             connections.initiate_connect(node, now_ms)
             return self._reconnect_backoff_ms
-        return FOREVER_MS  # connected but busy: only an event from the network changes that
+        return FOREVER_MS  # being connected, or busy: an event from the network or a time-out there changes that
 
     def handle_disconnect(self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int) -> None:
         self._metadata.note_connection_failure(reason)

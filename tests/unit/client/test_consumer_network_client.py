@@ -85,6 +85,19 @@ def test_nothing_is_sent_before_a_poll_and_transmit_sends_sends_without_raising(
     assert not future.is_done()
 
 
+def test_a_request_goes_out_in_the_poll_that_makes_its_node_ready(bench: Bench) -> None:
+    bench.client.send(bench.rig.node(0), ASK)
+    while not bench.rig.states.is_ready("0", bench.rig.now_ms):
+        assert not bench.rig.client.has_in_flight_requests("0") or bench.rig.states.is_preparing("0")
+        bench.client.poll(bench.timer(1_000))
+    assert bench.rig.client.in_flight_request_count("0") == 1
+
+
+def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
+    bench.finish(bench.client.send(bench.rig.node(0), ASK))
+    assert bench.client._unsent._queues == {}
+
+
 # ---- how a request can fail ----------------------------------------------------------------------------------------
 
 
@@ -204,6 +217,24 @@ def test_with_something_in_flight_a_poll_waits_longer_but_not_beyond_its_maximum
     bench.client.poll(bench.timer(60_000))
     assert waited(bench, 60_000, future) == MAX_POLL_MS
     assert waited(bench, 30) == 30
+
+
+def test_a_poll_that_waits_is_woken_by_whatever_another_thread_queues(bench: Bench) -> None:
+    bench.rig.network.hanging.add(0)
+    node = bench.rig.node(0)
+    bench.client.send(node, ASK)
+    assert waited(bench, 50) == 0
+    assert waited(bench, 50) == 50
+    bench.client.disconnect_async(node)
+    assert waited(bench, 50) == 0
+
+
+def test_a_fired_future_wakes_the_poll_of_whoever_waits_for_it(bench: Bench) -> None:
+    bench.rig.connect(0)
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert waited(bench, 50) == 0
+    assert waited(bench, 50) == 50
 
 
 def test_a_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:

@@ -184,10 +184,12 @@ def test_a_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
 
 
 def test_an_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
-    for _ in range(6):
-        update(metadata, response(topic("t", partition())))
+    update(metadata, response(topic("t", partition())))
     now_ms = 1_000 + EXPIRE_MS
-    metadata.failed_update(now_ms)
+    for _ in range(6):
+        update(metadata, response(topic("t", partition())), now_ms - 1, is_partial=True)
+    metadata.request_update(reset_equivalent_backoff=False)
+    assert metadata.time_to_next_update(now_ms - 1) >= 800
     assert metadata.time_to_next_update(now_ms) <= 120
 
 

@@ -371,6 +371,13 @@ def test_the_next_address_is_tried_when_one_fails() -> None:
     rig.await_metadata()
 
 
+def test_a_disconnect_of_a_node_that_was_forgotten_is_passed_over(rig: ClientRig) -> None:
+    rig.client.close_connection("0")
+    rig.selector._lost["0"] = ChannelState(ChannelKind.READY, DisconnectError("late news"))
+    assert rig.poll() == []
+    assert not rig.client.connection_failed(rig.node(0))
+
+
 def test_disconnect_gives_requests_back_with_the_next_poll_and_doubts_no_metadata(rig: ClientRig) -> None:
     request = rig.send(0, ASK)
     rig.client.disconnect("0")
