@@ -298,6 +298,9 @@ def run(settings: Settings, stop: StopWish) -> None:
     session = open_session(settings)
     stop.listen()  # again: the session has a handler of its own for Ctrl-C
     try:
+        if stop.is_there:
+            print("Stopped before the query was started", flush=True)
+            return
         table = ProgressTable()
         query = start(as_records(read_source(session, settings), settings), sink, settings)
         follow(query, table, stop, settings.grace_s)

@@ -1,0 +1,172 @@
+"""The job as people run it: a process of its own, by python and by spark-submit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.read_topic import read_topic
+from spark_kafka_sink.local import Admin
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = ROOT / "jobs" / "stream_to_kafka.py"
+SESSION = ["--spark", "master=local[2]", "--spark", "ui.enabled=false", "--spark", "sql.shuffle.partitions=2"]
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the job with these arguments; kills what is still there when the test is over."""
+    running: list[subprocess.Popen[str]] = []
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def start(*arguments: str, by: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
+        job = subprocess.Popen(
+            [*by, str(JOB), *SESSION, "--checkpoint", str(tmp_path / "checkpoint"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PATH": path},
+        )
+        running.append(job)
+        return job
+
+    yield start
+    for job in running:
+        if job.poll() is None:
+            job.kill()
+        job.communicate()
+
+
+def orders(folder: Path, files: int = 4, rows: int = 500) -> Path:
+    """CSV files of orders, numbered through; Spark reads them in the order of their times."""
+    folder.mkdir()
+    for file in range(files):
+        lines = [f"{n},customer-{n % 37},{n / 100}\n" for n in range(file * rows, (file + 1) * rows)]
+        path = folder / f"{file:02}.csv"
+        path.write_text("".join(lines))
+        os.utime(path, (1_700_000_000 + file,) * 2)
+    return folder
+
+
+def flags(kafka: Admin, topic: str, source: Path) -> list[str]:
+    return [
+        *("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic),
+        *("--source", "csv", "--schema", "number INT, customer STRING, amount DOUBLE", "--path", str(source)),
+        *("--key", "customer", "--value", "CAST(number AS STRING)"),
+    ]
+
+
+def test_files_are_streamed_in_batches_that_are_reported(
+    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
+) -> None:
+    source = orders(tmp_path / "in")
+    job = start_job(
+        *flags(kafka_broker, topic, source),
+        *("--headers", "array(named_struct('key', 'amount', 'value', encode(CAST(amount AS STRING), 'utf-8')))"),
+        *("--interface", "foreach", "--source-option", "maxFilesPerTrigger=2"),
+    )
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    lines = out.splitlines()
+    assert re.fullmatch(r" +batch +rows +seconds +records/s", lines[1])
+    assert [re.split(r" +", line.strip())[:2] for line in lines[2:4]] == [["0", "1,000"], ["1", "1,000"]]
+    assert len({len(line) for line in lines[1:4]}) == 1
+    assert lines[4].startswith("2,000 rows in 2 batches, ")
+
+    got = read_topic(kafka_broker.bootstrap_servers, topic).to_pylist()
+    assert sorted(int(row["value"]) for row in got) == list(range(2_000))
+    row = next(row for row in got if row["value"] == b"150")
+    assert (row["key"], row["headers"]) == (b"customer-2", [{"key": "amount", "value": b"1.5"}])
+
+
+def test_spark_submit_runs_the_job_as_it_is_and_order_by_keeps_the_order_of_each_key(
+    kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
+) -> None:
+    topic = new_topic(partitions=3)
+    source = orders(tmp_path / "in")
+    settings = tmp_path / "job.properties"
+    settings.write_text("interface = foreachPartition\norder.by = number\nkafka.compression.type = zstd\n")
+    job = start_job(
+        *(
+            "--properties",
+            str(settings),
+            *flags(kafka_broker, topic, source),
+            "--source-option",
+            "maxFilesPerTrigger=3",
+        ),
+        by=("spark-submit", "--master", "local[2]"),
+    )
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    assert "2,000 rows in 2 batches" in out
+    numbers: dict[bytes, list[int]] = {}
+    for row in read_topic(kafka_broker.bootstrap_servers, topic).to_pylist():
+        numbers.setdefault(row["key"], []).append(int(row["value"]))
+    assert numbers == {b"customer-%d" % k: list(range(k, 2_000, 37)) for k in range(37)}
+
+
+def test_sigterm_stops_the_job_after_the_batch_and_the_next_start_goes_on(
+    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
+) -> None:
+    arguments = [
+        *("--bootstrap-servers", kafka_broker.bootstrap_servers, "--topic", topic),
+        *("--source", "rate", "--source-option", "rowsPerSecond=200", "--value", "CAST(value AS STRING)"),
+        *("--trigger", "500 milliseconds"),
+    ]
+
+    def run_until_batches(count: int) -> str:
+        job = start_job(*arguments)
+        assert job.stdout is not None
+        lines = [job.stdout.readline() for _ in range(2 + count)]
+        job.send_signal(signal.SIGTERM)
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+        assert "Traceback" not in err
+        return "".join(lines) + out
+
+    first = run_until_batches(2)
+    assert "Stopping once the batch under way is done" in first
+    run_until_batches(1)
+    values = [int(value) for value in read_topic(kafka_broker.bootstrap_servers, topic)["value"].to_pylist()]
+    assert set(values) == set(range(max(values) + 1)), "no row is lost between the two runs"
+
+
+def test_a_signal_before_the_query_runs_is_heeded_too(
+    kafka_broker: Admin, topic: str, start_job: Callable[..., subprocess.Popen[str]]
+) -> None:
+    job = start_job(
+        *("--bootstrap-servers", kafka_broker.bootstrap_servers, "--topic", topic, "--source", "rate"),
+        *("--trigger", "500 milliseconds"),
+    )
+    assert job.stdout is not None
+    job.stdout.readline()
+    job.send_signal(signal.SIGTERM)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert out == "Stopped before the query was started\n"
+
+
+def test_a_failure_ends_the_job_with_one_paragraph_that_names_the_cause(
+    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
+) -> None:
+    source = orders(tmp_path / "in", files=1)
+    job = start_job(
+        *(*flags(kafka_broker, topic, source), "--interface", "foreachPartition"),
+        *("--value", "if(number = 77, repeat('x', 2000000), 'ok')"),
+    )
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 1
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("stream_to_kafka: RecordTooLargeError: ")
+    assert topic in last
+    assert "raise max.request.size" in last
+    assert "\tat org.apache" not in out + err
+    assert "Traceback" not in out + err
