@@ -408,7 +408,7 @@ def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: Cli
     rig.cluster.on(METADATA, faults.close_before())
     rig.clock.advance(200)
     rig.metadata.request_update()
-    rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
+    assert rig.poll_until(lambda: rig.client.connection_failed(rig.node(0))) == []
     assert rig.metadata.time_to_next_update(rig.now_ms) > 0
     rig.await_metadata()
 

@@ -331,3 +331,35 @@ def test_an_error_of_the_whole_answer_is_waited_out() -> None:
     bench.append(0, "a")
     bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": (), "error_code": 6}))
     assert bench.read() == {0: ["a"]}
+
+
+def test_partitions_that_were_not_asked_for_are_passed_over() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+
+    def add(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        other = {"topic": "t", "partitions": [each | {"partition_index": 9} for each in topic["partitions"]]}
+        return values | {"responses": [other, topic, topic, topic | {"topic": "x"}]}
+
+    bench.rig.cluster.on(FETCH, faults.change(add))
+    assert bench.read() == {0: ["a"]}
+
+
+def test_a_node_is_asked_again_only_when_it_has_answered() -> None:
+    bench = Bench(max_partition_bytes=1)
+    bench.rig.cluster.add_partitions("t", 1)
+    for index in range(4):
+        bench.append(1, f"b{index}")
+    bench.append(0, "a")
+
+    def refuse_first(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        first, second = topic["partitions"]
+        return values | {"responses": [topic | {"partitions": [first | {"error_code": 5, "records": b""}, second]}]}
+
+    bench.rig.cluster.on(FETCH, faults.change(refuse_first))
+    bench.rig.cluster.on(FETCH, faults.delay(300), times=None)
+    assert bench.read() == {0: ["a"], 1: ["b0", "b1", "b2", "b3"]}
+    asked = [each.partition for fetch in bench.fetches() for each in fetch.request.topics[0].partitions]
+    assert asked.count(1) == 4
