@@ -359,7 +359,7 @@ def test_a_node_is_asked_again_only_when_it_has_answered() -> None:
         return values | {"responses": [topic | {"partitions": [first | {"error_code": 5, "records": b""}, second]}]}
 
     bench.rig.cluster.on(FETCH, faults.change(refuse_first))
-    bench.rig.cluster.on(FETCH, faults.delay(300), times=None)
+    bench.rig.cluster.on(FETCH, faults.delay(6_000), times=None)
     assert bench.read() == {0: ["a"], 1: ["b0", "b1", "b2", "b3"]}
     asked = [each.partition for fetch in bench.fetches() for each in fetch.request.topics[0].partitions]
     assert asked.count(1) == 4
