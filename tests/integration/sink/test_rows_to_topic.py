@@ -127,6 +127,15 @@ def test_rows_of_one_key_stay_in_order_on_one_partition(
     assert len(seen) == 97
 
 
+@pytest.mark.parametrize("acks", ["0", "1"])
+def test_fewer_acknowledgements_may_be_asked_for(
+    spark: SparkSession, kafka_broker: Admin, topic: str, acks: str
+) -> None:
+    sink = sink_of(kafka_broker, topic=topic, **{"kafka.acks": acks})
+    spark.range(1_000).selectExpr("CAST(id AS STRING) AS value").foreachPartition(sink.write_partition)
+    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value").distinct().count() == 1_000
+
+
 def test_values_close_to_the_limit_pass_in_any_mixture(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
     frame = spark.range(60).selectExpr(
         "CAST(id AS STRING) AS key", "encode(repeat('x', if(id % 2 = 0, 900000, 10)), 'utf-8') AS value"

@@ -89,8 +89,15 @@ def test_a_topic_of_a_wrong_type_is_refused() -> None:
 
 
 def test_the_topic_option_wins_over_the_column() -> None:
-    ((topic, columns),) = block_of(Row(value="v", topic=None), Row(value="w", topic="other")).by_topic()
-    assert (topic, columns.num_rows) == ("orders", 2)
+    rows = [Row(value="v", topic=None), Row(value="w", topic="other"), Row(value="x", topic=7)]
+    ((topic, columns),) = block_of(*rows).by_topic()
+    assert (topic, columns.num_rows) == ("orders", 3)
+
+
+def test_of_two_columns_with_one_name_the_first_counts_as_in_spark() -> None:
+    row = Row("first", "k", "second")
+    row.__fields__ = ["value", "key", "value"]
+    assert columns_of(row).value.to_pylist() == [b"first"]
 
 
 def test_rows_are_grouped_by_topic_and_keep_their_order() -> None:
@@ -178,8 +185,13 @@ def test_a_timestamp_as_pyspark_makes_it_is_written_to_the_millisecond(ms: int) 
 
 @pytest.mark.usefixtures("berlin")
 def test_both_passes_of_the_hour_that_summer_time_repeats_are_told_apart() -> None:
-    first, second = 1_382_834_400_000, 1_382_838_000_000  # 2013-10-27 02:40 twice
-    assert [written_ms(TimestampType().fromInternal(ms * 1000)) for ms in (first, second)] == [first, second]
+    for day in (
+        datetime.datetime(2013, 10, 27, tzinfo=datetime.UTC),
+        datetime.datetime(9999, 10, 31, tzinfo=datetime.UTC),
+    ):
+        midnight = (day - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(milliseconds=1)
+        passes = [midnight + 2_400_000, midnight + 6_000_000]  # 02:40 in Berlin, twice
+        assert [written_ms(TimestampType().fromInternal(ms * 1000)) for ms in passes] == passes
 
 
 def test_an_aware_datetime_keeps_its_zone() -> None:

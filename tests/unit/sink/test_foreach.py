@@ -7,11 +7,36 @@ from collections.abc import Iterator
 import pytest
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
 from pyspark.sql import Row
+from support.scripted_producer import ScriptedProducer, Sent
 
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, SchemaError
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
 from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.partition_writer import BLOCK_ROWS, PartitionWriter
+from spark_kafka_sink.sink.producer_pool import ProducerPool
 
+ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
 OPTIONS = {"kafka.bootstrap.servers": "h1:9092", "topic": "orders"}
+
+
+class BenchSink(KafkaSink):
+    """A sink on a pool of one scripted producer."""
+
+    def __init__(self, producer: ScriptedProducer | None = None) -> None:
+        super().__init__(OPTIONS)
+        self.producer = producer or ScriptedProducer()
+        self.pool = ProducerPool(lambda config: self.producer, SystemClock())
+
+    def _new_writer(self) -> PartitionWriter:
+        return PartitionWriter(self._config, self.pool)
+
+    def process_all(self) -> None:
+        for row in ROWS:
+            self.process(row)
+
+    @property
+    def lent(self) -> int:
+        return len(self.pool._lent)
 
 
 def test_options_come_as_a_mapping_by_keyword_or_both() -> None:
@@ -66,22 +91,59 @@ def test_an_empty_partition_opens_and_closes_without_a_broker() -> None:
     sink.write_partition(iter([]))
 
 
-def test_close_after_an_error_adds_none_of_its_own() -> None:
-    sink = KafkaSink(OPTIONS)
+def test_rows_are_acknowledged_before_close_returns() -> None:
+    sink = BenchSink()
     sink.open(0, 7)
-    with pytest.raises(SchemaError):
-        sink.process(Row(key="k"))
-    sink.close(SchemaError("the one of process"))
+    sink.process_all()
+    sink.close(None)
+    assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
+    assert sink.producer.flushes == 1
+    assert sink.lent == 0
+
+
+def test_close_after_an_error_waits_for_nothing_and_adds_no_error_of_its_own() -> None:
+    def refuse(sent: Sent) -> None:
+        sent.report(RecordTooLargeError("too large"))
+
+    sink = BenchSink(ScriptedProducer(on_send=refuse))
+    sink.open(0, 7)
+    with pytest.raises(RecordTooLargeError) as caught:
+        sink.process_all()
+    sink.close(caught.value)
+    assert sink.producer.flushes == 0
+    assert sink.lent == 0
+
+
+def test_close_without_an_error_raises_the_deliverys() -> None:
+    sink = BenchSink(ScriptedProducer(on_flush=lambda sent: sent[0].report(RecordTooLargeError("too large"))))
+    sink.open(0, 7)
+    sink.process(ROWS[0])
+    with pytest.raises(RecordTooLargeError):
+        sink.close(None)
+    assert sink.lent == 0
+
+
+def test_an_open_without_a_close_before_gives_the_old_producer_back() -> None:
+    sink = BenchSink()
+    sink.open(0, 7)
+    sink.process_all()
+    assert sink.lent == 1
+    sink.open(0, 7)
+    assert sink.lent == 0
 
 
 def test_close_without_open_does_nothing() -> None:
     KafkaSink(OPTIONS).close(None)
 
 
-def test_an_error_of_the_rows_themselves_passes_through() -> None:
+def test_an_error_of_the_rows_themselves_passes_through_without_waiting() -> None:
     def rows() -> Iterator[Row]:
-        yield Row(value="v")
+        yield from ROWS
         raise ZeroDivisionError("upstream")
 
+    sink = BenchSink()
     with pytest.raises(ZeroDivisionError, match="upstream"):
-        KafkaSink(OPTIONS).write_partition(rows())
+        sink.write_partition(rows())
+    assert sink.producer.sent
+    assert sink.producer.flushes == 0
+    assert sink.lent == 0
