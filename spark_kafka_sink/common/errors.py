@@ -311,6 +311,11 @@ class UnknownProducerIdError(OutOfOrderSequenceError):
     sentence = "The server has no state for this producer id."
 
 
+class ListenerNotFoundError(InvalidMetadataError):
+    error_code = 72
+    sentence = "The leader has no listener like the one that the request came by."
+
+
 class FencedLeaderEpochError(InvalidMetadataError):
     error_code = 74
     sentence = "The leader epoch in the request is older than the server's."
@@ -324,6 +329,11 @@ class UnknownLeaderEpochError(RetriableError):
 class UnsupportedCompressionTypeError(KafkaError):
     error_code = 76
     sentence = "The server does not take this compression.type."
+
+
+class OffsetNotAvailableError(RetriableError):
+    error_code = 78
+    sentence = "The leader's high watermark has not caught up with its election."
 
 
 class InvalidRecordError(KafkaError):
