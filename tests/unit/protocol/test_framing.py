@@ -106,6 +106,12 @@ def test_a_response_with_a_byte_too_many_is_a_protocol_error(api_key: int, versi
         parse_response(request_type(api_key, version), payload + b"\0")
 
 
+def test_a_length_beyond_the_end_is_an_early_end() -> None:
+    payload = struct.pack(">ihhi", 1, 0, -1, 5) + b"four"
+    with pytest.raises(ProtocolError, match="ends too early"):
+        parse_response(request_type(ApiKey.SASL_AUTHENTICATE, 0), payload)
+
+
 @pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
 def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_key: int, version: int) -> None:
     random = Random(int(api_key) * 100 + version)
