@@ -10,12 +10,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthorizationError,
+    BrokerError,
     DisconnectError,
     DuplicateSequenceError,
     InvalidRecordError,
@@ -23,6 +25,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     RecordTooLargeError,
     RequestTimedOutError,
+    UnknownServerError,
     error_for_code,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -32,6 +35,10 @@ from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.protocol.messages import Message
 
 log = logging.getLogger(__name__)
+
+
+_UNSPECIFIC_ERRORS: Final = (UnknownServerError, BrokerError)
+"""Errors that leave it open whether the records were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,8 @@ class BatchOutcomes:
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
                 f" {error}"
             )
-        self._fail(batch, told, own, may_be_in_log=batch.attempts >= self._retries or timed_out)
+        may_be_in_log = timed_out or batch.attempts >= self._retries or isinstance(error, _UNSPECIFIC_ERRORS)
+        self._fail(batch, told, own, may_be_in_log=may_be_in_log)
         self._accumulator.deallocate(batch)
 
     def _fail(
@@ -175,8 +183,6 @@ class BatchOutcomes:
     def expire(self, batch: ProducerBatch) -> None:
         """delivery.timeout.ms is over. One that is in flight keeps its memory until its request has ended."""
         error = self.expiry_error(batch)
-        if self._transaction_manager is not None and batch.has_sequence:
-            self._transaction_manager.mark_sequence_unresolved(batch.topic_partition)
         self._fail(batch, error, {}, may_be_in_log=True)
         if not batch.is_in_flight:
             self._accumulator.deallocate(batch)

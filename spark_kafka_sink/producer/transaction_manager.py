@@ -119,15 +119,21 @@ class TransactionManager:
     def handle_completed_batch(self, batch: ProducerBatch, base_offset: int) -> None:
         entry = self.sequences.entry(batch.topic_partition)
         entry.remove(batch)
-        entry.acknowledge(batch.last_sequence, base_offset + batch.record_count - 1 if base_offset >= 0 else -1)
+        sent_by = ProducerIdAndEpoch(batch.producer_id, batch.producer_epoch)
+        if sent_by == entry.producer:  # else it was given up, and the partition has begun a new epoch since
+            entry.acknowledge(batch.last_sequence, base_offset + batch.record_count - 1 if base_offset >= 0 else -1)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """Its parts take its place among those in flight."""
         self.sequences.entry(batch.topic_partition).remove(batch)
 
     def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError, *, may_be_in_log: bool) -> None:
-        """The records are given up. `may_be_in_log`: the broker may have them all the same, so that their numbers
-        count as used.
+        """The records are given up. `may_be_in_log`: the broker may have them all the same, so that nothing new goes to
+        the partition until it is known which.
+
+        Batches that were sent after this one may be in the log with their answers lost; under new numbers they would be
+        doubled. So they end under their old ones first: a leader that has them says so, and one that refuses them for
+        the gap proves that it has none.
         """
         entry = self.sequences.entry(batch.topic_partition)
         entry.remove(batch)
@@ -136,7 +142,9 @@ class TransactionManager:
             return
         if not batch.has_sequence:
             return
-        if may_be_in_log and not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
+        is_gap = isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError))
+        if not is_gap and (may_be_in_log or entry.in_flight):
+            self._unresolved.add(batch.topic_partition)
             return
         log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
         self._to_restart.add(batch.topic_partition)
@@ -144,24 +152,20 @@ class TransactionManager:
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
         """Whether to send `batch` again after `error` from its leader, whose log begins at `log_start_offset` (-1:
         not told).
-        """
-        entry = self.sequences.entry(batch.topic_partition)
-        if isinstance(error, UnknownProducerIdError):
-            if log_start_offset != -1 and not batch.sequence_has_been_reset:
-                self._to_restart.add(batch.topic_partition)
-            return True
-        if isinstance(error, OutOfOrderSequenceError):
-            is_head = entry.is_next(batch.base_sequence) and not batch.sequence_has_been_reset
-            if is_head or batch.topic_partition in self._unresolved:
-                self._to_restart.add(batch.topic_partition)
-            return True
-        return error.retriable
 
-    def mark_sequence_unresolved(self, topic_partition: TopicPartition) -> None:
-        """A batch was given up that the broker may or may not have: nothing new goes to the partition until it is
-        known which.
+        A gap before the oldest batch in flight takes a new epoch: the leader has neither that batch nor any after it.
+        Before a later batch it says nothing of the older ones, which may be in the log with their answers lost; the
+        batch waits until it is the oldest.
         """
-        self._unresolved.add(topic_partition)
+        if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
+            return error.retriable
+        in_flight = self.sequences.entry(batch.topic_partition).in_flight
+        is_oldest = bool(in_flight) and in_flight[0] is batch
+        is_told = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
+        is_new_gap = is_told and not batch.sequence_has_been_reset
+        if is_oldest and (is_new_gap or batch.topic_partition in self._unresolved):
+            self._to_restart.add(batch.topic_partition)
+        return True
 
     def maybe_resolve_sequences(self) -> None:
         """Where everything in flight has ended, either all numbers were acknowledged after all, or it takes a new

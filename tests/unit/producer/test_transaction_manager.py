@@ -1,0 +1,615 @@
+"""Idempotence: producer id, sequences, five in flight, and what each error does to them. Whole producers against a
+broker that checks sequences as a real one does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.producer_harness import TOPIC, Delivery, ProducerHarness
+from support.scripted_broker import faults
+from support.scripted_broker.batches import check_batch
+from support.scripted_broker.exchange import Answer, Exchange
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    OutOfOrderSequenceError,
+    SaslAuthenticationError,
+    UnknownServerError,
+)
+from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
+
+PRODUCE, INIT_PRODUCER_ID = 0, 22
+PLACE = TopicPartition(TOPIC, 0)
+ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
+SHORT = {**ONE_EACH, "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
+
+
+def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarness:
+    harness = ProducerHarness(ONE_EACH if settings is None else settings, **more)
+    harness.warm_up(*harness.cluster.topics)
+    harness.cluster.requests.clear()
+    return harness
+
+
+def manager_of(harness: ProducerHarness) -> TransactionManager:
+    manager = harness.producer._transaction_manager
+    assert manager is not None
+    return manager
+
+
+def send_all(harness: ProducerHarness, count: int, start: int = 0) -> list[Delivery]:
+    return [harness.send(b"%d" % index) for index in range(start, start + count)]
+
+
+def stored(harness: ProducerHarness, partition: int = 0) -> list[tuple[int, int]]:
+    """(epoch, base sequence) of every batch in the log."""
+    log = harness.cluster.log(TOPIC, partition)
+    return [(batch.header.producer_epoch, batch.header.base_sequence) for batch in log.batches]
+
+
+def attempts(harness: ProducerHarness) -> list[tuple[int, int]]:
+    """(epoch, base sequence) of every batch that the broker was sent."""
+    headers = [
+        check_batch(bytes(data.records))
+        for exchange in harness.cluster.requests_of(PRODUCE)
+        for topic in exchange.request.topic_data
+        for data in topic.partition_data
+    ]
+    return [(header.producer_epoch, header.base_sequence) for header in headers]
+
+
+def values(count: int) -> list[bytes]:
+    return [b"%d" % index for index in range(count)]
+
+
+def errors(deliveries: list[Delivery]) -> list[KafkaError | None]:
+    return [delivery.error for delivery in deliveries]
+
+
+# ---- the producer id -------------------------------------------------------------------------------------------------
+
+
+def test_one_producer_id_is_asked_for_and_every_batch_carries_it() -> None:
+    harness = ProducerHarness(ONE_EACH, topics={TOPIC: 2}, node_count=2)
+    for index in range(6):
+        harness.send(b"v", partition=index % 2)
+    harness.settle()
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    assert stored(harness, 0) == stored(harness, 1) == [(0, 0), (0, 1), (0, 2)]
+    ids = {batch.header.producer_id for index in (0, 1) for batch in harness.cluster.log(TOPIC, index).batches}
+    assert ids == {1000}
+    assert "producer id 1000, epoch 0" in repr(manager_of(harness))
+
+
+def test_without_idempotence_no_id_is_asked_for_and_no_sequence_given() -> None:
+    harness = ProducerHarness({**ONE_EACH, "enable.idempotence": "false"})
+    send_all(harness, 2)
+    harness.settle()
+    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert stored(harness) == [(-1, -1), (-1, -1)]
+
+
+@pytest.mark.parametrize("fault", [faults.fail_with(14), faults.fail_with(51), faults.close_before()])
+def test_a_producer_id_is_asked_for_until_it_comes(fault: faults.Hook) -> None:
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, fault, times=3)
+    delivery = harness.send(b"v")
+    start_ms = harness.now_ms
+    harness.settle()
+    assert delivery.error is None
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 4
+    assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
+
+
+def test_a_refused_producer_id_is_fatal() -> None:
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert isinstance(delivery.error, ClusterAuthorizationError)
+    assert harness.producer.has_failed
+
+
+def test_a_node_that_refuses_us_is_fatal_while_there_is_no_producer_id() -> None:
+    harness = ProducerHarness(ONE_EACH)
+    refusal = SaslAuthenticationError("wrong password")
+    harness.client.authentication_error = lambda node: refusal
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert delivery.error is refusal
+
+
+def test_without_any_node_a_turn_asks_for_no_producer_id() -> None:
+    harness = ProducerHarness(ONE_EACH)
+    harness.client.least_loaded_node = lambda now_ms: None
+    harness.turn(5)
+    assert manager_of(harness).state is State.INITIALIZING
+    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+
+
+def test_expiry_goes_on_while_no_producer_id_is_to_be_had() -> None:
+    harness = ProducerHarness(SHORT)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert delivery.settled_ms - delivery.sent_ms <= 10_100
+
+
+# ---- five in flight, in order ----------------------------------------------------------------------------------------
+
+
+def test_five_requests_are_in_flight_and_arrive_in_order() -> None:
+    harness = warm()
+    harness.network.held.add(0)
+    deliveries = send_all(harness, 8)
+    harness.run_for(300)
+    assert len(attempts(harness)) == 5
+    harness.network.held.clear()
+    harness.settle()
+    assert harness.values() == values(8)
+    assert errors(deliveries) == [None] * 8
+
+
+def test_nothing_follows_a_partitions_first_batch_until_it_is_acknowledged() -> None:
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(PRODUCE, faults.delay(500))
+    deliveries = send_all(harness, 4)
+    harness.run_for(300)
+    assert attempts(harness) == [(0, 0)]
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert stored(harness) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("error_code", [2, 6, 7, 19, 20])
+def test_whichever_of_five_fails_all_arrive_once_in_order(which: int, error_code: int) -> None:
+    """Rows 16, 23, 26 with five in flight: what followed the failed one meets OUT_OF_ORDER_SEQUENCE and waits its
+    turn; nobody begins a new epoch for it (row 27).
+    """
+    harness = warm()
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code), skip=which)
+    deliveries = send_all(harness, 7)
+    harness.settle()
+    assert errors(deliveries) == [None] * 7
+    assert harness.values() == values(7)
+    assert stored(harness) == [(0, index) for index in range(8)]
+    assert harness.memory_in_use == 0
+
+
+@pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before(), faults.lose_response()])
+def test_after_a_lost_connection_the_broker_tells_doubles_from_new(fault: faults.Hook) -> None:
+    harness = warm(SHORT)
+    harness.cluster.on(PRODUCE, fault, skip=2)
+    deliveries = send_all(harness, 8)
+    harness.settle()
+    assert errors(deliveries) == [None] * 8
+    assert harness.values() == values(8)
+    assert {epoch for epoch, _ in stored(harness)} == {0}
+
+
+def test_retries_go_one_by_one() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, faults.fail_with(7), times=5)
+    send_all(harness, 5)
+    harness.run_for(5)
+    assert len(attempts(harness)) == 5
+    harness.network.held.add(0)
+    harness.run_for(1_000)
+    assert attempts(harness)[5:] == [(0, 1)]
+    harness.network.held.clear()
+    harness.settle()
+    assert harness.values() == values(5)
+
+
+def test_leaders_that_move_under_load_lose_nothing() -> None:
+    harness = warm(node_count=3)
+    rng = random.Random(7)
+    deliveries = []
+    for index in range(60):
+        deliveries.append(harness.send(b"%d" % index))
+        if index % 10 == 5:
+            harness.cluster.move_leader(TOPIC, 0, rng.randrange(3))
+        harness.turn(1)
+    harness.settle()
+    assert errors(deliveries) == [None] * 60
+    assert harness.values() == values(60)
+
+
+# ---- row 27: OUT_OF_ORDER_SEQUENCE -----------------------------------------------------------------------------------
+
+
+def test_out_of_order_at_the_head_begins_a_new_epoch_and_everything_arrives() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    deliveries = send_all(harness, 3)
+    harness.settle()
+    assert errors(deliveries) == [None] * 3
+    assert harness.values() == values(3)
+    assert [epoch for epoch, _ in stored(harness)] == [0, 1, 1, 1]
+    assert stored(harness)[1:] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
+    harness = warm(SHORT)
+    harness.cluster.on(PRODUCE, faults.fail_with(45), times=None)
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert isinstance(delivery.error, (KafkaTimeoutError, OutOfOrderSequenceError))
+    assert delivery.settled_ms - delivery.sent_ms <= 11_000
+    harness.cluster.scripts.clear()
+    later = harness.send(b"later")
+    harness.settle()
+    assert later.error is None
+    assert harness.values() == [b"later"]
+
+
+def test_other_partitions_go_on_in_the_new_epoch_when_theirs_has_drained() -> None:
+    harness = warm(topics={TOPIC: 2})
+    first = harness.send(b"a", partition=1)
+    harness.settle()
+    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    harness.send(b"b", partition=0)
+    harness.settle()
+    later = [harness.send(b"%d" % index, partition=1) for index in range(3)]
+    harness.settle()
+    assert first.error is None
+    assert errors(later) == [None] * 3
+    assert stored(harness, 1) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+
+
+def test_batches_of_an_older_epoch_are_finished_under_it_before_new_ones_go() -> None:
+    harness = warm(topics={TOPIC: 2}, node_count=2)
+    slow = faults.delay(1_000)
+
+    def by_partition(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        indexes = [data.index for topic in exchange.request.topic_data for data in topic.partition_data]
+        return (slow if indexes == [1] else faults.fail_with(45))(cluster, exchange, proceed)
+
+    harness.cluster.on(PRODUCE, by_partition, times=2)
+    old = harness.send(b"old", partition=1)
+    harness.run_for(5)
+    harness.send(b"x", partition=0)
+    harness.run_for(5)
+    new = harness.send(b"new", partition=1)
+    harness.settle()
+    assert errors([old, new]) == [None, None]
+    assert stored(harness, 1) == [(0, 0), (0, 1), (1, 0)]
+
+
+# ---- row 28 ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_duplicate_is_success_without_an_offset() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, faults.fail_with(46))
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert delivery.error is None
+    assert delivery.metadata is not None
+    assert delivery.metadata.offset == -1
+
+
+# ---- row 29: the broker lost its producer state ----------------------------------------------------------------------
+
+
+def unknown_producer(log_start_offset: int) -> faults.Hook:
+    def hook(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        answer = dict(faults.fail_with(59)(cluster, exchange, proceed).values or {})
+        for topic in answer["responses"]:
+            for each in topic["partition_responses"]:
+                each["log_start_offset"] = log_start_offset
+        return Answer(answer)
+
+    return hook
+
+
+def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, unknown_producer(5))
+    deliveries = send_all(harness, 3)
+    harness.settle()
+    assert errors(deliveries) == [None] * 3
+    assert harness.values() == values(3)
+    assert stored(harness)[1:] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, unknown_producer(-1))
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert delivery.error is None
+    assert stored(harness) == [(0, 0), (0, 1)]
+
+
+def test_several_in_flight_meet_an_unknown_producer_id_and_one_new_epoch_does() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, unknown_producer(5), times=5)
+    deliveries = send_all(harness, 5)
+    harness.settle()
+    assert errors(deliveries) == [None] * 5
+    assert harness.values() == values(5)
+    assert manager_of(harness).producer.epoch == 1
+
+
+def test_an_expired_producer_id_is_not_noticed() -> None:
+    """The broker forgets the producer between two batches and takes any sequence from it."""
+    harness = warm()
+    harness.cluster.log(TOPIC, 0).forget_producers()
+    deliveries = send_all(harness, 4)
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert harness.values() == values(4)
+
+
+# ---- row 30: expiry in flight, wrap ----------------------------------------------------------------------------------
+
+
+def test_when_a_batch_in_flight_expires_nothing_new_goes_until_its_fate_is_known() -> None:
+    """The request never arrived: the numbers are a gap, and a new epoch begins."""
+    harness = warm({**SHORT, "request.timeout.ms": "9000"})
+    harness.cluster.on(PRODUCE, faults.lose_request(), times=2)
+    first = harness.send(b"lost")
+    harness.settle()
+    assert isinstance(first.error, KafkaTimeoutError)
+    deliveries = send_all(harness, 3)
+    harness.settle()
+    assert errors(deliveries) == [None] * 3
+    assert harness.values() == values(3)
+    assert stored(harness)[1:] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_an_expired_batch_that_was_written_all_the_same_needs_no_new_epoch() -> None:
+    harness = warm({**SHORT, "request.timeout.ms": "9000"})
+    harness.network.held.add(0)
+    first = harness.send(b"written")
+    harness.clock.advance(1_500)
+    harness.turn(1)
+    harness.turn(1)
+    second = harness.send(b"second")
+    third_sent: list[Delivery] = []
+    harness.selector.at(first.sent_ms + 10_200, lambda: third_sent.append(harness.send(b"third")))
+    harness.selector.at(first.sent_ms + 10_400, harness.network.held.clear)
+    harness.settle()
+    harness.settle()
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert errors([second, *third_sent]) == [None, None]
+    assert harness.values() == [b"written", b"second", b"third"]
+    assert {epoch for epoch, _ in stored(harness)} == {0}
+
+
+def test_what_was_in_flight_behind_an_expired_batch_arrives_once_in_order() -> None:
+    """The first was refused again and again; the second meets the gap."""
+    harness = warm(SHORT)
+    rejected = {b"0"}
+
+    def refuse_the_first(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        (data,) = exchange.request.topic_data[0].partition_data
+        is_first = any(value + b"\x00" == bytes(data.records)[-2:] for value in rejected)
+        return faults.fail_with(19)(cluster, exchange, proceed) if is_first else proceed()
+
+    harness.cluster.on(PRODUCE, refuse_the_first, times=None)
+    first = harness.send(b"0")
+    harness.clock.advance(3_000)
+    others = send_all(harness, 4, start=1)
+    harness.settle()
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert errors(others) == [None] * 4
+    assert harness.values() == values(5)[1:]
+    assert harness.memory_in_use == 0
+
+
+def test_an_error_that_comes_at_the_delivery_timeout_leaves_no_gap() -> None:
+    """The answer and the expiry meet in one poll: the answer is seen first, and it counts as given up all the same."""
+    harness = warm(SHORT)
+    deadline_ms = harness.now_ms + 10_000
+    late = faults.fail_with(19)
+
+    def answer_late(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        return dataclasses.replace(late(cluster, exchange, proceed), delay_ms=max(0, deadline_ms - exchange.now_ms - 1))
+
+    first = harness.send(b"first")
+    harness.clock.advance(8_000)
+    harness.cluster.on(PRODUCE, answer_late)
+    harness.settle()
+    assert first.settled_ms == deadline_ms
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert "failed attempts" not in str(first.error)  # it was no retry that expired
+    start_ms = harness.now_ms
+    second = harness.send(b"second")
+    harness.settle()
+    assert second.error is None
+    assert harness.now_ms - start_ms < 2_000
+    assert harness.values() == [b"second"]
+
+
+def test_a_late_acknowledgement_does_not_count_in_the_epoch_that_has_begun_since() -> None:
+    harness = warm({**SHORT, "request.timeout.ms": "9000"})
+    manager = manager_of(harness)
+    send_all(harness, 5)
+    harness.settle()
+    harness.network.held.add(0)
+    first = harness.send(b"late")
+    harness.clock.advance(1_500)
+    harness.turn(1)
+    harness.turn(1)
+    harness.selector.at(first.sent_ms + 10_100, harness.selector.wakeup)  # a turn that sees that nothing is in flight
+    harness.selector.at(first.sent_ms + 10_300, harness.network.held.clear)
+    harness.run_until(lambda: harness.memory_in_use == 0)
+    assert isinstance(first.error, KafkaTimeoutError)
+    entry = manager.sequences.entry(PLACE)
+    assert entry.producer.epoch == 1
+    assert not entry.has_acknowledged
+    harness.deliveries.clear()
+    deliveries = [harness.send(b"a"), harness.send(b"b")]
+    harness.settle()
+    assert errors(deliveries) == [None, None]
+    assert entry.last_acked_sequence == 1
+
+
+def test_retries_that_are_used_up_leave_no_gap() -> None:
+    harness = warm({**ONE_EACH, "retries": "1"})
+    harness.cluster.on(PRODUCE, faults.fail_with(7), times=2)
+    first = harness.send(b"first")
+    harness.settle()
+    assert first.error is not None
+    start_ms = harness.now_ms
+    second = harness.send(b"second")
+    harness.settle()
+    assert second.error is None
+    assert harness.now_ms - start_ms < 1_000
+
+
+def test_sequences_wrap() -> None:
+    harness = warm()
+    entry = manager_of(harness).sequences.entry(PLACE)
+    log = harness.cluster.log(TOPIC, 0)
+    entry.next_sequence = 2**31 - 3
+    entry.last_acked_sequence = 2**31 - 4
+    log.forget_producers()
+    deliveries = send_all(harness, 8)
+    harness.settle()
+    assert errors(deliveries) == [None] * 8
+    assert [sequence for _, sequence in stored(harness)][1:] == [2**31 - 3, 2**31 - 2, 2**31 - 1, 0, 1, 2, 3, 4]
+    assert entry.last_acked_sequence == 4
+    assert harness.values() == values(8)
+
+
+def test_retries_keep_their_order_across_the_wrap() -> None:
+    harness = warm()
+    entry = manager_of(harness).sequences.entry(PLACE)
+    harness.cluster.log(TOPIC, 0).forget_producers()
+    entry.next_sequence = 2**31 - 2
+    entry.last_acked_sequence = 2**31 - 3
+    send_all(harness, 1)
+    harness.settle()
+    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    deliveries = send_all(harness, 4, start=1)
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert harness.values() == values(5)
+
+
+# ---- failures for good ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error_code", [10, 18, 32, 87, -1])
+def test_a_batch_given_up_leaves_no_gap_and_what_followed_arrives_once(error_code: int) -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    deliveries = send_all(harness, 5)
+    harness.settle()
+    assert deliveries[0].error is not None
+    assert errors(deliveries[1:]) == [None] * 4
+    assert harness.values() == values(5)[1:]
+    later = send_all(harness, 3, start=5)
+    harness.settle()
+    assert errors(later) == [None] * 3
+
+
+def test_an_error_that_may_hide_a_success_doubles_nothing() -> None:
+    """UNKNOWN_SERVER_ERROR for the first, which was written; the second was written too and its answer lost."""
+    harness = warm(SHORT)
+
+    def written_but_refused(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        proceed()
+        return faults.fail_with(-1)(cluster, exchange, proceed)
+
+    harness.cluster.on(PRODUCE, written_but_refused)
+    harness.cluster.on(PRODUCE, faults.close_after())
+    deliveries = send_all(harness, 3)
+    harness.settle()
+    assert isinstance(deliveries[0].error, UnknownServerError)
+    assert errors(deliveries[1:]) == [None, None]
+    assert harness.values() == values(3)
+
+
+# ---- row 19: a topic that vanishes -----------------------------------------------------------------------------------
+
+
+def test_sequences_outlive_a_topic_that_vanishes_and_returns() -> None:
+    harness = warm({**ONE_EACH, "metadata.max.idle.ms": "5000", "metadata.max.age.ms": "6000"})
+    send_all(harness, 3)
+    harness.settle()
+    topic = harness.cluster.topics[TOPIC]
+    topic.is_visible = False
+    harness.run_for(20_000)
+    assert harness.metadata.fetch().partition_count_for_topic(TOPIC) is None
+    topic.is_visible = True
+    deliveries = send_all(harness, 3, start=3)
+    harness.settle()
+    assert errors(deliveries) == [None] * 3
+    assert harness.values() == values(6)
+    assert stored(harness) == [(0, index) for index in range(7)]
+    assert harness.cluster.log(TOPIC, 0).duplicates == 0
+
+
+def test_a_topic_deleted_and_made_again_is_written_to() -> None:
+    """Row 18: another id, fewer partitions, a lower leader epoch."""
+    harness = warm(topics={TOPIC: 3})
+    for _ in range(4):
+        harness.cluster.move_leader(TOPIC, 0, 0)
+    harness.metadata.request_update()
+    harness.run_for(500)
+    harness.cluster.delete_topic(TOPIC)
+    delivery = harness.send(b"between", partition=0)
+    harness.run_for(300)
+    harness.cluster.create_topic(TOPIC, 1)
+    harness.settle()
+    later = harness.send(b"later", partition=0)
+    harness.settle()
+    assert errors([delivery, later]) == [None, None]
+    assert harness.values() == [b"between", b"later"]
+
+
+# ---- epochs run out --------------------------------------------------------------------------------------------------
+
+
+def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for() -> None:
+    harness = warm(topics={TOPIC: 2})
+    manager = manager_of(harness)
+    manager.producer = manager.producer._replace(epoch=MAX_EPOCH)
+    send_all(harness, 1)  # goes under the last epoch
+    harness.settle()
+    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    deliveries = [harness.send(b"%d" % index, partition=0) for index in range(3)]
+    harness.settle()
+    assert errors(deliveries) == [None] * 3
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    assert manager.producer == (1001, 0)
+    assert manager.state is State.READY
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_a_move_that_the_table_does_not_have_is_refused() -> None:
+    manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
+    with pytest.raises(IllegalStateError, match="has no producer id"):
+        manager._move_to(State.READY)
+    manager.fail(KafkaError("over"))
+    with pytest.raises(IllegalStateError):
+        manager._move_to(State.INITIALIZING)
+    assert manager.has_fatal_error
+    manager.fail(KafkaError("again"))
+    assert str(manager.last_error) == "again"
+
+
+def test_after_a_fatal_error_nothing_is_asked_for_any_more() -> None:
+    manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
+    manager.fail(KafkaError("over"))
+    manager.bump_epoch_if_needed()
+    assert manager.init_request(0) is None
+    assert manager.has_fatal_error
