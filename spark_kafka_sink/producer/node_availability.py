@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 
 class NodeAvailability:
     """A node with records to send that has not been ready for `timeout_ms` is not available; 0 turns this off."""
@@ -16,6 +18,11 @@ class NodeAvailability:
             self._waiting_since_ms.pop(node_id, None)
         else:
             self._waiting_since_ms.setdefault(node_id, now_ms)
+
+    def keep(self, waiting: Set[int]) -> None:
+        """Forget all other nodes: nothing waits for them any more, so that they may be tried again."""
+        for node_id in self._waiting_since_ms.keys() - waiting:
+            del self._waiting_since_ms[node_id]
 
     def is_available(self, node_id: int, now_ms: int) -> bool:
         since_ms = self._waiting_since_ms.get(node_id)

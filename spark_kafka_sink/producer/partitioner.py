@@ -44,11 +44,11 @@ class StickyPartitioner:
         self._bytes = 0
 
     def update_loads(self, queue_sizes: Mapping[int, int], available_count: int) -> None:
-        """Sender thread: batches queued by partition. Loads say something when every available partition is among
-        them and they differ.
+        """Sender thread: batches queued, by partition whose broker keeps up; of `available_count` that have a leader.
+        Loads say something when they differ, or when a partition is to be passed over.
         """
-        differs = len(set(queue_sizes.values())) > 1
-        use = self._is_adaptive and differs and len(queue_sizes) >= available_count > 1
+        differs = len(set(queue_sizes.values())) > 1 or 0 < len(queue_sizes) < available_count
+        use = self._is_adaptive and differs and available_count > 1
         self._loads = PartitionLoads(queue_sizes) if use else None
 
     def take(self, size: int, cluster: Cluster, partition_count: int) -> int:

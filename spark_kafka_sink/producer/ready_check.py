@@ -15,6 +15,8 @@ class ReadyCheck:
 
     ready_nodes: dict[int, Node] = field(default_factory=dict)
     next_check_delay_ms: int = FOREVER_MS
+    waiting_nodes: set[int] = field(default_factory=set)
+    """Leaders of partitions that have batches queued, to be sent now or later."""
     unknown_leader_topics: set[str] = field(default_factory=set)
     queue_sizes: dict[str, dict[int, int]] = field(default_factory=dict)
     """Topic → partition with a leader → batches queued: the load by which KIP-794 chooses."""

@@ -167,7 +167,9 @@ class RecordAccumulator:
         try:
             encoded = block.encode(runs)
         except BaseException as cause:
-            self._drop({batch for batch, _, _ in places}, KafkaError(f"Records could not be encoded: {cause}"))
+            self._drop(
+                dict.fromkeys(batch for batch, _, _ in places), KafkaError(f"Records could not be encoded: {cause}")
+            )
             raise
         with self._lock:
             for (batch, place, size), run in zip(places, encoded, strict=True):
@@ -211,6 +213,7 @@ class RecordAccumulator:
                 if leader is None:
                     check.unknown_leader_topics.add(topic_partition.topic)
                     continue
+                check.waiting_nodes.add(leader.id)
                 batch = queue.batches[0]
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
                 if leader.id not in check.ready_nodes and not queue.is_muted and batch.is_filled:
@@ -370,13 +373,14 @@ class RecordAccumulator:
     def abort_incomplete(self, error: KafkaError) -> None:
         """Fail everything that has not been acknowledged, on the wire or not."""
         with self._lock:
-            batches = set(self._incomplete)
+            batches = dict.fromkeys(self._incomplete)
         self._drop(batches, error)
 
     def abort_undrained(self, error: KafkaError) -> None:
         """Fail what has not been sent, as a transaction does that is aborted."""
         with self._lock:
-            batches = {batch for batch in self._incomplete if not batch.is_in_flight and not batch.has_sequence}
+            undrained = (batch for batch in self._incomplete if not batch.is_in_flight and not batch.has_sequence)
+            batches = dict.fromkeys(undrained)
         self._drop(batches, error)
 
     def _drop(self, batches: Collection[ProducerBatch], error: KafkaError) -> None:

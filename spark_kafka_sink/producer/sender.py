@@ -31,7 +31,7 @@ from spark_kafka_sink.record.codecs import Codec
 log = logging.getLogger(__name__)
 
 LoadListener = Callable[[str, Mapping[int, int], int], None]
-"""Told (topic, batches queued by available partition, number of available partitions)."""
+"""Told (topic, batches queued by partition whose broker keeps up, number of partitions that have a leader)."""
 
 
 class Sender:
@@ -212,15 +212,17 @@ class Sender:
         return nodes, not_ready_ms
 
     def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
+        self._availability.keep(check.waiting_nodes)
         for topic, queue_sizes in check.queue_sizes.items():
             available = cache.cluster.available_partitions_for_topic(topic)
-            serving = {
-                info.partition
-                for info in available
-                if info.leader is not None and self._availability.is_available(info.leader.id, now_ms)
-            }
-            sizes = {partition: size for partition, size in queue_sizes.items() if partition in serving}
-            self._on_loads(topic, sizes, len(serving))
+            sizes: dict[int, int] = {}
+            if len(queue_sizes) >= len(available):  # else one that was never used would never be chosen
+                sizes = {
+                    info.partition: queue_sizes[info.partition]
+                    for info in available
+                    if info.leader is not None and self._availability.is_available(info.leader.id, now_ms)
+                }
+            self._on_loads(topic, sizes, len(available))
 
     def _send_produce_request(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
         by_topic: dict[str, list[tuple[int, RecordChunks]]] = {}

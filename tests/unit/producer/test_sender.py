@@ -1,0 +1,762 @@
+"""The Sender's turns against a scripted broker: what goes when, what each answer leads to, and how it ends.
+
+Every test runs a whole producer in one thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from support.producer_harness import TOPIC, Delivery, ProducerHarness
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import NO_LEADER
+from support.scripted_broker.exchange import Answer, Exchange
+
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    ClusterAuthorizationError,
+    CorruptMessageError,
+    InvalidRecordError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotEnoughReplicasError,
+    ProducerClosedError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+    TopicAuthorizationError,
+    UnsupportedVersionError,
+)
+
+PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
+AT_ONCE = {"linger.ms": "0"}
+SHORT = {"linger.ms": "0", "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
+
+
+def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarness:
+    harness = ProducerHarness(AT_ONCE if settings is None else settings, **more)
+    harness.warm_up(*harness.cluster.topics)
+    harness.cluster.requests.clear()
+    return harness
+
+
+def produce_attempts(harness: ProducerHarness) -> list[Exchange]:
+    return harness.cluster.requests_of(PRODUCE)
+
+
+def refused(harness: ProducerHarness, error_code: int, times: int | None = 1) -> Delivery:
+    """A record whose first attempts meet this error, until it has its outcome."""
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code), times=times)
+    delivery = harness.send(b"record")
+    harness.settle()
+    return delivery
+
+
+# ---- a turn ----------------------------------------------------------------------------------------------------------
+
+
+def test_records_arrive_and_their_futures_tell_where() -> None:
+    harness = warm()
+    first, second = harness.send(b"a", key=b"k"), harness.send(None)
+    harness.settle()
+    assert harness.values() == [b"a", None]
+    assert first.future is not None
+    metadata = first.future.result(0)
+    assert (metadata.topic, metadata.partition, metadata.offset) == (TOPIC, 0, 1)
+    assert (metadata.serialized_key_size, metadata.serialized_value_size) == (1, 1)
+    assert metadata == first.metadata
+    assert second.metadata is not None
+    assert (second.metadata.offset, second.metadata.serialized_value_size) == (2, -1)
+    assert harness.memory_in_use == 0
+
+
+def test_records_linger_together() -> None:
+    harness = warm({"linger.ms": "50"})
+    deliveries = [harness.send(b"%d" % index) for index in range(3)]
+    start_ms = harness.now_ms
+    harness.settle()
+    assert len(produce_attempts(harness)) == 1
+    assert 50 <= deliveries[0].settled_ms - start_ms < 60
+
+
+def test_a_poll_lasts_no_longer_than_the_next_batch_lingers() -> None:
+    harness = warm({"linger.ms": "50"})
+    start_ms = harness.now_ms
+    harness.send()
+    harness.turn()  # the send has woken it
+    assert harness.now_ms == start_ms
+    harness.turn()
+    assert harness.now_ms == start_ms + 50
+
+
+def test_a_turn_that_sent_something_does_not_wait() -> None:
+    harness = warm()
+    harness.send()
+    before_ms, polls = harness.now_ms, []
+    harness.client.poll = lambda timeout_ms, now_ms: polls.append(timeout_ms)
+    harness.turn()
+    assert (polls, harness.now_ms) == ([0], before_ms)
+
+
+def test_a_node_that_is_not_ready_is_connected_to_and_the_poll_wakes_when_it_may_be_tried_again() -> None:
+    harness = warm({**AT_ONCE, "reconnect.backoff.ms": "1000"}, node_count=2, topics={TOPIC: 2})
+    harness.network.cut(0)
+    harness.network.refusing.add(0)
+    harness.run_for(10)
+    delivery = harness.send(partition=0)
+    harness.run_for(500)
+    harness.network.refusing.clear()
+    harness.settle(20_000)
+    assert delivery.error is None
+    assert harness.turns < 500
+
+
+def test_one_request_carries_a_batch_of_each_partition_of_the_node() -> None:
+    harness = warm(node_count=2, topics={TOPIC: 4})
+    for partition in range(4):
+        harness.send(b"%d" % partition, partition=partition)
+    harness.settle()
+    requests = produce_attempts(harness)
+    assert {exchange.node_id for exchange in requests} == {0, 1}
+    partitions = [[data.index for data in each.request.topic_data[0].partition_data] for each in requests]
+    assert sorted(map(sorted, partitions)) == [[0, 2], [1, 3]]
+
+
+def test_requests_stay_within_max_request_size() -> None:
+    harness = warm({**AT_ONCE, "max.request.size": "2000", "batch.size": "1000"}, topics={TOPIC: 4})
+    for partition in range(4):
+        harness.send(bytes(700), partition=partition)
+    harness.settle()
+    assert [len(each.request.topic_data[0].partition_data) for each in produce_attempts(harness)] == [2, 2]
+
+
+def test_at_most_max_in_flight_requests_are_under_way_to_a_node() -> None:
+    harness = warm({**AT_ONCE, "max.in.flight.requests.per.connection": "3", "batch.size": "1"})
+    harness.network.held.add(0)
+    for index in range(6):
+        harness.send(b"%d" % index)
+    harness.run_for(200)
+    assert len(produce_attempts(harness)) == 3
+    harness.network.held.clear()
+    harness.settle()
+    assert harness.values() == [b"%d" % index for index in range(6)]
+
+
+def test_with_one_request_in_flight_a_partition_is_muted_until_its_answer_and_order_is_kept() -> None:
+    settings = {
+        **AT_ONCE,
+        "enable.idempotence": "false",
+        "max.in.flight.requests.per.connection": "1",
+        "batch.size": "1",
+    }
+    harness = warm(settings)
+    harness.cluster.on(PRODUCE, faults.fail_with(7), times=2)
+    for index in range(4):
+        harness.send(b"%d" % index)
+    harness.turn()
+    assert harness.accumulator._queues[(TOPIC, 0)].is_muted
+    harness.settle()
+    assert harness.values() == [b"0", b"1", b"2", b"3"]
+    assert not harness.accumulator._queues[(TOPIC, 0)].is_muted
+
+
+def test_acks_0_is_done_when_it_is_sent() -> None:
+    harness = warm({**AT_ONCE, "acks": "0"})
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert delivery.metadata is not None
+    assert delivery.metadata.offset == -1
+    harness.run_for(10)
+    assert harness.values() == [b"x"]
+    assert harness.memory_in_use == 0
+
+
+def test_a_batch_without_a_leader_asks_for_metadata_until_there_is_one() -> None:
+    harness = warm()
+    harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
+    harness.metadata.request_update()
+    harness.run_for(200)
+    harness.cluster.requests.clear()
+    delivery = harness.send(b"x")
+    harness.run_for(2_000)
+    asked = len(harness.cluster.requests_of(METADATA))
+    assert 2 <= asked <= 25  # again and again, with backoff
+    harness.cluster.move_leader(TOPIC, 0, 0)
+    harness.settle()
+    assert delivery.error is None
+
+
+def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
+    harness = warm()
+    harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
+    harness.metadata.request_update()
+    harness.run_for(200)
+    delivery = harness.send(b"x")
+    harness.metadata._expiry_ms.clear()
+    harness.turn()
+    assert harness.metadata.contains_topic(TOPIC)
+    harness.cluster.move_leader(TOPIC, 0, 0)
+    harness.settle()
+    assert delivery.error is None
+
+
+def test_batches_that_cannot_be_encoded_fail_alone() -> None:
+    harness = warm(topics={TOPIC: 2})
+    bad, good = harness.send(b"bad", partition=0), harness.send(b"good", partition=1)
+    (batch,) = harness.accumulator._queues[(TOPIC, 0)].batches
+    batch._row_runs[0].timestamps_ms[0] = 2**70
+    harness.settle()
+    assert "flights-0 could not be encoded" in str(bad.error)
+    assert good.error is None
+    after = harness.send(b"after", partition=0)
+    harness.settle()
+    assert after.error is None
+    assert harness.values(partition=0) == [b"after"]
+    assert harness.memory_in_use == 0
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_log_append_time_takes_the_place_of_the_records_own() -> None:
+    harness = warm()
+
+    def stamp(values: dict[str, Any]) -> Mapping[str, Any]:
+        for topic in values["responses"]:
+            topic["partition_responses"] = [
+                {**each, "log_append_time": 1_700_000_000_123} for each in topic["partition_responses"]
+            ]
+        return values
+
+    harness.cluster.on(PRODUCE, faults.change(stamp))
+    stamped = harness.send(b"x", timestamp_ms=5)
+    harness.settle()
+    own = harness.send(b"y", timestamp_ms=6)
+    harness.settle()
+    assert stamped.metadata is not None
+    assert own.metadata is not None
+    assert (stamped.metadata.timestamp_ms, own.metadata.timestamp_ms) == (1_700_000_000_123, 6)
+
+
+@pytest.mark.parametrize("error_code", [2, 3, 5, 6, 7, 19, 20, 56, 74, 100])
+def test_retriable_errors_are_tried_again(error_code: int) -> None:
+    """Rows 16, 23, 26."""
+    harness = warm()
+    delivery = refused(harness, error_code, times=2)
+    assert delivery.error is None
+    assert harness.values() == [b"record"]
+    assert len(produce_attempts(harness)) == 3
+
+
+@pytest.mark.parametrize(
+    ("error_code", "asks"), [(3, True), (5, True), (6, True), (56, True), (74, True), (2, False), (7, False)]
+)
+def test_errors_of_the_invalid_metadata_kind_ask_for_metadata(error_code: int, asks: bool) -> None:
+    harness = warm()
+    refused(harness, error_code)
+    harness.run_for(500)
+    assert bool(harness.cluster.requests_of(METADATA)) is asks
+
+
+def test_a_retry_waits_its_backoff_out() -> None:
+    harness = warm({**AT_ONCE, "retry.backoff.ms": "400"})
+    refused(harness, 7)
+    first, second = produce_attempts(harness)
+    assert 320 <= second.now_ms - first.now_ms <= 490
+
+
+def test_the_new_leader_that_an_answer_names_is_tried_at_once() -> None:
+    """Row 16 with a new leader; KIP-951."""
+    harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
+    harness.cluster.move_leader(TOPIC, 0, 1)
+    delivery = harness.send(b"x")
+    harness.settle()
+    first, second = produce_attempts(harness)
+    assert (first.node_id, second.node_id) == (0, 1)
+    assert delivery.settled_ms - delivery.sent_ms < 320
+    assert harness.values() == [b"x"]
+
+
+def test_without_a_named_leader_it_is_asked_for_and_the_backoff_waited_out() -> None:
+    """Row 16 without one: metadata tells the leader."""
+    harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
+    harness.run_for(1_000)  # past the pause since the last metadata
+    harness.cluster.has_leader_hints = False
+    harness.cluster.move_leader(TOPIC, 0, 1)
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert [each.node_id for each in produce_attempts(harness)] == [0, 1]
+    assert harness.cluster.requests_of(METADATA)
+    assert delivery.error is None
+
+
+def test_an_error_for_good_fails_the_record_at_once_and_names_the_place() -> None:
+    harness = warm()
+    delivery = refused(harness, 18)  # row 22: larger than segment.bytes
+    assert isinstance(delivery.error, RecordBatchTooLargeError)
+    assert "flights-0" in str(delivery.error)
+    assert delivery.error.error_code == 18
+    assert len(produce_attempts(harness)) == 1
+    assert harness.memory_in_use == 0
+
+
+def test_an_authorization_error_names_the_topic() -> None:
+    error = refused(warm(), 29).error
+    assert isinstance(error, TopicAuthorizationError)
+    assert str(error).startswith("flights: ")
+
+
+def test_a_code_that_is_not_known_fails_the_record_and_is_told() -> None:
+    error = refused(warm(), 8).error
+    assert isinstance(error, BrokerError)
+    assert error.error_code == 8
+
+
+def test_a_corrupt_message_is_sent_again_until_the_delivery_timeout() -> None:
+    """Row 23: once → two requests; always → the delivery time-out, which tells why."""
+    harness = warm(SHORT)
+    assert refused(harness, 2).error is None
+    assert len(produce_attempts(harness)) == 2
+    delivery = refused(harness, 2, times=None)
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert CorruptMessageError.sentence in str(delivery.error)
+    assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 11_000
+    assert harness.memory_in_use == 0
+
+
+def test_too_few_replicas_are_waited_for_until_they_return() -> None:
+    """Row 26."""
+    harness = warm(SHORT)
+    script = harness.cluster.on(PRODUCE, faults.fail_with(19), times=None)
+    delivery = harness.send(b"x")
+    harness.run_for(8_000)
+    assert not delivery.is_settled
+    harness.cluster.scripts.remove(script)
+    harness.settle()
+    assert delivery.error is None
+    delivery = refused(harness, 19, times=None)
+    assert NotEnoughReplicasError.sentence in str(delivery.error)
+
+
+def test_retries_are_limited_where_that_is_asked_for() -> None:
+    harness = warm({**AT_ONCE, "retries": "2"})
+    delivery = refused(harness, 7, times=None)
+    assert delivery.error is not None
+    assert not isinstance(delivery.error, KafkaTimeoutError) or "flights-0" in str(delivery.error)
+    assert len(produce_attempts(harness)) == 3
+
+
+def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() -> None:
+    harness = warm(SHORT)
+    harness.cluster.on(PRODUCE, faults.lose_response())
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert delivery.error is None
+    assert 3_000 <= delivery.settled_ms - delivery.sent_ms <= 4_000
+    assert harness.values() == [b"x"]  # the broker knew the second for the first's double
+    assert harness.cluster.log(TOPIC, 0).duplicates == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.close_before(),
+        faults.close_after(),
+        faults.lose_request(),
+        faults.wrong_correlation_id(),
+        faults.truncate(3),
+        faults.frame_length(2**31 - 1),
+        faults.frame_length(-1),
+    ],
+)
+def test_a_connection_lost_or_garbled_costs_a_retry_and_nothing_else(fault: faults.Hook) -> None:
+    harness = warm(SHORT)
+    harness.cluster.on(PRODUCE, fault)
+    deliveries = [harness.send(b"a"), harness.send(b"b")]
+    harness.settle()
+    assert [delivery.error for delivery in deliveries] == [None, None]
+    assert harness.values() == [b"a", b"b"]
+    assert harness.memory_in_use == 0
+
+
+def answer_of(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> faults.Hook:
+    """The answer's partitions, changed."""
+
+    def apply(values: dict[str, Any]) -> Mapping[str, Any]:
+        for topic in values["responses"]:
+            topic["partition_responses"] = change([dict(each) for each in topic["partition_responses"]])
+        return values
+
+    return faults.change(apply)
+
+
+def test_a_partition_left_out_of_an_answer_is_sent_again() -> None:
+    """Row 14."""
+    harness = warm(topics={TOPIC: 2})
+    harness.cluster.on(PRODUCE, answer_of(lambda partitions: [each for each in partitions if each["index"] == 1]))
+    deliveries = [harness.send(b"a", partition=0), harness.send(b"b", partition=1)]
+    harness.settle()
+    assert [delivery.error for delivery in deliveries] == [None, None]
+    assert (harness.values(partition=0), harness.values(partition=1)) == ([b"a"], [b"b"])
+    assert harness.cluster.log(TOPIC, 0).duplicates == 1
+
+
+def test_an_answer_for_a_partition_that_was_not_sent_is_logged_and_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Row 14."""
+    harness = warm(topics={TOPIC: 2})
+    harness.cluster.on(PRODUCE, answer_of(lambda partitions: [*partitions, {**partitions[0], "index": 77}]))
+    delivery = harness.send(b"a", partition=0)
+    harness.settle()
+    assert delivery.error is None
+    assert "flights-77" in caplog.text
+
+
+def test_a_partition_answered_twice_is_settled_once() -> None:
+    harness = warm()
+    harness.cluster.on(PRODUCE, answer_of(lambda partitions: partitions * 2))
+    delivery = harness.send(b"a")
+    harness.settle()
+    assert len(delivery.calls) == 1
+    assert harness.values() == [b"a"]
+
+
+# ---- row 24: single records ------------------------------------------------------------------------------------------
+
+
+def record_errors(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+    """INVALID_RECORD because of record 1 of each batch."""
+    values = dict(faults.fail_with(87)(cluster, exchange, proceed).values or {})
+    for topic in values["responses"]:
+        for each in topic["partition_responses"]:
+            each["record_errors"] = [
+                {"batch_index": 1, "batch_index_error_message": "no key"},
+                {"batch_index": 2, "batch_index_error_message": None},
+            ]
+            each["error_message"] = "One record is wrong"
+    return Answer(values)
+
+
+def test_errors_of_single_records_reach_their_own_futures() -> None:
+    harness = warm({"linger.ms": "20"})
+    harness.cluster.on(PRODUCE, record_errors)
+    deliveries = [harness.send(b"%d" % index) for index in range(4)]
+    harness.settle()
+    errors = [delivery.error for delivery in deliveries]
+    assert all(isinstance(error, InvalidRecordError) for error in errors)
+    assert "record 1" in str(errors[1])
+    assert "no key" in str(errors[1])
+    assert "record 2" in str(errors[2])
+    assert "One record is wrong" in str(errors[2])
+    for other in (errors[0], errors[3]):
+        assert "Other records of the same batch" in str(other)
+        assert other is errors[0]
+    assert harness.memory_in_use == 0
+
+
+# ---- row 21: too large -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("is_idempotent", ["true", "false"])
+def test_a_batch_too_large_is_split_and_arrives_once_in_order(codec: str, is_idempotent: str) -> None:
+    settings = {"linger.ms": "20", "enable.idempotence": is_idempotent, "compression.type": codec}
+    if is_idempotent == "false":  # the other way to have order
+        settings["max.in.flight.requests.per.connection"] = "1"
+    harness = warm(settings)
+    harness.cluster.topics[TOPIC].max_message_bytes = 500
+    values = [bytes([index]) * 3 + random_bytes(index, 60) for index in range(20)]
+    deliveries = [harness.send(value) for value in values]
+    harness.settle()
+    assert [delivery.error for delivery in deliveries] == [None] * 20
+    assert harness.values() == values
+    offsets = [delivery.metadata.offset for delivery in deliveries if delivery.metadata is not None]
+    assert offsets == list(range(1, 21))
+    assert [len(delivery.calls) for delivery in deliveries] == [1] * 20
+    assert harness.memory_in_use == 0
+    assert harness.cluster.log(TOPIC, 0).duplicates == 0
+
+
+def random_bytes(seed: int, count: int) -> bytes:
+    import random
+
+    return random.Random(seed).randbytes(count)
+
+
+def test_what_follows_a_split_batch_stays_behind_it() -> None:
+    harness = warm({"linger.ms": "0", "batch.size": "1000"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 500
+    values = [b"%03d" % index + bytes(90) for index in range(40)]
+    for value in values:
+        harness.send(value)
+    harness.settle()
+    assert harness.values() == values
+
+
+def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
+    from spark_kafka_sink.record.columns import RecordColumns
+
+    harness = warm({"linger.ms": "0"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 600
+    delivery = harness.send_columns(RecordColumns.from_rows([bytes(90)] * 10))
+    harness.settle()
+    assert [error for _, error in delivery.runs] == [None] * len(delivery.runs)
+    assert sum(run.record_count for run, _ in delivery.runs) == 10
+    assert len(delivery.runs) > 1
+    assert [run.base_offset for run, _ in delivery.runs] == sorted(run.base_offset for run, _ in delivery.runs)
+    assert harness.memory_in_use == 0
+
+
+def test_a_single_record_too_large_fails_and_what_follows_goes_on() -> None:
+    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 500
+    deliveries = [harness.send(value) for value in (b"a", bytes(600), b"b", b"c")]
+    harness.settle()
+    assert isinstance(deliveries[1].error, RecordTooLargeError)
+    assert [delivery.error for delivery in deliveries if delivery is not deliveries[1]] == [None] * 3
+    assert harness.values() == [b"a", b"b", b"c"]
+
+
+def test_an_expired_batch_is_not_split() -> None:
+    harness = warm(SHORT | {"linger.ms": "1"})
+    refuse = faults.fail_with(10)
+    harness.cluster.on(PRODUCE, lambda *call: dataclasses.replace(refuse(*call), delay_ms=2_500), times=None)
+    first, second = harness.send(b"a"), harness.send(b"b")
+    harness.clock.advance(8_000)
+    harness.settle()
+    harness.run_for(3_000)
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert isinstance(second.error, KafkaTimeoutError)
+    assert len(produce_attempts(harness)) == 1
+    assert harness.memory_in_use == 0
+
+
+# ---- expiry ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_sent_fails_at_the_delivery_timeout_and_says_why() -> None:
+    harness = warm(SHORT)
+    harness.network.stop(0)
+    harness.run_for(10)
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert "delivery.timeout.ms=10000" in str(delivery.error)
+    assert "flights-0" in str(delivery.error)
+    assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 10_100
+    assert harness.memory_in_use == 0
+
+
+def test_a_partition_that_never_has_a_leader_says_so() -> None:
+    harness = warm(SHORT)
+    harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
+    harness.metadata.request_update()
+    harness.run_for(300)
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert "no leader" in str(delivery.error)
+
+
+def test_records_in_flight_expire_in_time_and_keep_their_memory_until_the_request_has_ended() -> None:
+    """Rows 9 and 10: the socket takes nothing."""
+    harness = warm(SHORT | {"request.timeout.ms": "10000"})
+    harness.network.stalled.add(0)
+    harness.run_for(5)
+    in_use: list[int] = []
+    harness.producer.send(TOPIC, b"x", on_completion=lambda *_: in_use.append(harness.memory_in_use))
+    delivery = harness.send(b"y")
+    before = harness.memory_in_use
+    harness.clock.advance(5_000)
+    harness.settle()
+    assert "sent and not answered" in str(delivery.error)
+    assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 10_100
+    assert in_use == [before]
+    harness.run_until(lambda: harness.memory_in_use == 0, 20_000)
+    assert harness.now_ms - delivery.sent_ms >= 15_000  # the request's own time-out
+
+
+def test_an_answer_after_the_expiry_changes_nothing_but_frees_the_memory() -> None:
+    harness = warm(SHORT | {"request.timeout.ms": "9000"})
+    harness.network.held.add(0)
+    first = harness.send(b"x")
+    harness.clock.advance(2_000)
+    harness.turn(1)
+    harness.turn(1)
+    second = harness.send(b"y")
+    harness.selector.at(first.sent_ms + 10_500, harness.network.held.clear)
+    harness.settle()
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert first.settled_ms - first.sent_ms == 10_000
+    assert second.error is None
+    assert len(first.calls) == 1
+    assert harness.values() == [b"x", b"y"]
+    assert harness.memory_in_use == 0
+
+
+# ---- fatal errors, exceptions, the end -------------------------------------------------------------------------------
+
+
+def test_a_fatal_error_fails_everything_pending_with_its_cause() -> None:
+    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness.cluster.on(PRODUCE, faults.fail_with(31))
+    deliveries = [harness.send(b"%d" % index) for index in range(8)]
+    harness.settle()
+    assert all(isinstance(delivery.error, ClusterAuthorizationError) for delivery in deliveries)
+    assert harness.producer.has_failed
+    assert repr(harness.producer).startswith("KafkaProducer(failed")
+    later = harness.send(b"later")
+    harness.settle()
+    assert isinstance(later.error, ClusterAuthorizationError)
+    assert harness.memory_in_use == 0
+
+
+def test_a_broker_too_old_for_idempotence_is_fatal_and_told() -> None:
+    from support.scripted_broker.cluster import ScriptedCluster
+    from support.scripted_broker.versions import KAFKA_2_1
+
+    old = {key: ranges for key, ranges in KAFKA_2_1.items() if key != INIT_PRODUCER_ID}
+    harness = ProducerHarness(AT_ONCE, cluster=ScriptedCluster(versions=old))
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert isinstance(delivery.error, UnsupportedVersionError)
+    assert harness.producer.has_failed
+
+
+def test_a_version_that_the_broker_lacks_fails_the_records() -> None:
+    from support.scripted_broker.cluster import ScriptedCluster
+    from support.scripted_broker.versions import KAFKA_2_1
+
+    settings = {**AT_ONCE, "compression.type": "zstd", "enable.idempotence": "false"}
+    old = {**KAFKA_2_1, PRODUCE: (0, 6)}
+    harness = ProducerHarness(settings, cluster=ScriptedCluster(versions=old))
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert isinstance(delivery.error, UnsupportedVersionError)
+    assert harness.memory_in_use == 0
+
+
+def test_a_failing_turn_is_logged_and_the_loop_lives_on(caplog: pytest.LogCaptureFixture) -> None:
+    harness = warm()
+    delivery = harness.send(b"x")
+    poll, calls = harness.client.poll, []
+
+    def fail_once(timeout_ms: int, now_ms: int) -> object:
+        calls.append(timeout_ms)
+        if len(calls) == 1:
+            raise RuntimeError("a turn went wrong")
+        return poll(timeout_ms, now_ms)
+
+    harness.client.poll = fail_once
+    harness.close()
+    assert "a turn went wrong" in caplog.text
+    assert delivery.error is None
+
+
+def test_close_sends_what_there_is_without_lingering() -> None:
+    harness = warm({"linger.ms": "60000"})
+    delivery = harness.send(b"x")
+    start_ms = harness.now_ms
+    harness.close()
+    assert delivery.error is None
+    assert harness.now_ms - start_ms < 1_000
+    assert harness.selector.connection_ids == []
+    assert harness.metadata.is_closed
+
+
+def test_a_forced_close_fails_what_is_incomplete_and_leaves_no_connection() -> None:
+    """Row 52."""
+    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness.network.held.add(0)
+    deliveries = [harness.send(b"%d" % index) for index in range(8)]
+    harness.run_for(50)
+    start_ms = harness.now_ms
+    harness.producer.sender.force_close()
+    harness.producer.sender.run()
+    assert harness.now_ms == start_ms
+    assert all(isinstance(delivery.error, ProducerClosedError) for delivery in deliveries)
+    assert harness.selector.connection_ids == []
+    assert harness.memory_in_use == 0
+
+
+def test_a_close_with_an_unreachable_cluster_ends_with_the_delivery_timeout() -> None:
+    harness = warm(SHORT)
+    harness.network.stop(0)
+    harness.run_for(10)
+    delivery = harness.send(b"x")
+    start_ms = harness.now_ms
+    harness.close()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert harness.now_ms - start_ms < 15_000
+
+
+def test_callbacks_run_in_order_within_a_partition() -> None:
+    harness = warm({**AT_ONCE, "batch.size": "200"})
+    order: list[int] = []
+    for index in range(20):
+        harness.producer.send(TOPIC, b"v", on_completion=lambda metadata, error, index=index: order.append(index))
+    harness.cluster.on(PRODUCE, faults.close_after(), skip=1)
+    harness.run_until(lambda: len(order) == 20)
+    assert order == list(range(20))
+
+
+def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    harness = warm()
+
+    def broken(metadata: object, error: KafkaError | None) -> None:
+        raise ValueError("callback broke")
+
+    first = harness.producer.send(TOPIC, b"a", on_completion=broken)
+    second = harness.send(b"b")
+    harness.settle()
+    assert first.result(0).offset == 1
+    assert second.error is None
+    assert "callback broke" in caplog.text
+    assert caplog.records[-1].levelno == logging.ERROR
+
+
+# ---- throttling and loads --------------------------------------------------------------------------------------------
+
+
+def test_a_throttled_node_is_left_alone_that_long() -> None:
+    """Row 25."""
+    harness = warm(SHORT)
+    harness.cluster.throttle_ms = 2_000
+    first = harness.send(b"a")
+    harness.settle()
+    harness.cluster.throttle_ms = 0
+    second = harness.send(b"b")
+    harness.settle()
+    assert first.error is None
+    assert second.error is None
+    one, two = produce_attempts(harness)
+    assert 1_990 <= two.now_ms - one.now_ms <= 2_100
+
+
+def test_the_partition_of_a_broker_that_takes_nothing_is_passed_over() -> None:
+    """KIP-794, partitioner.availability.timeout.ms."""
+    settings = {**AT_ONCE, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}
+    harness = warm(settings, node_count=2, topics={TOPIC: 2})
+    harness.send(b"anywhere")
+    harness.settle()
+    harness.network.stalled.add(1)
+    for _ in range(8):
+        harness.send(b"stuck", partition=1)
+    harness.run_for(2_000)
+    harness.turn(0)
+    deliveries = [harness.send(b"free") for _ in range(30)]
+    harness.run_for(100)
+    assert all(delivery.is_settled for delivery in deliveries)
+    assert {delivery.metadata.partition for delivery in deliveries if delivery.metadata is not None} == {0}
+    harness.network.stalled.clear()
+    harness.settle()
+    used = set()
+    for _ in range(40):
+        delivery = harness.send(b"again")
+        harness.settle()
+        assert delivery.metadata is not None
+        used.add(delivery.metadata.partition)
+    assert used == {0, 1}
