@@ -126,8 +126,8 @@ class FutureRecordMetadata:
         return self._result is not None and self._result.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait up to `timeout` seconds. Raises the send's KafkaError, or KafkaTimeoutError when there is no outcome
-        yet.
+        """Wait up to `timeout` seconds, anew when the record's batch is split. Raises the send's KafkaError, or
+        KafkaTimeoutError when there is no outcome yet.
         """
         result = self._result
         while result is not None:

@@ -28,7 +28,6 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerClosedError,
     RecordTooLargeError,
-    SerializationError,
 )
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
@@ -43,6 +42,7 @@ from spark_kafka_sink.producer.partitioner import StickyPartitioner
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.record_fields import check_place, checked_headers, to_bytes
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
@@ -173,8 +173,9 @@ class KafkaProducer:
         (after a fork): misuse.
         """
         self._ensure_usable()
-        key_bytes, value_bytes = _to_bytes(key, "key"), _to_bytes(value, "value")
-        headers = headers or ()
+        check_place(partition, timestamp_ms)
+        key_bytes, value_bytes = to_bytes(key, "key"), to_bytes(value, "value")
+        headers = checked_headers(headers)
         stamp = self._clock.wall_ms() if timestamp_ms is None else timestamp_ms
         future = FutureRecordMetadata(
             stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
@@ -302,9 +303,12 @@ class KafkaProducer:
         """Wait until every record sent before this call is acknowledged or has failed, its callback included; without
         lingering.
 
-        Raises KafkaTimeoutError after `timeout_ms` (None: delivery.timeout.ms is the limit of every record).
+        Raises KafkaTimeoutError after `timeout_ms` (None: delivery.timeout.ms is the limit of every record), and
+        IllegalStateError in a callback, whose thread is the one that would have to send.
         """
         self._ensure_same_process()
+        if threading.current_thread() is self._thread:
+            raise IllegalStateError("A callback cannot flush: it would wait for its own thread.")
         deadline_ms = None if timeout_ms is None else self._clock.now_ms() + timeout_ms
 
         def wait(batch: ProducerBatch) -> bool:
@@ -346,13 +350,3 @@ class KafkaProducer:
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
-
-
-def _to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
-    if part is None or isinstance(part, bytes):
-        return part
-    if isinstance(part, str):
-        return part.encode()
-    if isinstance(part, (bytearray, memoryview)):
-        return bytes(part)
-    raise SerializationError(f"The {name} of a record is a {type(part).__name__}; give str, bytes or None.")

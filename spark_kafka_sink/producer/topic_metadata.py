@@ -10,7 +10,7 @@ from collections.abc import Callable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 
 
@@ -35,6 +35,8 @@ class TopicMetadata:
         left_ms = self._config.max_block_ms
         self._metadata.add(topic, started_ms)
         cluster = self._metadata.fetch()
+        if topic in cluster.invalid_topics:
+            raise InvalidTopicError(f"Not a valid topic name: {topic}. {InvalidTopicError.sentence}")
         while not _knows(cluster, topic, partition):
             self._metadata.add(topic, self._clock.now_ms())
             version = self._metadata.request_update_for_topic(topic)

@@ -1,0 +1,47 @@
+"""What an application hands to `send`, checked and in bytes before anything counts on it: a record that could not be
+encoded would be found out on the Sender's thread, with a batch of others. Holds no state; any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.producer.futures import Headers
+
+_LAST_TIMESTAMP_MS: Final = 2**62
+
+
+def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
+    """`part`, which is called `name` in errors, as bytes; text as UTF-8. Raises SerializationError."""
+    if part is None or isinstance(part, bytes):
+        return part
+    if isinstance(part, str):
+        try:
+            return part.encode()
+        except UnicodeEncodeError as cause:
+            raise SerializationError(f"The {name} of a record is not text that UTF-8 can hold: {cause}.") from None
+    if isinstance(part, (bytearray, memoryview)):
+        return bytes(part)
+    raise SerializationError(f"The {name} of a record is a {type(part).__name__}; give str, bytes or None.")
+
+
+def checked_headers(headers: Headers | None) -> Headers:
+    """The headers, values in bytes. Raises SerializationError for a header without a name, or with a wrong value."""
+    if not headers:
+        return ()
+    checked = []
+    for name, value in headers:
+        if not isinstance(name, str):
+            raise SerializationError(f"A header of a record has the name {name!r}; give every header a str.")
+        to_bytes(name, "header name")
+        checked.append((name, to_bytes(value, f"header {name!r}")))
+    return checked
+
+
+def check_place(partition: int | None, timestamp_ms: int | None) -> None:
+    """Raises SerializationError for a partition or timestamp that no record can have."""
+    if partition is not None and partition < 0:
+        raise SerializationError(f"partition={partition}: partitions count from 0; leave it out to have one chosen.")
+    if timestamp_ms is not None and not 0 <= timestamp_ms <= _LAST_TIMESTAMP_MS:
+        raise SerializationError(f"timestamp_ms={timestamp_ms}: give milliseconds since 1970, or leave it out for now.")
