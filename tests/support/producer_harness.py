@@ -79,6 +79,8 @@ class ProducerHarness:
     set, is called before every turn: the place for a simulation's faults.
     """
 
+    selector_class: type[FakeSelector] = FakeSelector
+
     def __init__(
         self,
         settings: Mapping[str, Any] | None = None,
@@ -96,7 +98,7 @@ class ProducerHarness:
         for topic, partitions in ({TOPIC: 1} if topics is None else topics).items():
             self.cluster.create_topic(topic, partitions)
         self.network = FakeNetwork(self.cluster, latency_ms)
-        self.selector = FakeSelector(self.network, self.clock)
+        self.selector = self.selector_class(self.network, self.clock)
         addresses = self.network.bootstrap_addresses()
         servers = ",".join(f"{host}:{port}" for host, port in addresses)
         self.config = config = ProducerConfig.from_mapping({"bootstrap.servers": servers, **(settings or {})})
@@ -191,13 +193,13 @@ class ProducerHarness:
     ) -> Delivery:
         """`KafkaProducer.send`, with its outcome written down."""
         delivery = Delivery(topic, value, self.now_ms)
-        self.deliveries.append(delivery)
 
         def note(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
             delivery.calls.append((metadata, error))
             delivery.settled_ms = self.now_ms
 
         delivery.future = self.producer.send(topic, value, partition=partition, on_completion=note, **more)
+        self.deliveries.append(delivery)
         return delivery
 
     def send_columns(self, columns: RecordColumns, topic: str = TOPIC) -> ColumnsDelivery:
@@ -207,11 +209,12 @@ class ProducerHarness:
         return delivery
 
     def warm_up(self, *topics: str) -> None:
-        """Metadata, connections and, with idempotence, a producer id: one record to each topic, acknowledged."""
+        """Metadata, connections and, with idempotence, a producer id: one record to each partition, acknowledged."""
         for topic in topics or (TOPIC,):
-            delivery = self.send(b"warm-up", topic)
-            self.run_until(lambda delivery=delivery: delivery.is_settled)
-            assert delivery.error is None, delivery.error
+            for partition in range(len(self.cluster.topics[topic].partitions)):
+                self.send(b"warm-up", topic, partition)
+        self.settle()
+        assert all(delivery.error is None for delivery in self.deliveries)
         self.deliveries.clear()
 
     def settle(self, limit_ms: int = 300_000) -> None:
