@@ -10,7 +10,6 @@ from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_server import ScriptedServer
 
-from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.resolver import resolve
 from spark_kafka_sink.network.selector import Selector
@@ -25,13 +24,6 @@ METADATA = 3
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer(ScriptedCluster(2)) as made:
         yield made
-
-
-@pytest.fixture
-def selector() -> Iterator[Selector]:
-    made = Selector(SystemClock(), -1)
-    yield made
-    made.close_all()
 
 
 def connect(selector: Selector, server: ScriptedServer, node_id: int) -> None:

@@ -1,0 +1,238 @@
+"""How connections of the selector end, expire, and outlive a fork."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+
+import pytest
+from support.fake_clock import FakeClock
+from support.peer import Peer, connect, frame, lost, open_files, receive, send_of
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError
+from spark_kafka_sink.network.frames import ChannelKind
+from spark_kafka_sink.network.selector import Selector
+from spark_kafka_sink.network.transport import Address
+
+# ---- the end of a connection -----------------------------------------------------------------------------------------
+
+
+def test_what_came_before_the_end_is_handed_over_and_the_end_told_once(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    connection.sendall(frame(b"last words") + frame(b"and more"))
+    connection.close()
+    assert receive(selector).payload == b"last words"
+    assert selector.disconnected == {}
+    assert receive(selector).payload == b"and more"
+    state = lost(selector)
+    assert state.kind is ChannelKind.READY
+    assert isinstance(state.error, DisconnectError)
+    assert not selector.is_channel_ready("1")
+    selector.poll(20)
+    assert selector.disconnected == {}
+
+
+def test_what_came_before_a_reset_that_a_send_meets_is_handed_over(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    selector.send(send_of(b"unread by the peer"))
+    selector.poll(100)
+    connection.sendall(frame(b"first") + frame(b"second"))
+    connection.close()  # unread data makes it a reset; what it sent before is in our socket already
+    time.sleep(0.05)
+    selector.send(send_of(b"too late"))
+    payloads = []
+    for _ in range(6):
+        selector.poll(100)
+        payloads += [received.payload for received in selector.completed_receives]
+        assert len(selector.completed_receives) <= 1
+        if selector.disconnected:
+            break
+    assert payloads == [b"first", b"second"]
+    assert selector.disconnected["1"].kind is ChannelKind.FAILED_SEND
+    assert "sending failed" in str(selector.disconnected["1"].error)
+    assert selector.completed_sends == []
+
+
+def test_a_reset_is_told_with_its_reason(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+    state = lost(selector)
+    assert state.kind is ChannelKind.READY
+    assert "reset" in str(state.error)
+
+
+def test_an_end_within_a_frame_says_how_much_was_there(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    connection.sendall(frame(b"12345678")[:9])
+    connection.close()
+    assert "after 5 of a response's 8 bytes" in str(lost(selector).error)
+
+
+def test_a_refused_connection_is_told_with_its_address(selector: Selector) -> None:
+    peer = Peer()
+    peer.close()
+    selector.connect("1", peer.address, -1, -1)
+    state = lost(selector)
+    assert state.kind is ChannelKind.NOT_CONNECTED
+    assert str(peer.address) in str(state.error)
+    assert "refused" in str(state.error)
+    selector.poll(10)
+    assert selector.disconnected == {}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        pytest.param(Address(socket.AF_INET, ("255.255.255.255", 9)), id="broadcast"),
+        pytest.param(Address(socket.AF_INET, ("127.0.0.1", 70_000)), id="no such port"),
+        pytest.param(Address(9999, ("127.0.0.1", 9)), id="no such family"),
+    ],
+)
+def test_a_connect_that_fails_at_once_is_told_by_the_next_poll(selector: Selector, address: Address) -> None:
+    files = open_files()
+    selector.connect("1", address, -1, -1)
+    with pytest.raises(IllegalStateError, match="already"):
+        selector.connect("1", address, -1, -1)
+    started = time.monotonic()
+    selector.poll(5000)
+    assert time.monotonic() - started < 1
+    assert selector.disconnected["1"].kind is ChannelKind.NOT_CONNECTED
+    assert str(address) in str(selector.disconnected["1"].error)
+    assert open_files() == files
+    selector.poll(0)
+    assert selector.disconnected == {}
+
+
+def test_closing_is_not_told_and_a_new_connection_may_follow(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    selector.close("1")
+    selector.close("1")
+    assert connection.recv(1) == b""
+    selector.poll(20)
+    assert selector.disconnected == {}
+    connect(selector, peer)
+
+
+def test_a_connection_closed_with_a_send_waiting_is_left_alone(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    send = send_of(b"never")
+    selector.send(send)
+    selector.close("1")
+    selector.poll(20)
+    assert (selector.completed_sends, selector.disconnected) == ([], {})
+    assert connection.recv(10) == b""
+
+
+def test_others_are_served_while_one_ends_in_the_same_poll(selector: Selector, peer: Peer) -> None:
+    connections = {name: connect(selector, peer, name) for name in ("1", "2", "3")}
+    connections["1"].close()
+    connections["2"].sendall(struct.pack(">i", -5))
+    connections["3"].sendall(frame(b"fine"))
+    time.sleep(0.05)
+    selector.poll(1000)
+    assert set(selector.disconnected) == {"1", "2"}
+    assert [received.payload for received in selector.completed_receives] == [b"fine"]
+
+
+# ---- idle connections ------------------------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_connection_expires_first(peer: Peer) -> None:
+    clock = FakeClock()
+    selector = Selector(clock, connections_max_idle_ms=1000)
+    try:
+        first, second = connect(selector, peer, "1"), connect(selector, peer, "2")
+        clock.advance(600)
+        selector.send(send_of(b"x", "1"))
+        selector.poll(0)
+        clock.advance(400)
+        selector.poll(0)
+        assert list(selector.disconnected) == ["2"]
+        assert selector.disconnected["2"].kind is ChannelKind.EXPIRED
+        assert "connections.max.idle.ms" in str(selector.disconnected["2"].error)
+        assert second.recv(1) == b""
+        first.sendall(frame(b"more"))
+        receive(selector)
+        clock.advance(999)
+        selector.poll(0)
+        assert selector.disconnected == {}
+        clock.advance(1)
+        selector.poll(0)
+        assert list(selector.disconnected) == ["1"]
+    finally:
+        selector.close_all()
+
+
+def test_a_poll_wakes_for_the_next_expiry(peer: Peer) -> None:
+    selector = Selector(SystemClock(), connections_max_idle_ms=60)
+    try:
+        connect(selector, peer)
+        started = time.monotonic()
+        selector.poll(5000)
+        assert 0.02 < time.monotonic() - started < 2
+        assert selector.disconnected["1"].kind is ChannelKind.EXPIRED
+    finally:
+        selector.close_all()
+
+
+# ---- descriptors and forks -------------------------------------------------------------------------------------------
+
+
+def test_every_descriptor_is_closed_at_the_end(peer: Peer) -> None:
+    before = open_files()
+    selector = Selector(SystemClock(), 1000)
+    for connection_id in ("1", "2"):
+        connect(selector, peer, connection_id)
+    selector.connect("3", peer.address, -1, -1)
+    assert open_files() == before + 3 + 3 + 2
+    selector.close_all()
+    assert open_files() == before + 2
+
+
+def test_a_forked_child_that_closes_leaves_the_parents_connections_alone(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    child = os.fork()
+    if child == 0:  # no assertion may leave this block: the child is not a test
+        try:
+            refused = 0
+            for call in (lambda: selector.poll(0), lambda: selector.send(send_of(b"x"))):
+                try:
+                    call()
+                except IllegalStateError:
+                    refused += 1
+            selector.wakeup()
+            selector.close_all()
+            os._exit(0 if refused == 2 else 1)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    started = time.monotonic()
+    selector.poll(60)
+    assert time.monotonic() - started >= 0.05, "the child's wakeup reached the parent"
+    connection.sendall(frame(b"still here"))
+    assert receive(selector).payload == b"still here"
+    selector.send(send_of(b"me too"))
+    selector.poll(100)
+    assert connection.recv(100) == frame(b"me too")
+
+
+def test_a_forked_child_that_closes_one_connection_does_not_end_it_for_the_parent(
+    selector: Selector, peer: Peer
+) -> None:
+    connection = connect(selector, peer)
+    child = os.fork()
+    if child == 0:
+        try:
+            selector.close("1")
+            os._exit(0)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    connection.sendall(frame(b"still here"))
+    assert receive(selector).payload == b"still here"

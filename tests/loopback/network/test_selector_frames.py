@@ -1,0 +1,131 @@
+"""Frames through the selector on real sockets: whole, in pieces, wild, and from many at once."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+
+import pytest
+from support.peer import LIMIT_S, Peer, connect, frame, lost, poll_until, receive, send_of
+
+from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.selector import Selector
+
+
+def test_a_frame_goes_out_and_one_comes_back(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    assert selector.is_channel_ready("1")
+    send = send_of(b"question")
+    selector.send(send)
+    selector.poll(1000)
+    assert selector.completed_sends == [send]
+    assert connection.recv(100) == frame(b"question")
+    connection.sendall(frame(b"answer"))
+    assert receive(selector) == NetworkReceive("1", b"answer")
+
+
+def test_a_send_that_went_out_is_told_without_waiting_for_more(selector: Selector, peer: Peer) -> None:
+    connect(selector, peer)
+    selector.send(send_of(b"question"))
+    started = time.monotonic()
+    selector.poll(5000)
+    assert len(selector.completed_sends) == 1
+    assert time.monotonic() - started < 3
+
+
+def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
+    """Small buffers on both sides, sends in many pieces: each partial write is taken up where it stopped."""
+    peer = Peer(receive_buffer=4096)
+    connection = connect(selector, peer, send_buffer=4096)
+    source = random.Random(5)
+    frames = [source.randbytes(source.choice((10, 3_000, 200_000))) for _ in range(12)]
+    wanted = b"".join(frame(payload) for payload in frames)
+    got = bytearray()
+
+    def read_slowly() -> None:
+        while len(got) < len(wanted):
+            got.extend(connection.recv(source.choice((1, 7, 1000, 30_000))))
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    for payload in frames:
+        data = frame(payload)
+        cuts = sorted(source.randrange(len(data)) for _ in range(20))
+        pieces = [memoryview(data)[low:high] for low, high in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        send = NetworkSend("1", pieces)
+        selector.send(send)
+        poll_until(selector, lambda send=send: send in selector.completed_sends)
+    reader.join(LIMIT_S)
+    peer.close()
+    assert bytes(got) == wanted
+
+
+def test_waiting_for_room_in_the_socket_is_no_busy_loop(selector: Selector) -> None:
+    peer = Peer(receive_buffer=4096)
+    connect(selector, peer, send_buffer=4096)
+    send = send_of(bytes(4_000_000))
+    selector.send(send)
+    polls, busy_s, end = 0, time.process_time(), time.monotonic() + 0.5
+    while time.monotonic() < end:
+        selector.poll(100)
+        polls += 1
+    busy_s = time.process_time() - busy_s
+    assert not send.completed
+    assert polls < 40
+    assert busy_s < 0.15
+    peer.close()
+
+
+def test_an_idle_connection_is_no_busy_loop(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    selector.send(send_of(b"x"))
+    selector.poll(100)
+    connection.recv(10)
+    started = time.monotonic()
+    selector.poll(200)
+    assert time.monotonic() - started >= 0.19
+
+
+def test_a_frame_in_one_byte_pieces_arrives_whole(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    for byte in frame(b"slowly")[:-1]:
+        connection.sendall(bytes([byte]))
+        selector.poll(50)
+        assert selector.completed_receives == []
+    connection.sendall(b"y")
+    assert receive(selector).payload == b"slowly"
+
+
+def test_a_large_frame_arrives_in_one_buffer(selector: Selector, peer: Peer) -> None:
+    connection = connect(selector, peer)
+    payload = random.Random(1).randbytes(5_000_000)
+    writer = threading.Thread(target=connection.sendall, args=(frame(payload),))
+    writer.start()
+    assert receive(selector).payload == payload
+    writer.join(LIMIT_S)
+
+
+def test_no_channel_hands_over_more_than_one_frame_a_poll(selector: Selector, peer: Peer) -> None:
+    first, second = connect(selector, peer, "1"), connect(selector, peer, "2")
+    first.sendall(b"".join(frame(b"many%d" % index) for index in range(5)))
+    second.sendall(frame(b"only"))
+    time.sleep(0.05)
+    selector.poll(1000)
+    assert sorted(received.source for received in selector.completed_receives) == ["1", "2"]
+    rest = [receive(selector).payload for _ in range(4)]
+    assert rest == [b"many1", b"many2", b"many3", b"many4"]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 2**31 - 1])
+def test_a_wild_frame_size_ends_the_connection_and_takes_no_memory(selector: Selector, peer: Peer, size: int) -> None:
+    connection = connect(selector, peer)
+    connection.sendall(struct.pack(">i", size))
+    state = lost(selector)
+    assert state.kind is ChannelKind.READY
+    assert isinstance(state.error, ProtocolError)
+    assert "Node 1 at 127.0.0.1" in str(state.error)
+    assert str(size) in str(state.error)
+    assert connection.recv(1) == b""
