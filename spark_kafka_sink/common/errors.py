@@ -92,10 +92,6 @@ class CorruptBatchError(ProtocolError):
     """A record batch whose checksum or layout is wrong."""
 
 
-class FatalError(KafkaError):
-    fatal = True
-
-
 class ProducerClosedError(IllegalStateError):
     """The producer was closed while this was under way, or before."""
 
@@ -240,11 +236,6 @@ class TopicExistsError(KafkaError):
 class InvalidRequestError(KafkaError):
     error_code = 42
     sentence = "The server refused the request as malformed. Its log says more."
-
-
-class UnsupportedForMessageFormatError(KafkaError):
-    error_code = 43
-    sentence = "The topic's message format is too old for this."
 
 
 class OutOfOrderSequenceError(KafkaError):
