@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import NO_LEADER
+from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.versions import KAFKA_2_1
 
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -30,6 +32,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.record.columns import RecordColumns
 
 PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
 AT_ONCE = {"linger.ms": "0"}
@@ -482,8 +485,6 @@ def test_a_batch_too_large_is_split_and_arrives_once_in_order(codec: str, is_ide
 
 
 def random_bytes(seed: int, count: int) -> bytes:
-    import random
-
     return random.Random(seed).randbytes(count)
 
 
@@ -498,8 +499,6 @@ def test_what_follows_a_split_batch_stays_behind_it() -> None:
 
 
 def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
-    from spark_kafka_sink.record.columns import RecordColumns
-
     harness = warm({"linger.ms": "0"})
     harness.cluster.topics[TOPIC].max_message_bytes = 600
     delivery = harness.send_columns(RecordColumns.from_rows([bytes(90)] * 10))
@@ -615,9 +614,6 @@ def test_a_fatal_error_fails_everything_pending_with_its_cause() -> None:
 
 
 def test_a_broker_too_old_for_idempotence_is_fatal_and_told() -> None:
-    from support.scripted_broker.cluster import ScriptedCluster
-    from support.scripted_broker.versions import KAFKA_2_1
-
     old = {key: ranges for key, ranges in KAFKA_2_1.items() if key != INIT_PRODUCER_ID}
     harness = ProducerHarness(AT_ONCE, cluster=ScriptedCluster(versions=old))
     delivery = harness.send(b"x")
@@ -627,9 +623,6 @@ def test_a_broker_too_old_for_idempotence_is_fatal_and_told() -> None:
 
 
 def test_a_version_that_the_broker_lacks_fails_the_records() -> None:
-    from support.scripted_broker.cluster import ScriptedCluster
-    from support.scripted_broker.versions import KAFKA_2_1
-
     settings = {**AT_ONCE, "compression.type": "zstd", "enable.idempotence": "false"}
     old = {**KAFKA_2_1, PRODUCE: (0, 6)}
     harness = ProducerHarness(settings, cluster=ScriptedCluster(versions=old))

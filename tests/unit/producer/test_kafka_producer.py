@@ -1,0 +1,562 @@
+"""The producer's face: what a send refuses, where a record goes, what flush and close promise."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.fake_clock import FakeClock
+from support.producer_harness import TOPIC, ProducerHarness
+from support.scripted_broker import faults
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import (
+    BufferExhaustedError,
+    ConfigError,
+    IllegalStateError,
+    InvalidTopicError,
+    KafkaTimeoutError,
+    ProducerClosedError,
+    RecordTooLargeError,
+    SerializationError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
+from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.murmur2 import partition_for_key
+
+PRODUCE, METADATA = 0, 3
+AT_ONCE = {"linger.ms": "0"}
+JOIN_S = 5
+
+
+def warm(settings: dict[str, Any] | None = None, **more: Any) -> ProducerHarness:
+    harness = ProducerHarness(AT_ONCE if settings is None else settings, **more)
+    harness.warm_up(*harness.cluster.topics)
+    harness.cluster.requests.clear()
+    return harness
+
+
+# ---- send ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"value": 5}, "value of a record is a int"),
+        ({"key": 1.5}, "key of a record is a float"),
+        ({"value": "\ud800"}, "value of a record is not text"),
+        ({"headers": [(None, b"v")]}, "header of a record has the name None"),
+        ({"headers": [("\ud800", b"v")]}, "header name of a record is not text"),
+        ({"headers": [("name", 7)]}, "header 'name' of a record is a int"),
+        ({"partition": -1}, "partition=-1"),
+        ({"timestamp_ms": -5}, "timestamp_ms=-5"),
+        ({"timestamp_ms": 2**63}, "timestamp_ms=9223372036854775808"),
+    ],
+)
+def test_what_is_no_record_is_refused_before_anything_counts_on_it(arguments: dict[str, Any], text: str) -> None:
+    harness = warm()
+    with pytest.raises(SerializationError, match=text):
+        harness.producer.send(TOPIC, **arguments)
+    assert harness.memory_in_use == 0
+    assert not harness.accumulator.has_incomplete
+
+
+def test_keys_values_and_headers_arrive_as_they_were_given() -> None:
+    harness = warm()
+    harness.send("text", key=bytearray(b"k"), headers=[("a", b"1"), ("b", None), ("c", "3")], timestamp_ms=17)
+    harness.send(memoryview(b"view"))
+    harness.settle()
+    _, first, second = harness.cluster.records(TOPIC)[0]
+    assert (first.key, first.value, first.timestamp_ms) == (b"k", b"text", 17)
+    assert first.headers == ((b"a", b"1"), (b"b", None), (b"c", b"3"))
+    assert (second.key, second.value) == (None, b"view")
+    assert second.timestamp_ms == harness.clock.wall_ms() - (harness.now_ms - harness.deliveries[1].sent_ms)
+
+
+def test_a_record_too_large_fails_its_future_and_names_the_limit() -> None:
+    harness = warm({**AT_ONCE, "max.request.size": "1000"})
+    error = harness.send(bytes(990)).error
+    assert isinstance(error, RecordTooLargeError)
+    assert "max.request.size=1000" in str(error)
+    assert TOPIC in str(error)
+    harness = warm({**AT_ONCE, "buffer.memory": "1000"})
+    assert "buffer.memory=1000" in str(harness.send(bytes(990)).error)
+
+
+def test_a_failed_send_calls_back_and_its_future_raises() -> None:
+    harness = warm({**AT_ONCE, "max.request.size": "1000"})
+    delivery = harness.send(bytes(2_000))
+    assert delivery.metadata is None
+    assert delivery.future is not None
+    assert delivery.future.done()
+    with pytest.raises(RecordTooLargeError):
+        delivery.future.result(0)
+
+
+def test_a_send_wakes_the_sender_for_a_new_batch_and_for_a_full_one_and_not_in_between() -> None:
+    harness = warm({"linger.ms": "1000", "batch.size": "200"})
+    woken: list[int] = []
+    harness.client.wakeup = lambda: woken.append(1)
+    counts = []
+    for _ in range(5):
+        harness.send(bytes(60))
+        counts.append(len(woken))
+    assert counts == [1, 1, 2, 3, 4]
+
+
+# ---- which partition -------------------------------------------------------------------------------------------------
+
+
+def test_a_key_decides_the_partition_as_in_java_unless_it_is_to_be_ignored() -> None:
+    harness = warm(topics={TOPIC: 5})
+    keys = [b"%d" % index for index in range(20)]
+    deliveries = [harness.send(b"v", key=key) for key in keys]
+    harness.settle()
+    assert [d.metadata.partition for d in deliveries if d.metadata] == [partition_for_key(key, 5) for key in keys]
+    harness = warm({**AT_ONCE, "partitioner.ignore.keys": "true"}, topics={TOPIC: 5})
+    deliveries = [harness.send(b"v", key=key) for key in keys]
+    harness.settle()
+    assert len({d.metadata.partition for d in deliveries if d.metadata}) == 1
+
+
+def test_a_partition_that_is_given_wins_over_the_key() -> None:
+    harness = warm(topics={TOPIC: 5})
+    other = (partition_for_key(b"k", 5) + 1) % 5
+    delivery = harness.send(b"v", key=b"k", partition=other)
+    harness.settle()
+    assert delivery.metadata is not None
+    assert delivery.metadata.partition == other
+
+
+def test_without_a_key_records_stay_with_a_partition_for_batch_size_bytes() -> None:
+    harness = warm({"linger.ms": "10", "batch.size": "1000"}, topics={TOPIC: 4})
+    deliveries = [harness.send(bytes(70)) for _ in range(100)]
+    harness.settle()
+    partitions = [d.metadata.partition for d in deliveries if d.metadata]
+    switches = sum(one != two for one, two in itertools.pairwise(partitions))
+    assert 5 <= switches <= 15
+    assert set(partitions) == {0, 1, 2, 3}
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+def test_columns_go_where_each_row_says_in_their_order() -> None:
+    harness = warm(topics={TOPIC: 3})
+    values = [b"%03d" % index for index in range(300)]
+    delivery = harness.send_columns(RecordColumns.from_rows(values, partitions=[index % 3 for index in range(300)]))
+    harness.settle()
+    assert [harness.values(partition=index) for index in range(3)] == [values[index::3] for index in range(3)]
+    assert delivery.settled_rows == 300
+    assert all(error is None for _, error in delivery.runs)
+    assert harness.memory_in_use == 0
+
+
+def test_rows_with_keys_and_rows_without_share_a_call() -> None:
+    harness = warm(topics={TOPIC: 3})
+    keys = [None if index % 2 else b"key%d" % index for index in range(100)]
+    delivery = harness.send_columns(RecordColumns.from_rows([b"%d" % i for i in range(100)], keys=keys))
+    harness.settle()
+    assert delivery.settled_rows == 100
+    seen = {record.value: index for index in range(3) for record in harness.cluster.records(TOPIC)[index]}
+    for index, key in enumerate(keys):
+        if key is not None:
+            assert seen[b"%d" % index] == partition_for_key(key, 3)
+    free = [index for index, key in enumerate(keys) if key is None]
+    assert len({seen[b"%d" % index] for index in free}) == 1  # few bytes: they stay together
+
+
+def test_rows_that_may_go_anywhere_are_spread_by_batch_size() -> None:
+    harness = warm({"linger.ms": "0", "batch.size": "1000"}, topics={TOPIC: 4})
+    values = [b"%04d" % index + bytes(60) for index in range(200)]
+    delivery = harness.send_columns(RecordColumns.from_rows(values))
+    harness.settle()
+    assert delivery.settled_rows == 200
+    arrived = [harness.values(partition=index) for index in range(4)]
+    assert sorted(value for log in arrived for value in log if value) == values
+    assert all(log == sorted(log) for log in arrived)
+    assert all(arrived)
+
+
+def test_a_block_larger_than_a_share_of_memory_is_cut() -> None:
+    harness = warm({**AT_ONCE, "buffer.memory": "4000", "batch.size": "500"})
+    values = [b"%03d" % index + bytes(50) for index in range(200)]
+    delivery = harness.send_columns(RecordColumns.from_rows(values, partitions=[0] * 200))
+    harness.settle()
+    assert harness.values() == values
+    assert delivery.settled_rows == 200
+    assert harness.memory_in_use == 0
+    free = harness.send_columns(RecordColumns.from_rows(values))
+    harness.settle()
+    assert free.settled_rows == 200
+    assert harness.values() == values * 2
+
+
+def test_many_rows_go_in_blocks() -> None:
+    harness = warm()
+    rows = MAX_BLOCK_ROWS + 10
+    columns = RecordColumns(value=pa.array([b"v"] * rows, pa.binary()), partition=pa.array([0] * rows, pa.int32()))
+    delivery = harness.send_columns(columns)
+    harness.settle()
+    assert delivery.settled_rows == rows
+    assert len(harness.values()) == rows
+
+
+def test_no_rows_send_nothing() -> None:
+    harness = warm()
+    harness.send_columns(RecordColumns.from_rows([]))
+    assert not harness.accumulator.has_incomplete
+
+
+def test_a_row_too_large_is_refused_with_its_limit_and_takes_no_memory() -> None:
+    harness = warm({**AT_ONCE, "max.request.size": "1000"})
+    with pytest.raises(RecordTooLargeError, match=r"max\.request\.size=1000"):
+        harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", bytes(2_000)]))
+    assert harness.memory_in_use == 0
+
+
+def test_columns_without_a_callback_are_sent_all_the_same() -> None:
+    harness = warm()
+    harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", b"b"]))
+    harness.run_until(lambda: not harness.accumulator.has_incomplete)
+    assert harness.values() == [b"a", b"b"]
+    assert harness.memory_in_use == 0
+
+
+def test_rows_that_fail_one_by_one_are_told_in_stretches() -> None:
+    harness = warm()
+
+    def refuse(cluster: Any, exchange: Any, proceed: Any) -> Any:
+        answer = faults.fail_with(87)(cluster, exchange, proceed)
+        (topic,) = answer.values["responses"]
+        topic["partition_responses"][0]["record_errors"] = [{"batch_index": 2, "batch_index_error_message": "bad"}]
+        return answer
+
+    harness.cluster.on(PRODUCE, refuse)
+    delivery = harness.send_columns(RecordColumns.from_rows([b"%d" % index for index in range(5)]))
+    harness.settle()
+    assert [(run.record_count, run.base_offset) for run, _ in delivery.runs] == [(2, -1), (1, -1), (2, -1)]
+    assert ["bad" in str(error) for _, error in delivery.runs] == [False, True, False]
+
+
+# ---- metadata --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_send_asks_for_its_topic_and_later_ones_for_nothing() -> None:
+    harness = ProducerHarness(AT_ONCE)
+    harness.run_for(1)
+    assert harness.cluster.requests_of(METADATA) == []  # lazy
+    harness.send()
+    harness.settle()
+    (exchange,) = harness.cluster.requests_of(METADATA)
+    assert [topic.name for topic in exchange.request.topics] == [TOPIC]
+    harness.send()
+    harness.settle()
+    assert len(harness.cluster.requests_of(METADATA)) == 1
+
+
+def test_a_new_topic_is_asked_for_alone() -> None:
+    harness = warm(topics={TOPIC: 1, "other": 1, "third": 1})
+    harness.cluster.create_topic("new", 1)
+    harness.send(topic="new")
+    (exchange,) = harness.cluster.requests_of(METADATA)
+    assert [topic.name for topic in exchange.request.topics] == ["new"]
+    assert harness.metadata.fetch().partition_count_for_topic("third") == 1
+
+
+def test_a_topic_that_does_not_come_up_fails_at_max_block_ms_and_says_so() -> None:
+    """Row 18."""
+    harness = warm({**AT_ONCE, "max.block.ms": "2000"})
+    delivery = harness.send(topic="missing")
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert "Topic missing" in str(delivery.error)
+    assert "max.block.ms=2000" in str(delivery.error)
+    assert 2_000 <= harness.now_ms - delivery.sent_ms <= 2_100
+
+
+def test_a_topic_that_comes_up_meanwhile_is_sent_to() -> None:
+    harness = warm()
+    harness.selector.at(harness.now_ms + 700, lambda: harness.cluster.create_topic("late", 1))
+    delivery = harness.send(topic="late")
+    assert 700 <= harness.now_ms - delivery.sent_ms <= 2_500
+    harness.settle()
+    assert delivery.error is None
+
+
+def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the_count() -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "2000"}, topics={TOPIC: 3})
+    delivery = harness.send(partition=3)
+    assert "Partition 3 of topic flights with 3 partitions" in str(delivery.error)
+    assert "use 0 to 2" in str(delivery.error)
+    harness.cluster.add_partitions(TOPIC, 1)
+    delivery = harness.send(partition=3)
+    harness.settle()
+    assert delivery.error is None
+
+
+def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
+    harness = warm(topics={TOPIC: 1})
+    harness.selector.at(harness.now_ms + 300, lambda: harness.cluster.add_partitions(TOPIC, 1))
+    delivery = harness.send_columns(RecordColumns.from_rows([b"a"], partitions=[1]))
+    harness.settle()
+    assert harness.values(partition=1) == [b"a"]
+    assert delivery.settled_rows == 1
+
+
+@pytest.mark.parametrize("topic", ["a b", "..", "x" * 250, ""])
+def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
+    """Row 51."""
+    harness = warm()
+    for limit_ms in (50, 0):  # the second time without asking again
+        delivery = harness.send(topic=topic)
+        assert isinstance(delivery.error, InvalidTopicError)
+        assert harness.now_ms - delivery.sent_ms <= limit_ms
+    good = harness.send(b"good")
+    harness.settle()
+    assert good.error is None
+
+
+def test_an_unauthorized_topic_fails_at_once() -> None:
+    harness = warm()
+    harness.cluster.create_topic("secret", 1)
+    harness.cluster.on(METADATA, faults.change(refuse_topic("secret", 29)), times=None)
+    delivery = harness.send(topic="secret")
+    assert isinstance(delivery.error, TopicAuthorizationError)
+    assert "secret" in str(delivery.error)
+    assert harness.now_ms - delivery.sent_ms <= 50
+
+
+def refuse_topic(name: str, error_code: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(values: dict[str, Any]) -> dict[str, Any]:
+        values["topics"] = [
+            {"error_code": error_code, "name": name} if topic["name"] == name else topic for topic in values["topics"]
+        ]
+        return values
+
+    return change
+
+
+def test_no_broker_at_all_is_told_with_the_addresses() -> None:
+    harness = ProducerHarness({**AT_ONCE, "max.block.ms": "1500"})
+    harness.network.stop(0)
+    delivery = harness.send()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert "bootstrap.servers=broker-0:9092" in str(delivery.error)
+    assert harness.now_ms - delivery.sent_ms <= 1_700
+
+
+def test_partitions_for_asks_for_the_topic() -> None:
+    harness = ProducerHarness(AT_ONCE, topics={TOPIC: 4}, node_count=2)
+    infos = harness.producer.partitions_for(TOPIC)
+    assert [(info.partition, info.leader.id) for info in infos if info.leader] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+
+
+# ---- row 45: memory full ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_later() -> None:
+    harness = warm({**AT_ONCE, "buffer.memory": "5000", "max.block.ms": "2000", "batch.size": "500"})
+    harness.network.stalled.add(0)
+    sent = [harness.send(bytes(400)) for _ in range(13)]
+    blocked = [delivery for delivery in sent if isinstance(delivery.error, BufferExhaustedError)]
+    assert blocked == sent[11:]
+    assert [delivery.settled_ms - delivery.sent_ms for delivery in blocked] == [2_000, 2_000]
+    assert harness.memory_in_use <= 5_000
+    harness.network.stalled.clear()
+    harness.settle()
+    assert [delivery.error for delivery in sent[:11]] == [None] * 11
+    assert harness.memory_in_use == 0
+    after = harness.send(bytes(400))
+    harness.settle()
+    assert after.error is None
+
+
+def test_who_waits_for_memory_makes_lingering_batches_go() -> None:
+    harness = warm({"linger.ms": "30000", "delivery.timeout.ms": "90000", "buffer.memory": "2000"})
+    deliveries = [harness.send(bytes(400)) for _ in range(12)]
+    assert all(delivery.error is None for delivery in deliveries)
+    assert harness.now_ms - deliveries[0].sent_ms < 1_000
+
+
+# ---- flush -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_flush_sends_what_lingers_and_returns_when_every_callback_has_run() -> None:
+    harness = warm({"linger.ms": "60000"})
+    deliveries = [harness.send(b"%d" % index) for index in range(5)]
+    start_ms = harness.now_ms
+    seen: list[bool] = []
+
+    def flush() -> None:
+        harness.producer.flush()
+        seen.append(all(delivery.is_settled for delivery in deliveries))
+
+    thread = threading.Thread(target=flush, daemon=True)
+    begin = harness.accumulator.begin_flush
+    begun = threading.Event()
+    harness.accumulator.begin_flush = lambda: (begin(), begun.set())
+    thread.start()
+    assert begun.wait(JOIN_S)
+    harness.settle()
+    thread.join(JOIN_S)
+    assert seen == [True]
+    assert harness.now_ms - start_ms < 100
+
+
+def test_a_flush_that_takes_too_long_says_so() -> None:
+    harness = warm({"linger.ms": "1000"})
+    harness.send()
+    with pytest.raises(KafkaTimeoutError, match="flush of 0 ms"):
+        harness.producer.flush(timeout_ms=0)
+    harness.settle()
+    harness.producer.flush(timeout_ms=0)
+
+
+# ---- close, fork, failure --------------------------------------------------------------------------------------------
+
+
+def test_a_closed_producer_refuses_everything_and_closes_twice() -> None:
+    harness = warm()
+    harness.close()
+    harness.producer.close()
+    for call in (
+        lambda: harness.producer.send(TOPIC, b"v"),
+        lambda: harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"v"])),
+        lambda: harness.producer.partitions_for(TOPIC),
+    ):
+        with pytest.raises(ProducerClosedError):
+            call()
+    assert repr(harness.producer).startswith("KafkaProducer(closed")
+
+
+def test_a_send_that_waits_for_metadata_hears_of_the_close() -> None:
+    harness = ProducerHarness(AT_ONCE)
+    harness.clock.on_wait = lambda timeout_ms: harness.close()
+    with pytest.raises(ProducerClosedError):
+        harness.producer.send("nowhere", b"v")
+
+
+def test_a_send_that_waits_for_memory_hears_of_the_close() -> None:
+    harness = warm({**AT_ONCE, "buffer.memory": "1000"})
+    harness.network.stalled.add(0)
+    harness.send(bytes(700))
+    harness.clock.on_wait = lambda timeout_ms: harness.producer.close()
+    with pytest.raises(ProducerClosedError):
+        harness.producer.send(TOPIC, bytes(700))
+
+
+def test_after_a_fork_the_producer_is_the_parents_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 43."""
+    harness = warm()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for call in (
+        lambda: harness.producer.send(TOPIC, b"v"),
+        lambda: harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"v"])),
+        lambda: harness.producer.partitions_for(TOPIC),
+        harness.producer.flush,
+    ):
+        with pytest.raises(IllegalStateError, match="after a fork"):
+            call()
+    harness.producer.close()
+    monkeypatch.undo()
+    harness.send()  # the parent's is untouched
+    harness.settle()
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError):
+        KafkaProducer({"bootstrap.servers": "localhost:1", "no.such.key": "1"})
+
+
+# ---- with its own thread ---------------------------------------------------------------------------------------------
+
+
+def threaded(**settings: str) -> KafkaProducer:
+    """A producer on the real clock whose broker is a closed port."""
+    return KafkaProducer({"bootstrap.servers": "127.0.0.1:1", "max.block.ms": "50", **settings})
+
+
+def producer_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("kafka-producer-network-thread")]
+
+
+def test_close_leaves_no_thread() -> None:
+    """Row 52."""
+    with threaded(**{"client.id": "here"}) as producer:
+        assert [thread.name for thread in producer_threads()] == ["kafka-producer-network-thread-here"]
+        assert isinstance(producer.send(TOPIC, b"v").exception(), KafkaTimeoutError)
+        assert not producer.has_failed
+    assert producer_threads() == []
+    assert not producer.has_failed
+
+
+def test_a_close_with_a_limit_forces_what_is_left() -> None:
+    producer = threaded()
+    append_unsendable(producer)
+    producer.close(timeout_ms=20)
+    assert producer_threads() == []
+    assert producer.sender._is_forced
+    assert not producer._accumulator.has_incomplete
+
+
+def test_leaving_after_an_error_does_not_wait() -> None:
+    producer = threaded()
+    append_unsendable(producer)
+    producer.__exit__(RuntimeError, RuntimeError("mine"), None)
+    assert producer_threads() == []
+    assert producer.sender._is_forced
+
+
+def append_unsendable(producer: KafkaProducer) -> None:
+    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), None)
+    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, 10**15)
+
+
+def test_a_producer_whose_thread_is_gone_has_failed() -> None:
+    producer = threaded()
+    producer.sender._is_running = False
+    producer.sender.wakeup()
+    assert producer._thread is not None
+    producer._thread.join(JOIN_S)
+    assert producer.has_failed
+    producer.close()
+
+
+def test_a_callback_may_close_and_may_not_flush() -> None:
+    producer = threaded()
+    outcomes: list[object] = []
+    done = threading.Event()
+
+    def on_completion(metadata: object, error: object) -> None:
+        try:
+            producer.flush()
+        except IllegalStateError as refusal:
+            outcomes.append(refusal)
+        producer.close()
+        done.set()
+
+    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), on_completion)
+    expired_ms = producer._clock.now_ms() - 200_000
+    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, expired_ms)
+    producer.sender.wakeup()
+    assert done.wait(JOIN_S)
+    assert producer._thread is not None
+    producer._thread.join(JOIN_S)
+    assert not producer._thread.is_alive()
+    assert "would wait for its own thread" in str(outcomes[0])
+
+
+def test_metadata_is_made_from_the_settings() -> None:
+    config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"})
+    metadata = KafkaProducer.make_metadata(config, FakeClock(), random.Random(1))
+    assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
+    assert metadata.fetch().is_bootstrap_configured
