@@ -19,6 +19,7 @@ from spark_kafka_sink.local.jvm import Jvm
 from spark_kafka_sink.local.node import Node, new_cluster_id
 from spark_kafka_sink.local.ports import ReservedPort
 from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
+from spark_kafka_sink.local.releases import CURRENT, find_release
 from spark_kafka_sink.local.watchdog import Watchdog
 
 _POLL_S = 0.02
@@ -31,6 +32,7 @@ class EmbeddedKafka:
 
     A context manager: entering starts it, leaving stops it. Whatever way this process ends, its JVMs end with it.
 
+    version: the Kafka release, "4.3.1" or "3.9.1".
     nodes: 1 or 3. Node ids count from 1. With three, internal topics have three replicas, of which two must be in sync.
     properties: broker properties for every node, over Kafka's defaults (topics are auto-created, with one partition).
     features: levels of finalized features to format with, such as {"transaction.version": 1}; else what this Kafka
@@ -46,6 +48,7 @@ class EmbeddedKafka:
         self,
         nodes: int = 1,
         *,
+        version: str = CURRENT.version,
         properties: Mapping[str, PropertyValue] | None = None,
         features: Mapping[str, int] | None = None,
         data_dir: Path | None = None,
@@ -54,6 +57,7 @@ class EmbeddedKafka:
         if nodes not in (1, 3):
             raise LocalBrokerError(f"An embedded cluster has 1 or 3 nodes, not {nodes}.")
         self._node_count = nodes
+        self._release = find_release(version)
         self._properties = dict(properties or {})
         refuse_owned(self._properties)
         self._features = dict(features or {})
@@ -98,7 +102,8 @@ class EmbeddedKafka:
         if self._nodes:
             raise LocalBrokerError("This embedded cluster is started already.")
         cache = cache_dir()
-        jvm = with_class_archive(Jvm(find_java(), fetch_jars(cache=cache)), cache)
+        jars = fetch_jars(self._release.lock_path, cache=cache)
+        jvm = with_class_archive(Jvm(find_java(), self._release, jars), cache)
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._make_nodes(jvm)

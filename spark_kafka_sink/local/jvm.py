@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_kafka_sink.local.java import Java
+from spark_kafka_sink.local.releases import KafkaRelease
 
 SERVER_CLASS = "kafka.Kafka"
 STORAGE_TOOL_CLASS = "kafka.tools.StorageTool"
@@ -20,9 +21,10 @@ _QUIET_ARCHIVE = ("-Xlog:disable", "-Xlog:all=error:stderr")
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """How to run one of Kafka's main classes."""
+    """How to run one of a release's main classes."""
 
     java: Java
+    release: KafkaRelease
     jars: Sequence[Path]
     archive: Path | None = None
     """A class data archive made from just these jars by just this Java: mapped at start, which spares the parsing."""
@@ -30,7 +32,7 @@ class Jvm:
     def command(
         self, main_class: str, *arguments: str, folder: Path, write_archive: Path | None = None
     ) -> list[str | Path]:
-        """Run `main_class` with its temporary files, crash dumps and log4j2.properties in `folder`."""
+        """Run `main_class` with its temporary files, crash dumps and log configuration in `folder`."""
         archive: tuple[str, ...] = ()
         if write_archive is not None:
             archive = (*_QUIET_ARCHIVE, f"-XX:ArchiveClassesAtExit={write_archive}")
@@ -42,7 +44,7 @@ class Jvm:
             *archive,
             f"-Djava.io.tmpdir={folder / 'tmp'}",
             f"-XX:ErrorFile={folder / 'hs_err.log'}",
-            f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+            f"-D{self.release.log_option}={(folder / self.release.log_file).as_uri()}",
             "-cp",
             os.pathsep.join(str(jar) for jar in self.jars),
             main_class,

@@ -15,7 +15,7 @@ from pathlib import Path
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.jvm import SERVER_CLASS, STORAGE_TOOL_CLASS, Jvm
-from spark_kafka_sink.local.properties import LOG4J2, NodeAddress, render
+from spark_kafka_sink.local.properties import NodeAddress, render
 from spark_kafka_sink.local.watchdog import Watchdog
 
 _STARTED_LINE = "Kafka Server started"
@@ -77,7 +77,8 @@ class Node:
         """Make the folder and its configuration."""
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         (self.folder / "server.properties").write_text(render(properties), encoding="ascii")
-        (self.folder / "log4j2.properties").write_text(LOG4J2, encoding="ascii")
+        release = self._jvm.release
+        (self.folder / release.log_file).write_text(release.log_configuration, encoding="ascii")
 
     def begin_format(self, cluster_id: str, features: Mapping[str, int]) -> None:
         """Start Kafka's own tool that formats the data folder; `await_format` waits for it."""

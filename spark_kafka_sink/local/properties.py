@@ -1,4 +1,4 @@
-"""A node's files: server.properties and the log4j2 configuration. No I/O."""
+"""What a node is told in its server.properties. No I/O."""
 
 from __future__ import annotations
 
@@ -42,21 +42,6 @@ _TEST_DEFAULTS: Mapping[str, PropertyValue] = {
     # 128 MB of a small heap by default.
     "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
 }
-
-LOG4J2 = """\
-status=error
-appender.stdout.type=Console
-appender.stdout.name=stdout
-appender.stdout.layout.type=PatternLayout
-appender.stdout.layout.pattern=%d{ISO8601} %-5p [%t] %m (%c)%n
-rootLogger.level=info
-rootLogger.appenderRef.stdout.ref=stdout
-# Each prints every property at start: hundreds of lines.
-logger.config.name=org.apache.kafka.common.config
-logger.config.level=warn
-logger.kafkaconfig.name=kafka.server.KafkaConfig
-logger.kafkaconfig.level=warn
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ conftest.py.
     KAFKA_BOOTSTRAP_SERVERS, if that is set: a cluster that is there already (PLAINTEXT, Kafka 3.0 or newer);
     testcontainers, if SPARK_KAFKA_SINK_TEST_BROKER=testcontainers (needs that package and a Docker engine);
     else an EmbeddedKafka of one node.
-`topic` and `new_topic` make topics of their own on it. `own_kafka` starts embedded clusters for tests that kill or
-freeze nodes.
+`topic` and `new_topic` make topics of their own on it. `old_kafka_broker` is a second shared broker, of the oldest
+embedded release. `own_kafka` starts embedded clusters for tests that kill or freeze nodes, `module_kafka` those that
+the tests of one module share.
 
 When a test fails, the logs of the embedded clusters it used are copied to pytest's temporary folder, and its report
 names the place.
@@ -27,9 +28,15 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError, UnknownTopicOrPartitionError
 from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.cluster import EmbeddedKafka
+from spark_kafka_sink.local.releases import OLD
 
 _CLUSTERS = pytest.StashKey[list[tuple[EmbeddedKafka, Path]]]()
 _LONGEST_TOPIC_STEM = 60
+
+
+def _remember(node: pytest.Item | pytest.Collector, kafka: EmbeddedKafka, folders: pytest.TempPathFactory) -> None:
+    """Keep the cluster's logs if a test fails that uses it."""
+    node.stash.setdefault(_CLUSTERS, []).append((kafka, folders.mktemp("kafka-logs")))
 
 
 @contextlib.contextmanager
@@ -61,12 +68,20 @@ def kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
             yield Admin(servers)
     elif wish == "embedded":
         with EmbeddedKafka() as kafka:
-            request.session.stash[_CLUSTERS] = [(kafka, tmp_path_factory.mktemp("kafka-logs"))]
+            _remember(request.session, kafka, tmp_path_factory)
             yield Admin(kafka.bootstrap_servers)
     else:
         raise LocalBrokerError(
             f"SPARK_KAFKA_SINK_TEST_BROKER={wish}: it is `embedded` (the default) or `testcontainers`."
         )
+
+
+@pytest.fixture(scope="session")
+def old_kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    """An embedded broker of the oldest release in the table, for the whole session."""
+    with EmbeddedKafka(version=OLD.version) as kafka:
+        _remember(request.session, kafka, tmp_path_factory)
+        yield Admin(kafka.bootstrap_servers)
 
 
 @pytest.fixture
@@ -102,12 +117,25 @@ def own_kafka(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., EmbeddedKafka]]:
     """`own_kafka(...)` takes EmbeddedKafka's arguments and starts a cluster for this test alone; stopped afterwards."""
-    clusters = request.node.stash.setdefault(_CLUSTERS, [])
+    yield from _cluster_starter(request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def module_kafka(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., EmbeddedKafka]]:
+    """As `own_kafka`, for a fixture of the module whose tests leave every node as they found it."""
+    yield from _cluster_starter(request, tmp_path_factory)
+
+
+def _cluster_starter(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., EmbeddedKafka]]:
     with contextlib.ExitStack() as stack:
 
         def start(*arguments: Any, **options: Any) -> EmbeddedKafka:
             kafka = stack.enter_context(EmbeddedKafka(*arguments, **options))
-            clusters.append((kafka, tmp_path_factory.mktemp("kafka-logs")))
+            _remember(request.node, kafka, tmp_path_factory)
             return kafka
 
         yield start
@@ -119,8 +147,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and call.when != "teardown":
-        shared = item.session.stash.get(_CLUSTERS, []) if "kafka_broker" in getattr(item, "fixturenames", ()) else []
-        for kafka, folder in (*shared, *item.stash.get(_CLUSTERS, [])):
+        uses_shared = any(isinstance(value, Admin) for value in getattr(item, "funcargs", {}).values())
+        nodes = [node for node in item.listchain() if uses_shared or node is not item.session]
+        for kafka, folder in (each for node in nodes for each in node.stash.get(_CLUSTERS, [])):
             target = folder / re.sub(r"[^a-zA-Z0-9._-]+", "-", item.name)[:_LONGEST_TOPIC_STEM]
             report.sections.append(("Kafka logs", str(kafka.save_logs(target))))
     return report

@@ -2,9 +2,11 @@
 
 Without coordinates the lock's own roots are resolved again. With some, they become its roots:
 
-    python -m spark_kafka_sink.local.relock kafka org.apache.kafka:kafka_2.13:4.3.1
-    org.apache.logging.log4j:log4j-slf4j-impl:2.25.4 python -m spark_kafka_sink.local.relock spark_kafka
-    --no-dependencies GROUP:ARTIFACT:VERSION ...
+    ... relock kafka org.apache.kafka:kafka_2.13:4.3.1 org.apache.logging.log4j:log4j-slf4j-impl:2.25.4
+
+    ... relock kafka-3.9 org.apache.kafka:kafka_2.13:3.9.1 org.slf4j:slf4j-reload4j:1.7.36
+
+    ... relock some-jars --no-dependencies GROUP:ARTIFACT:VERSION ...
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 
 def produce(bootstrap_servers: str, topic: str, values: Iterable[str], *, timeout_s: float = 30.0) -> None:
@@ -33,10 +33,13 @@ def read_topic(bootstrap_servers: str, topic: str, partitions: int = 1, *, timeo
             "check.crcs": True,
             "enable.partition.eof": True,
             "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 10,  # at the end it waits for more that long
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)])
+        # From offset 0 rather than from "the beginning", which takes it half a second to look up.
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         records: list[Message] = []
         ended: set[int] = set()
         deadline = time.monotonic() + timeout_s

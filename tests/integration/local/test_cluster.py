@@ -16,9 +16,24 @@ OwnKafka = Callable[..., EmbeddedKafka]
 VALUES = [f"value {number}" for number in range(1000)]
 
 
+@pytest.fixture(scope="module")
+def lone_node(module_kafka: OwnKafka) -> EmbeddedKafka:
+    """One node; whoever harms it lets it run again."""
+    return module_kafka(properties={"broker.session.timeout.ms": 1500})
+
+
 def test_records_sent_to_the_shared_broker_come_back_in_order(kafka_broker: Admin, topic: str) -> None:
     produce(kafka_broker.bootstrap_servers, topic, VALUES)
     assert read_values(kafka_broker.bootstrap_servers, topic) == VALUES
+
+
+def test_the_old_release_takes_records_and_has_no_feature_of_the_newer(old_kafka_broker: Admin) -> None:
+    servers = old_kafka_broker.bootstrap_servers
+    old_kafka_broker.create_topic("numbers")
+    produce(servers, "numbers", VALUES)
+    assert read_values(servers, "numbers") == VALUES
+    old_kafka_broker.delete_topic("numbers")
+    assert "transaction.version" not in old_kafka_broker.finalized_features()
 
 
 def test_topics_are_created_described_and_deleted(kafka_broker: Admin, new_topic: Callable[..., str]) -> None:
@@ -40,34 +55,35 @@ def test_nobody_listening_is_an_error_that_names_the_address() -> None:
             Admin(address).create_topic("any")
 
 
-def test_a_node_killed_and_started_again_has_its_address_and_records(own_kafka: OwnKafka) -> None:
-    kafka = own_kafka()
+def test_a_node_killed_and_started_again_has_its_address_and_records(lone_node: EmbeddedKafka) -> None:
+    kafka = lone_node
     address, first_pid = kafka.node_address(1), kafka.node_pid(1)
-    kafka.create_topic("numbers")
-    produce(kafka.bootstrap_servers, "numbers", VALUES)
+    kafka.create_topic("before-and-after")
+    produce(kafka.bootstrap_servers, "before-and-after", VALUES)
     kafka.kill_node(1)
     assert not kafka.node_running(1)
+    with pytest.raises(LocalBrokerError, match="Node 1 does not run"):
+        kafka.suspend_node(1)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=5)
     with pytest.raises(LocalBrokerError, match="No node of the embedded cluster runs"):
-        kafka.describe_topic("numbers")
+        kafka.describe_topic("before-and-after")
     kafka.start_node(1)
     assert kafka.node_address(1) == address
     assert kafka.node_pid(1) != first_pid
-    produce(kafka.bootstrap_servers, "numbers", ["one more"])
-    assert read_values(kafka.bootstrap_servers, "numbers") == [*VALUES, "one more"]
+    produce(kafka.bootstrap_servers, "before-and-after", ["one more"])
+    assert read_values(kafka.bootstrap_servers, "before-and-after") == [*VALUES, "one more"]
 
 
-def test_a_suspended_node_answers_nothing_until_it_is_resumed(own_kafka: OwnKafka) -> None:
-    kafka = own_kafka()
-    kafka.create_topic("numbers")
-    kafka.suspend_node(1)
-    impatient = Admin(kafka.bootstrap_servers, timeout_s=0.5)
+def test_a_suspended_node_answers_nothing_until_it_is_resumed(lone_node: EmbeddedKafka) -> None:
+    lone_node.create_topic("while-suspended")
+    lone_node.suspend_node(1)
+    impatient = Admin(lone_node.bootstrap_servers, timeout_s=0.5)
     with pytest.raises(LocalBrokerError, match="timed out"):
-        impatient.describe_topic("numbers")
-    kafka.resume_node(1)
-    produce(kafka.bootstrap_servers, "numbers", VALUES)
-    assert read_values(kafka.bootstrap_servers, "numbers") == VALUES
+        impatient.describe_topic("while-suspended")
+    lone_node.resume_node(1)
+    produce(lone_node.bootstrap_servers, "while-suspended", VALUES)
+    assert read_values(lone_node.bootstrap_servers, "while-suspended") == VALUES
 
 
 def test_three_nodes_take_records_after_the_loss_of_one_and_take_it_back(own_kafka: OwnKafka) -> None:
@@ -89,7 +105,7 @@ def test_three_nodes_take_records_after_the_loss_of_one_and_take_it_back(own_kaf
 def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_once(
     own_kafka: OwnKafka, tmp_path: Path
 ) -> None:
-    options = {"data_dir": tmp_path / "data", "properties": {"auto.create.topics.enable": False}}
+    options = {"data_dir": tmp_path / "data folder", "properties": {"auto.create.topics.enable": False}}
     first = own_kafka(**options, features={"transaction.version": 1})
     assert Admin(first.bootstrap_servers).finalized_features()["transaction.version"] == 1
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -97,6 +113,8 @@ def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_onc
     first.create_topic("numbers")
     produce(first.bootstrap_servers, "numbers", VALUES)
     first.stop()
+    with pytest.raises(LocalBrokerError, match="not started"):
+        _ = first.bootstrap_servers
     with pytest.raises(LocalBrokerError, match="features can only be chosen for a new folder"):
         own_kafka(**options, features={"transaction.version": 2})
     second = own_kafka(**options)
@@ -104,18 +122,13 @@ def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_onc
     assert second.describe_topic("numbers").partitions == (PartitionDescription(0, 1, (1,), (1,)),)
 
 
-def test_a_node_can_be_restarted_in_order_and_wrong_calls_are_refused(own_kafka: OwnKafka) -> None:
-    kafka = own_kafka()
-    kafka.restart_node(1)
+def test_a_node_can_be_restarted_in_order_and_wrong_calls_are_refused(lone_node: EmbeddedKafka) -> None:
     with pytest.raises(LocalBrokerError, match="Node 1 runs already"):
-        kafka.start_node(1)
+        lone_node.start_node(1)
     with pytest.raises(LocalBrokerError, match="started already"):
-        kafka.start()
+        lone_node.start()
     with pytest.raises(LocalBrokerError, match="No node 2: the nodes are 1"):
-        kafka.kill_node(2)
-    kafka.stop_node(1)
-    with pytest.raises(LocalBrokerError, match="Node 1 does not run"):
-        kafka.suspend_node(1)
-    kafka.stop()
-    with pytest.raises(LocalBrokerError, match="not started"):
-        _ = kafka.bootstrap_servers
+        lone_node.kill_node(2)
+    before = lone_node.node_pid(1)
+    lone_node.restart_node(1)
+    assert lone_node.node_pid(1) != before

@@ -24,7 +24,7 @@ def run_pytest(folder: Path, source: str, **environment: str) -> str:
     process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--basetemp", str(folder / "base"), str(folder / "test_it.py")],
         cwd=ROOT,
-        env={**inherited, **environment},
+        env={**inherited, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         capture_output=True,
         text=True,
         timeout=120,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.lock import KAFKA_LOCK, JarLock, LockedJar
+from spark_kafka_sink.local.lock import JarLock, LockedJar
 
 JAR = LockedJar("org.example:thing_2.13:1.0", hashlib.sha256(b"bytes").hexdigest(), 5)
 
@@ -22,16 +22,6 @@ def test_a_lock_that_is_written_is_read_back_equal(tmp_path: Path) -> None:
 
 def test_a_jar_lies_where_maven_would_put_it() -> None:
     assert JAR.path == Path("org/example/thing_2.13/1.0/thing_2.13-1.0.jar")
-
-
-def test_the_committed_lock_pins_one_kafka_release_with_a_log_binding() -> None:
-    lock = JarLock.read(KAFKA_LOCK)
-    kafka_versions = {
-        jar.coordinate.split(":")[2] for jar in lock.jars if jar.coordinate.startswith("org.apache.kafka:")
-    }
-    assert kafka_versions == {"4.3.1"}
-    assert len(lock.jars) == len({jar.coordinate.rsplit(":", 1)[0] for jar in lock.jars}) == 46
-    assert any("log4j-slf4j-impl" in jar.coordinate for jar in lock.jars)
 
 
 @pytest.mark.parametrize(
