@@ -82,6 +82,8 @@ class _Connection:
     """Bytes from the node, not handed over yet."""
     is_ended: bool = False
     """The node hung up; what arrived before is still handed over."""
+    has_hung_up: bool = False
+    """The node reads no more; the news of it may still be on the road."""
     held: list[tuple[bytes, bool]] = field(default_factory=list)
     last_request_ms: int = 0
     last_response_ms: int = 0
@@ -246,9 +248,10 @@ class FakeSelector:
 
     def _arrive(self, connection: _Connection, payload: bytes) -> None:
         """A request reaches its node; the responses set out."""
-        if connection.is_closed or connection.is_ended or connection.node_id is None:
+        if connection.is_closed or connection.has_hung_up or connection.node_id is None:
             return
         for reply in self._network.cluster.handle_frame(connection.node_id, payload, self._clock.now_ms()):
+            connection.has_hung_up |= reply.close
             due_ms = connection.last_response_ms = self._in_order(connection.last_response_ms, reply.delay_ms)
             self._after(due_ms - self._clock.now_ms(), _bind(connection, reply.data, reply.close))
 

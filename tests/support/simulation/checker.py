@@ -1,0 +1,253 @@
+"""What was promised, compared with what was heard and with what lies in the logs.
+
+It knows calls, callbacks and the brokers' logs, read by the brokers' own decoder; of the producer it asks only whether
+its memory is back and nothing is on its way.
+
+The promises, of records for which a callback brought no error ("acknowledged", acks=all or 1):
+ - the record is in the log of the partition told, once in all logs while idempotent, at the offset told, as it was
+   sent; and the logs hold nothing that was not sent
+ - records of one partition lie in the order in which they were sent, while idempotent or with one request in flight
+And of every record: one callback with one outcome, which its future tells too, no later than delivery.timeout.ms (and
+the process's own standstills) after its send came back. A record whose callback brought an error may be in the log or
+not: at most once while idempotent, and where in the order is not promised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from support.scripted_broker.batches import BrokerRecord
+from support.simulation.ledger import Call, Outcome, SentRecord
+
+from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError, RecordTooLargeError
+
+if TYPE_CHECKING:
+    from support.simulation.driver import Simulation
+
+
+class Finding(NamedTuple):
+    """A promise that was not kept."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Place(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+
+_Acknowledged: TypeAlias = dict[tuple[str, int], list[tuple[int, tuple[int, int, int]]]]
+"""By topic and partition: offset, and (call, whether it could go anywhere, row), by which its records were sent."""
+
+
+def check(run: Simulation) -> list[Finding]:
+    findings = [*run.flush_findings, *_outcomes(run), *_returns(run), *_at_rest(run)]
+    if not run.plan.is_hostile:
+        findings += [*_logs(run), *_arrivals(run), *_leaders(run)]
+    return findings
+
+
+# ---- one outcome, in time --------------------------------------------------------------------------------------------
+
+
+def _outcomes(run: Simulation) -> Iterator[Finding]:
+    limit_ms = run.plan.delivery_timeout_ms + run.longest_pause_ms
+    for call in run.ledger:
+        expected = len(call.records)
+        if call.raised is None and call.settled != expected:
+            yield Finding(f"{call}: {call.settled} outcomes for {expected} records")
+        if call.raised is not None and (call.settled > expected or (call.outcomes and not call.is_block)):
+            yield Finding(f"{call} raised {call.raised!r}, and {call.settled} outcomes for {expected} records came")
+        if call.future is not None:
+            yield from _future(call)
+        for outcome in call.outcomes:
+            late_ms = outcome.at_ms - call.returned_ms - limit_ms
+            if late_ms > 0:
+                yield Finding(f"{call} ended {late_ms} ms after delivery.timeout.ms: {outcome}")
+
+
+def _future(call: Call) -> Iterator[Finding]:
+    future = call.future
+    assert future is not None
+    if not future.done():
+        yield Finding(f"{call}: its future is not done")
+        return
+    for outcome in call.outcomes:
+        told = future.exception()
+        if told is not outcome.error:
+            yield Finding(f"{call}: the callback heard {outcome.error!r}, the future {told!r}")
+        if told is None and future.metadata()[1:3] != (outcome.partition, outcome.base_offset):
+            yield Finding(f"{call}: the callback heard {outcome}, the future {future.metadata()}")
+
+
+def _returns(run: Simulation) -> Iterator[Finding]:
+    """A send comes back within max.block.ms, and raises only once the producer was closed."""
+    limit_ms = run.plan.max_block_ms + run.longest_pause_ms
+    for call in run.ledger:
+        took_ms = call.returned_ms - call.began_ms
+        if not call.is_block and took_ms > limit_ms:
+            yield Finding(f"{call} blocked for {took_ms} ms, max.block.ms={run.plan.max_block_ms}")
+        if call.raised is not None and not call.is_block and not isinstance(call.raised, ProducerClosedError):
+            yield Finding(f"{call} raised {call.raised!r}")
+
+
+def _at_rest(run: Simulation) -> Iterator[Finding]:
+    producer = run.world.producer
+    pool, accumulator = producer._pool, producer._accumulator
+    if pool.available_memory != pool.total_memory:
+        yield Finding(f"{pool.total_memory - pool.available_memory} bytes of buffer.memory were not given back")
+    if accumulator.has_incomplete or accumulator.has_undrained:
+        yield Finding(f"not empty: {accumulator!r}")
+    if run.plan.ending == "heal" and run.world.client.has_in_flight_requests():
+        yield Finding("requests are in flight for ever")
+    if run.plan.ending != "heal" and run.world.selector.connection_ids:
+        yield Finding("connections outlive the close")
+
+
+# ---- the logs --------------------------------------------------------------------------------------------------------
+
+
+class _Logs:
+    """What lies in the brokers' logs, by record and by place."""
+
+    def __init__(self, run: Simulation) -> None:
+        self.places: dict[int, list[Place]] = defaultdict(list)
+        self.records: dict[Place, BrokerRecord] = {}
+        for topic in run.world.topics:
+            for partition, records in enumerate(run.world.cluster.records(topic)):
+                for record in records:
+                    place = Place(topic, partition, record.offset)
+                    self.records[place] = record
+                    self.places[_number(record)].append(place)
+
+
+def _number(record: BrokerRecord) -> int:
+    return int((record.value or b"-1").split(b":")[0])
+
+
+def _logs(run: Simulation) -> Iterator[Finding]:
+    logs = _Logs(run)
+    sent = {record.number: (call, record) for call in run.ledger for record in call.records}
+    for place, stored in logs.records.items():
+        call, record = sent[_number(stored)]
+        if not _is_same(call, record, stored, place):
+            yield Finding(f"{place}: {stored} is not what was sent: {record}")
+    if run.plan.is_idempotent:
+        for number, copies in logs.places.items():
+            if len(copies) > 1:
+                yield Finding(f"record {number} ({sent[number][0]}) is in the log {len(copies)} times: {copies}")
+    if run.plan.acks != "0":
+        acked: _Acknowledged = defaultdict(list)
+        for call in run.ledger:
+            yield from _acknowledged(call, logs, acked, run)
+        if run.plan.is_idempotent or run.plan.in_flight == 1:
+            yield from _order(acked)
+
+
+def _is_same(call: Call, record: SentRecord, stored: BrokerRecord, place: Place) -> bool:
+    headers = tuple((name.encode(), value) for name, value in record.headers)
+    return (
+        (stored.key, stored.value, stored.headers) == (record.key, record.value, headers)
+        and call.topic == place.topic
+        and record.partition in (None, place.partition)
+        and record.timestamp_ms in (None, stored.timestamp_ms)
+    )
+
+
+def _acknowledged(call: Call, logs: _Logs, acked: _Acknowledged, run: Simulation) -> Iterator[Finding]:
+    """Every acknowledged record of the call is where it was told to be; its place in the order goes to `acked`."""
+    own = {record.number: index for index, record in enumerate(call.records)}
+    unplaced: Counter[int] = Counter()
+    for outcome in call.outcomes:
+        if outcome.error is not None:
+            continue
+        if outcome.base_offset < 0:
+            unplaced[outcome.partition] += outcome.count
+            continue
+        for place in _places(call, outcome):
+            stored = logs.records.get(place)
+            number = -1 if stored is None else _number(stored)
+            if number not in own:
+                yield Finding(f"{call} was told {outcome}; at {place} there is record {number}")
+                continue
+            index = own[number]
+            record = call.records[index]
+            is_free = record.partition is None and (record.key is None or _ignores_keys(run))
+            acked[place.topic, place.partition].append((place.offset, (call.number, int(is_free), index)))
+    for partition, count in unplaced.items():
+        there = sum(any(place.partition == partition for place in logs.places[number]) for number in own)
+        if there < count:
+            yield Finding(f"{call}: {count} records acknowledged for partition {partition}, {there} are there")
+
+
+def _places(call: Call, outcome: Outcome) -> Iterator[Place]:
+    for offset in range(outcome.base_offset, outcome.base_offset + outcome.count):
+        yield Place(call.topic, outcome.partition, offset)
+
+
+def _ignores_keys(run: Simulation) -> bool:
+    return bool(run.plan.settings["partitioner.ignore.keys"])
+
+
+def _order(acked: _Acknowledged) -> Iterator[Finding]:
+    for partition, entries in acked.items():
+        entries.sort()
+        for (offset, earlier), (later_offset, later) in pairwise(entries):
+            if earlier >= later:
+                yield Finding(
+                    f"{partition}: call {later[0]}, row {later[2]} at {later_offset} was sent before"
+                    f" call {earlier[0]}, row {earlier[2]} at {offset}"
+                )
+
+
+# ---- after all is well -----------------------------------------------------------------------------------------------
+
+
+def _arrivals(run: Simulation) -> Iterator[Finding]:
+    """What was sent when all was well, or where nothing ever went wrong, arrives."""
+    if run.world.producer.has_failed:
+        if not run.troubles.has_been_fatal:
+            yield Finding("the producer failed for good, and no broker gave it cause to")
+        return
+    for call in run.must_arrive:
+        if call.raised is not None or any(outcome.error is not None for outcome in call.outcomes):
+            yield Finding(f"{call} did not arrive though all was well: {call.raised!r} {call.outcomes}")
+    if run.plan.roughness == 0 and run.plan.ending == "heal":
+        for call in run.ledger:
+            errors = [call.raised, *(outcome.error for outcome in call.outcomes)]
+            for error in errors:
+                if error is not None and not isinstance(error, (RecordTooLargeError, KafkaTimeoutError)):
+                    yield Finding(f"{call} failed though nothing ever went wrong: {error!r}")
+
+
+def _leaders(run: Simulation) -> Iterator[Finding]:
+    """No batch goes to a leader of an older epoch than one that was gone to before.
+
+    Not promised: where brokers are too old for their epochs to be relied on; nor once a topic was gone from metadata,
+    or all metadata in a new start, for then a lower epoch is what a new topic of that name has.
+    """
+    if run.plan.versions.get(3, (0, 0))[1] < 9 or run.troubles.has_denied_topics:
+        return
+    if run.plan.settings["metadata.recovery.strategy"] == "rebootstrap":
+        return
+    reached: dict[tuple[str, int], int] = {}
+    for exchange in sorted(run.world.cluster.requests_of(0), key=lambda each: each.correlation_id):
+        for topic in exchange.request.topic_data:
+            for data in topic.partition_data:
+                partition = (topic.name, data.index)
+                history = run.world.cluster.leaders.get(partition, {})
+                first = reached.get(partition, 0)
+                epochs = [epoch for epoch, leader in history.items() if leader == exchange.node_id and epoch >= first]
+                if history and not epochs:
+                    yield Finding(
+                        f"{partition}: request {exchange.correlation_id} went to node {exchange.node_id}, which led"
+                        f" before epoch {first}: {history}"
+                    )
+                reached[partition] = min(epochs, default=first)

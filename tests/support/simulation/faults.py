@@ -1,0 +1,328 @@
+"""What may go wrong in a simulation: a table of faults, each drawn with its weight, and what makes all well again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import NO_LEADER
+from support.scripted_broker.faults import Hook
+from support.simulation import hooks
+from support.simulation.world import World
+
+from spark_kafka_sink.protocol.messages import ApiKey
+
+Fault = Callable[["Troubles"], str]
+"""Does its harm and says what it was."""
+
+_NOT_APPENDED = (2, 3, 5, 6, 7, 19, 56, 74, 75)
+"""Retriable codes of a Produce."""
+_REFUSED = (18, 21, 29, 32, 76, 87, 42, -1)
+_PERHAPS_APPENDED = (7, 20, -1)
+_DUPLICATE_SEQUENCE = 46
+_SEQUENCE_ERRORS = (45, 59)
+
+
+class Troubles:
+    """Makes trouble in a world, and ends it."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world = world
+        self.cluster, self.network = world.cluster, world.network
+        self.rng = rng
+        self.has_been_fatal = False
+        """A broker gave the producer cause to fail for good."""
+        self.has_denied_topics = False
+        """Metadata has said of a topic that it is not there."""
+        self._snapshots = [hooks.snapshot(self.cluster)]
+        # Few kinds of trouble in one run, each often: they meet more often than when all are drawn from.
+        kinds = rng.choices(list(_TABLE), list(_TABLE.values()), k=rng.choice((2, 4, 6, 10)))
+        self._faults = [*dict.fromkeys(kinds), *([_flipped_answer] if world.plan.is_hostile else [])]
+
+    def strike(self) -> None:
+        """One more thing goes wrong, or several at a time."""
+        for fault in self.rng.choices(self._faults, k=self.rng.choice((1, 1, 1, 3))):
+            self.world.timeline.note("!! %s", fault(self))
+
+    def relent(self) -> None:
+        """One thing that stays wrong is right again."""
+        self._end_one()
+
+    def heal(self) -> None:
+        """Everything works from now on."""
+        cluster, network = self.cluster, self.network
+        cluster.scripts.clear()
+        cluster.throttle_ms = 0
+        for road in (network.refusing, network.hanging, network.stalled, network.held):
+            road.clear()
+        cluster.live_node_ids.update(cluster.nodes)
+        for topic in cluster.topics.values():
+            topic.is_visible = True
+            for index, partition in enumerate(topic.partitions):
+                if partition.leader_id == NO_LEADER:
+                    cluster.move_leader(topic.name, index, self.rng.choice(sorted(cluster.nodes)))
+        self.world.timeline.note("-- everything is well again")
+
+    def remember(self) -> None:
+        """Keep what metadata says now for a broker that will lag behind."""
+        self._snapshots.append(hooks.snapshot(self.cluster))
+
+    # ---- parts of faults ---------------------------------------------------------------------------------------------
+
+    def script(self, api_key: int, hook: Hook, what: str) -> str:
+        times, skip = self.rng.choice((1, 2, 3, 6)), self.rng.choice((0, 0, 1, 2))
+        node_id = self.rng.choice((None, self.any_node()))
+        self.cluster.on(api_key, hook, times=times, skip=skip, node_id=node_id)
+        where = "any node" if node_id is None else f"node {node_id}"
+        return f"{ApiKey(api_key).name} at {where}: {what}, {times} times after {skip}"
+
+    def any_node(self) -> int:
+        return self.rng.choice(sorted(self.cluster.nodes))
+
+    def any_partition(self) -> tuple[str, int]:
+        topic = self.rng.choice(sorted(self.cluster.topics))
+        return topic, self.rng.randrange(len(self.cluster.topics[topic].partitions))
+
+    def old_metadata(self) -> Hook:
+        return hooks.stale(self.rng.choice(self._snapshots))
+
+    def _end_one(self) -> None:
+        network = self.network
+        for road in (network.stalled, network.held, network.hanging):
+            if road:
+                node_id = self.rng.choice(sorted(road))
+                road.discard(node_id)
+                self.world.timeline.note("-- node %d is well again", node_id)
+                return
+        down = sorted(network.refusing)
+        if down:
+            network.start(self.rng.choice(down))
+            self.world.timeline.note("-- a node is back")
+            return
+        hidden = [topic for topic in self.cluster.topics.values() if not topic.is_visible]
+        if hidden:
+            hidden[0].is_visible = True
+            self.world.timeline.note("-- %s is back in metadata", hidden[0].name)
+
+
+# ---- responses to Produce --------------------------------------------------------------------------------------------
+
+
+def _refuse(codes: tuple[int, ...]) -> Fault:
+    def fault(troubles: Troubles) -> str:
+        code, share = troubles.rng.choice(codes), troubles.rng.choice((0.5, 1.0))
+        more = {"record_errors": [{"batch_index": 0, "batch_index_error_message": "odd"}]} if code == 87 else None
+        hook = hooks.refuse_some(code, hooks.any_of(troubles.rng, share), more)
+        return troubles.script(ApiKey.PRODUCE, hook, f"{share:.0%} of the batches refused with {code}")
+
+    return fault
+
+
+def _lose_state(troubles: Troubles) -> str:
+    code = troubles.rng.choice(_SEQUENCE_ERRORS)
+    hook = hooks.refuse_some(code, hooks.new_ones(troubles.cluster), {"log_start_offset": 0})
+    return troubles.script(ApiKey.PRODUCE, hook, f"new batches refused with {code}")
+
+
+def _appended_but(codes: tuple[int, ...]) -> Fault:
+    def fault(troubles: Troubles) -> str:
+        code = troubles.rng.choice(codes)
+        return troubles.script(ApiKey.PRODUCE, hooks.answer_with(code), f"appended but answered with {code}")
+
+    return fault
+
+
+def _odd_answer(troubles: Troubles) -> str:
+    what, hook = troubles.rng.choice(
+        (
+            ("partitions left out", hooks.leave_out(troubles.rng)),
+            ("partitions said twice", hooks.say_twice()),
+            ("a stranger's partition too", hooks.answer_for_a_stranger()),
+        )
+    )
+    return troubles.script(ApiKey.PRODUCE, hook, what)
+
+
+# ---- responses to anything -------------------------------------------------------------------------------------------
+
+_ANY_API = (
+    ApiKey.PRODUCE,
+    ApiKey.PRODUCE,
+    ApiKey.PRODUCE,
+    ApiKey.METADATA,
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.API_VERSIONS,
+)
+
+
+def _no_answer(troubles: Troubles) -> str:
+    what, hook = troubles.rng.choice(
+        (
+            ("request lost", faults.lose_request()),
+            ("response lost", faults.lose_response()),
+            ("hung up before", faults.close_before()),
+            ("hung up after", faults.close_after()),
+            ("hung up after", faults.close_after()),
+        )
+    )
+    return troubles.script(troubles.rng.choice(_ANY_API), hook, what)
+
+
+def _late_answer(troubles: Troubles) -> str:
+    delay_ms = troubles.rng.choice((20, 200, 1_000, 6_000))
+    return troubles.script(troubles.rng.choice(_ANY_API), faults.delay(delay_ms), f"{delay_ms} ms late")
+
+
+def _garbled_answer(troubles: Troubles) -> str:
+    what, hook = troubles.rng.choice(
+        (
+            ("frame of -1 bytes", faults.frame_length(-1)),
+            ("frame of 2 GB", faults.frame_length(2**31 - 1)),
+            ("next correlation id", faults.wrong_correlation_id(1)),
+            ("next but one correlation id", faults.wrong_correlation_id(2)),
+            ("cut short", faults.truncate(troubles.rng.choice((1, 2, 5)))),
+        )
+    )
+    return troubles.script(troubles.rng.choice(_ANY_API), hook, what)
+
+
+def _flipped_answer(troubles: Troubles) -> str:
+    return troubles.script(troubles.rng.choice(_ANY_API), hooks.flip_bytes(troubles.rng), "bytes flipped")
+
+
+# ---- metadata and producer ids ---------------------------------------------------------------------------------------
+
+
+def _old_metadata(troubles: Troubles) -> str:
+    return troubles.script(ApiKey.METADATA, troubles.old_metadata(), "a broker that lags behind")
+
+
+def _bad_metadata(troubles: Troubles) -> str:
+    code = troubles.rng.choice((3, 5, 17, 29))
+    troubles.has_denied_topics = True
+    what, hook = troubles.rng.choice(
+        ((f"topics refused with {code}", hooks.refuse_topics(code)), ("knows of no broker", hooks.nobody_there()))
+    )
+    return troubles.script(ApiKey.METADATA, hook, what)
+
+
+def _no_producer_id(troubles: Troubles) -> str:
+    code = troubles.rng.choice((14, 15, 7, 51))
+    return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(code), f"refused with {code}")
+
+
+def _never_a_producer_id(troubles: Troubles) -> str:
+    troubles.has_been_fatal = True
+    return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(31), "refused for good")
+
+
+# ---- the cluster's state ---------------------------------------------------------------------------------------------
+
+
+def _move_leader(troubles: Troubles) -> str:
+    troubles.remember()
+    (topic, partition), node_id = troubles.any_partition(), troubles.any_node()
+    troubles.cluster.move_leader(topic, partition, node_id)
+    return f"{topic}-{partition} is led by node {node_id}"
+
+
+def _lose_leader(troubles: Troubles) -> str:
+    topic, partition = troubles.any_partition()
+    troubles.cluster.move_leader(topic, partition, NO_LEADER)
+    world = troubles.world
+
+    def elect() -> None:
+        if troubles.cluster.topics[topic].partitions[partition].leader_id == NO_LEADER:
+            node_id = troubles.any_node()
+            troubles.cluster.move_leader(topic, partition, node_id)
+            world.timeline.note("-- %s-%d is led by node %d", topic, partition, node_id)
+
+    world.selector.at(world.now_ms + troubles.rng.choice((100, 1_000, 5_000)), elect)
+    return f"{topic}-{partition} has no leader"
+
+
+def _hide_topic(troubles: Troubles) -> str:
+    topic = troubles.rng.choice(sorted(troubles.cluster.topics))
+    troubles.cluster.topics[topic].is_visible = False
+    troubles.has_denied_topics = True
+    world = troubles.world
+
+    def show() -> None:
+        troubles.cluster.topics[topic].is_visible = True
+        world.timeline.note("-- %s is back in metadata", topic)
+
+    world.selector.at(world.now_ms + troubles.rng.choice((100, 600, 3_000)), show)
+    return f"{topic} vanishes from metadata"
+
+
+def _add_partition(troubles: Troubles) -> str:
+    topic = troubles.rng.choice(sorted(troubles.cluster.topics))
+    troubles.cluster.add_partitions(topic, 1)
+    return f"{topic} has one more partition"
+
+
+def _throttle(troubles: Troubles) -> str:
+    troubles.cluster.throttle_ms = troubles.rng.choice((0, 20, 300))
+    return f"throttled for {troubles.cluster.throttle_ms} ms"
+
+
+# ---- the road --------------------------------------------------------------------------------------------------------
+
+
+def _cut(troubles: Troubles) -> str:
+    node_id = troubles.any_node()
+    troubles.network.cut(node_id)
+    return f"connections to node {node_id} cut"
+
+
+def _block_road(troubles: Troubles) -> str:
+    node_id, network = troubles.any_node(), troubles.network
+    what, road = troubles.rng.choice(
+        (
+            ("takes no bytes", network.stalled),
+            ("holds its responses back", network.held),
+            ("does not finish a connect", network.hanging),
+        )
+    )
+    road.add(node_id)
+    return f"node {node_id} {what}"
+
+
+def _stop_node(troubles: Troubles) -> str:
+    node_id = troubles.any_node()
+    troubles.network.stop(node_id)
+    moved = troubles.rng.random() < 0.7
+    others = [other for other in sorted(troubles.cluster.live_node_ids) if other != node_id]
+    if moved and others:
+        troubles.remember()
+        for topic in troubles.cluster.topics.values():
+            for index, partition in enumerate(topic.partitions):
+                if partition.leader_id == node_id:
+                    troubles.cluster.move_leader(topic.name, index, troubles.rng.choice(others))
+    return f"node {node_id} stops, its partitions {'move' if moved and others else 'stay'}"
+
+
+_TABLE: dict[Fault, float] = {
+    _refuse(_NOT_APPENDED): 10,
+    _refuse(_REFUSED): 5,
+    _lose_state: 4,
+    _appended_but(_PERHAPS_APPENDED): 4,
+    _appended_but((_DUPLICATE_SEQUENCE,)): 1,
+    _odd_answer: 4,
+    _no_answer: 10,
+    _late_answer: 5,
+    _garbled_answer: 4,
+    _old_metadata: 5,
+    _bad_metadata: 2,
+    _no_producer_id: 1,
+    _never_a_producer_id: 0.4,
+    _move_leader: 8,
+    _lose_leader: 2,
+    _hide_topic: 3,
+    _add_partition: 0.5,
+    _throttle: 2,
+    _cut: 6,
+    _block_road: 4,
+    _stop_node: 3,
+}

@@ -1,0 +1,250 @@
+"""A whole producer in one thread: its turns, its clock, its network, and a log of what happened.
+
+Time passes only in the selector's poll and in the driver's steps. The application's thread and the Sender's are the
+same one: while the application waits (for metadata or memory, by the fake clock) the Sender has its turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from kio.index import load_response_schema
+from kio.serial import entity_reader
+from support.fake_clock import FakeClock
+from support.fake_selector import FakeNetwork, FakeSelector
+from support.producer_harness import ProducerHarness
+from support.scripted_broker.batches import BadBatchError, check_batch, read_records
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Exchange, Reply
+from support.scripted_broker.versions import VersionRanges
+from support.simulation.plan import Plan
+
+_MAX_POLLS_AT_ONE_TIME = 400
+FOREVER_MS = 2**62
+
+
+class StuckError(BaseException):
+    """The Sender spins, or does not come to an end. Not an Exception: the Sender survives those."""
+
+
+class Asked:
+    """An exchange, told when asked: api, node, and the batches of a Produce."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __str__(self) -> str:
+        exchange = self._exchange
+        name = type(exchange.request).__name__.removesuffix("Request")
+        batches = [
+            f"{topic.name}-{data.index} {_describe(data.records)}"
+            for topic in getattr(exchange.request, "topic_data", ())
+            for data in topic.partition_data
+        ]
+        return f"node {exchange.node_id} has {name} #{exchange.correlation_id} {'; '.join(batches)}"
+
+
+class Answered:
+    """What goes back, told when asked."""
+
+    def __init__(self, exchange: Exchange, replies: list[Reply]) -> None:
+        self._exchange = exchange
+        self._replies = replies
+
+    def __str__(self) -> str:
+        if not self._replies:
+            return "silence"
+        ((delay_ms, data, close),) = self._replies
+        later = f" {delay_ms} ms later" if delay_ms else ""
+        return (self._outcomes(data) if data else "") + (" hangs up" if close else "") + later
+
+    def _outcomes(self, frame: bytes) -> str:
+        if self._exchange.api_key != 0:
+            return f"{len(frame)} bytes"
+        entity_type = load_response_schema(0, self._exchange.version)
+        try:
+            _, size = entity_reader(entity_type.__header_schema__)(frame, 4)
+            body, _ = entity_reader(entity_type)(frame, 4 + size)
+        except Exception as error:
+            return f"{len(frame)} garbled bytes ({error!r})"
+        return "; ".join(
+            f"{topic.name}-{each.index} {each.error_code.name} at {each.base_offset}"
+            for topic in body.responses
+            for each in topic.partition_responses
+        )
+
+
+def _describe(data: bytes | None) -> str:
+    try:
+        header = check_batch(data or b"")
+        numbers = [int((record.value or b"-1").split(b":")[0]) for record in read_records(data or b"")]
+    except BadBatchError as error:
+        return str(error)
+    identity = f"producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}"
+    return f"records {numbers} ({identity})"
+
+
+class _Selector(FakeSelector):
+    """One that returns from poll when the application has something to do, and notices a Sender that spins."""
+
+    def __init__(self, network: FakeNetwork, clock: FakeClock) -> None:
+        super().__init__(network, clock)
+        self.clock = clock
+        self.horizon_ms = FOREVER_MS
+        self.give_up_ms = FOREVER_MS
+        self._polled_ms = -1
+        self._polls_now = 0
+
+    def poll(self, timeout_ms: int) -> None:
+        now_ms = self.clock.now_ms()
+        self._polls_now = self._polls_now + 1 if now_ms == self._polled_ms else 0
+        self._polled_ms = now_ms
+        if self._polls_now > _MAX_POLLS_AT_ONE_TIME:
+            raise StuckError(f"{self._polls_now} polls and no time passes: the Sender spins")
+        if now_ms > self.give_up_ms:
+            raise StuckError("the Sender does not come to an end")
+        super().poll(min(timeout_ms, self.horizon_ms - now_ms))
+
+
+class _Cluster(ScriptedCluster):
+    """One that tells the timeline what reached it and what it answers, and remembers who led what."""
+
+    timeline: Timeline
+
+    def __init__(self, node_count: int, seed: int, versions: VersionRanges) -> None:
+        super().__init__(node_count, seed=seed, versions=versions)
+        self.leaders: dict[tuple[str, int], dict[int, int]] = {}
+        """Leaders by epoch, where an epoch has begun since the start."""
+
+    def move_leader(self, topic: str, partition: int, node_id: int) -> None:
+        before = self.topics[topic].partitions[partition]
+        history = self.leaders.setdefault((topic, partition), {before.leader_epoch: before.leader_id})
+        super().move_leader(topic, partition, node_id)
+        history[before.leader_epoch] = node_id
+
+    def handle_frame(self, node_id: int, payload: bytes, now_ms: int) -> list[Reply]:
+        known = len(self.requests)
+        replies = super().handle_frame(node_id, payload, now_ms)
+        for exchange in self.requests[known:]:
+            self.timeline.note("    %s -> %s", Asked(exchange), Answered(exchange, replies))
+        return replies
+
+
+class Timeline:
+    """What happened, told when asked."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        self._events: list[tuple[int, str, tuple[Any, ...]]] = []
+
+    def note(self, text: str, *parts: Any) -> None:
+        self._events.append((self._clock.now_ms() - self._started_ms, text, parts))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{at_ms:>8} ms  {text % parts if parts else text}" for at_ms, text, parts in self._events)
+
+
+class _Harness(ProducerHarness):
+    selector_class = _Selector
+
+
+class World:
+    """Producer, cluster and the road between, of one plan."""
+
+    def __init__(self, plan: Plan, rng: random.Random) -> None:
+        self.plan = plan
+        self.rng = rng
+        self.cluster = _Cluster(plan.node_count, rng.getrandbits(32), plan.versions)
+        self.cluster.has_leader_hints = plan.has_leader_hints
+        latency = plan.latency_ms
+        self.topics = [f"topic-{index}" for index in range(len(plan.partitions))]
+        harness = _Harness(
+            plan.settings,
+            topics=dict(zip(self.topics, plan.partitions, strict=True)),
+            cluster=self.cluster,
+            latency_ms=(lambda: latency[0]) if len(latency) == 1 else (lambda: rng.choice(latency)),
+            seed=rng.getrandbits(32),
+        )
+        for topic in self.cluster.topics.values():
+            topic.max_message_bytes = plan.max_message_bytes
+        self.clock, self.network, self.client = harness.clock, harness.network, harness.client
+        self.producer, self.config = harness.producer, harness.config
+        assert isinstance(harness.selector, _Selector)
+        self.selector = harness.selector
+        self.timeline = self.cluster.timeline = Timeline(self.clock)
+        self.clock.on_wait = self._wait
+        self.before_wait: Callable[[], None] | None = None
+        """Called when the application's thread comes to wait inside the producer."""
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    # ---- turns -------------------------------------------------------------------------------------------------------
+
+    def turn(self, limit_ms: int) -> None:
+        """One turn of the Sender, whose poll ends at `limit_ms` at the latest."""
+        self.selector.horizon_ms = limit_ms
+        try:
+            self.producer.sender.run_once()
+        finally:
+            self.selector.horizon_ms = FOREVER_MS
+
+    def run_for(self, duration_ms: int) -> None:
+        """The Sender's turns for a while."""
+        end_ms = self.now_ms + duration_ms
+        self.turn(end_ms)
+        while self.now_ms < end_ms:
+            self.turn(end_ms)
+
+    def run_until(self, condition: Callable[[], bool], limit_ms: int) -> bool:
+        """Turns until the condition holds; False when `limit_ms` passed first."""
+        end_ms = self.now_ms + limit_ms
+        while not condition():
+            if self.now_ms >= end_ms:
+                return False
+            self.turn(end_ms)
+        return True
+
+    def run_to_the_end(self, limit_ms: int) -> None:
+        """The Sender's own closing loop, as its thread runs it after `close`."""
+        self.selector.give_up_ms = self.now_ms + limit_ms
+        self.producer.sender.run()
+
+    def _wait(self, timeout_ms: int) -> None:
+        """The application's thread waits up to `timeout_ms`."""
+        if self.before_wait is not None:
+            self.before_wait()
+        self.turn(self.now_ms + timeout_ms)
+
+
+class ProductLog(logging.Handler):
+    """Listens to the package's log: an exception that was logged and swallowed is a broken promise."""
+
+    def __init__(self, timeline: Timeline | None) -> None:
+        super().__init__(logging.DEBUG if timeline is not None else logging.ERROR)
+        self.swallowed: list[str] = []
+        self._timeline = timeline
+        self._logger = logging.getLogger("spark_kafka_sink")
+
+    def __enter__(self) -> ProductLog:
+        self._was = (self._logger.level, self._logger.propagate)
+        self._logger.setLevel(self.level)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.level, self._logger.propagate = self._was
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            trace = logging.Formatter().formatException(record.exc_info)
+            self.swallowed.append(f"{record.getMessage()}\n{trace}")
+        if self._timeline is not None:
+            self._timeline.note("        %s: %s", record.name.rpartition(".")[2], record.getMessage())

@@ -1,0 +1,59 @@
+"""Faults of the producer that the simulation found, each as the shortest script that shows it."""
+
+from __future__ import annotations
+
+from support.producer_harness import ProducerHarness
+from support.scripted_broker import faults
+from support.simulation.hooks import answer_with
+
+from spark_kafka_sink.common.errors import TopicAuthorizationError, UnsupportedCompressionTypeError
+
+_PRODUCE = 0
+_REQUEST_TIMED_OUT, _TOPIC_AUTHORIZATION_FAILED, _UNSUPPORTED_COMPRESSION_TYPE = 7, 29, 76
+_ONE_RECORD_A_BATCH = {"batch.size": 1, "linger.ms": 0, "request.timeout.ms": 1_000, "delivery.timeout.ms": 60_000}
+
+
+def test_a_batch_refused_after_its_answer_was_lost_doubles_none_of_those_behind_it() -> None:
+    harness = ProducerHarness(_ONE_RECORD_A_BATCH)
+    harness.warm_up()
+    harness.cluster.on(_PRODUCE, faults.lose_response(), times=3)  # all three are in the log, and nobody says so
+    harness.cluster.on(_PRODUCE, faults.fail_with(_TOPIC_AUTHORIZATION_FAILED), times=1)
+
+    deliveries = [harness.send(value) for value in (b"first", b"second", b"third")]
+    harness.settle()
+
+    assert isinstance(deliveries[0].error, TopicAuthorizationError)
+    assert [delivery.error for delivery in deliveries[1:]] == [None, None]
+    assert harness.values() == [b"first", b"second", b"third"]
+
+
+def test_a_gap_before_a_later_batch_doubles_no_earlier_one_whose_fate_is_unknown() -> None:
+    harness = ProducerHarness(_ONE_RECORD_A_BATCH)
+    harness.warm_up()
+    harness.cluster.on(_PRODUCE, answer_with(_REQUEST_TIMED_OUT), times=1)  # in the log
+    harness.cluster.on(_PRODUCE, faults.fail_with(_UNSUPPORTED_COMPRESSION_TYPE), times=1)  # not in the log
+
+    deliveries = [harness.send(value) for value in (b"first", b"second", b"third")]  # the third is out of order
+    harness.settle()
+
+    assert [type(delivery.error) for delivery in deliveries] == [
+        type(None),
+        UnsupportedCompressionTypeError,
+        type(None),
+    ]
+    assert harness.values() == [b"first", b"third"]
+
+
+def test_records_that_a_close_gives_up_are_told_of_in_the_order_in_which_they_were_sent() -> None:
+    harness = ProducerHarness(_ONE_RECORD_A_BATCH, topics={"flights": 4})
+    harness.warm_up()
+    told: list[int] = []
+    for number in range(24):
+        harness.producer.send(
+            "flights", b"", partition=number % 4, on_completion=lambda *_, number=number: told.append(number)
+        )
+
+    harness.producer.sender.force_close()
+    harness.producer.sender.run()
+
+    assert told == list(range(24))

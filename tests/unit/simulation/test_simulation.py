@@ -1,0 +1,70 @@
+"""A whole producer among random faults, seed by seed, keeps what it promises (see support/simulation/checker.py).
+
+SIMULATION_SEEDS=2000 tries more seeds than usual, SIMULATION_SEED=123 tries that one, with the product's log lines in
+its timeline.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from support.simulation.driver import Simulation
+
+_DEFAULT_SEEDS = 400
+_SEEDS_IN_A_TEST = 50
+
+
+def _ranges() -> list[range]:
+    one = os.environ.get("SIMULATION_SEED")
+    if one is not None:
+        return [range(int(one), int(one) + 1)]
+    count = int(os.environ.get("SIMULATION_SEEDS", _DEFAULT_SEEDS))
+    return [range(first, min(first + _SEEDS_IN_A_TEST, count)) for first in range(0, count, _SEEDS_IN_A_TEST)]
+
+
+def _broken_promises(seed: int) -> str:
+    """Empty, or the findings with everything that led to them."""
+    if not (findings := Simulation(seed).run()):
+        return ""
+    again = Simulation(seed, verbose=True)
+    again.run()
+    told = "\n".join(f" - {finding}" for finding in findings)
+    return (
+        f"seed {seed}: {len(findings)} promises broken\n{told}\n"
+        f"Replay: SIMULATION_SEED={seed} pytest tests/unit/simulation\n{again.timeline}"
+    )
+
+
+@pytest.mark.parametrize("seeds", _ranges(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_every_promise_is_kept_among_random_faults(seeds: range) -> None:
+    for seed in seeds:
+        broken = _broken_promises(seed)
+        assert not broken, broken
+
+
+def test_a_seed_decides_everything() -> None:
+    for seed in (3, 11, 17):
+        first, second = Simulation(seed, verbose=True), Simulation(seed, verbose=True)
+        first.run()
+        second.run()
+        assert first.timeline == second.timeline
+
+
+def test_the_simulation_meets_what_it_is_there_for() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(60):
+        run = Simulation(seed)
+        run.run()
+        manager = run.world.producer._transaction_manager
+        met["new epochs"] += manager is not None and manager.producer.epoch > 0
+        for topic in run.world.cluster.topics.values():
+            met["recognised doubles"] += sum(partition.log.duplicates for partition in topic.partitions)
+        for call in run.ledger:
+            met["refused calls"] += call.raised is not None
+            for outcome in call.outcomes:
+                met["acknowledged" if outcome.error is None else type(outcome.error).__name__] += outcome.count
+    wanted = {"acknowledged": 2_000, "recognised doubles": 20, "new epochs": 5, "refused calls": 5}
+    wanted |= {"KafkaTimeoutError": 100, "ProducerClosedError": 20, "RecordTooLargeError": 10}
+    assert all(met[what] >= least for what, least in wanted.items()), met
