@@ -142,8 +142,7 @@ class TransactionManager:
             return
         if not batch.has_sequence:
             return
-        is_gap = isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError))
-        if not is_gap and (may_be_in_log or entry.in_flight):
+        if may_be_in_log or entry.in_flight:
             self._unresolved.add(batch.topic_partition)
             return
         log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
