@@ -96,7 +96,7 @@ class ProducerConfig:
         parsers.boolean, True, "boolean", "No doubles and no reordering when a send is retried. Needs acks=all."
     )
     transactional_id: str | None = _option(
-        parsers.text, None, "string", "The name under which this producer's transactions run."
+        parsers.non_empty_text, None, "string", "The name under which this producer's transactions run."
     )
     transaction_timeout_ms: int = _option(
         parsers.between(1, INT_MAX), 60_000, "int", "After this long the broker aborts an open transaction."
@@ -299,7 +299,7 @@ def _parse_value(key: str, value: object, parse: Callable[[object], object]) -> 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), and a
-    delivery time-out that nobody asked for to a longer request time-out."""
+    delivery time-out that nobody asked for to a longer linger or request time-out."""
     rules_it_out = (
         parsed.get("acks", -1) != -1
         or parsed.get("retries", INT_MAX) == 0
@@ -307,8 +307,8 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     )
     if rules_it_out and parsed.get("transactional_id") is None:
         parsed.setdefault("enable_idempotence", False)
-    if "delivery_timeout_ms" not in parsed and "request_timeout_ms" in parsed:
-        wanted = parsed["request_timeout_ms"] + parsed.get("linger_ms", 5)
+    if "delivery_timeout_ms" not in parsed:
+        wanted = parsed.get("request_timeout_ms", 30_000) + parsed.get("linger_ms", 5)
         parsed["delivery_timeout_ms"] = min(max(120_000, wanted), INT_MAX)
     return parsed
 

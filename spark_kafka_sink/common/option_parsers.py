@@ -5,6 +5,7 @@ Each raises RefusalError with what is wanted instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 
@@ -17,10 +18,10 @@ def whole_number(value: object) -> int:
         raise RefusalError("a whole number is wanted")
     if isinstance(value, int):
         return value
-    try:
-        return int(str(value).strip())
-    except ValueError:
-        raise RefusalError("a whole number is wanted") from None
+    text = str(value).strip()
+    if not re.fullmatch("[+-]?[0-9]{1,20}", text):
+        raise RefusalError("a whole number is wanted")
+    return int(text)
 
 
 def between(low: int, high: int) -> Callable[[object], int]:
@@ -45,6 +46,12 @@ def boolean(value: object) -> bool:
 
 def text(value: object) -> str:
     return str(value).strip()
+
+
+def non_empty_text(value: object) -> str:
+    if not text(value):
+        raise RefusalError("it must not be empty")
+    return text(value)
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
@@ -82,7 +89,8 @@ def addresses(value: object) -> tuple[tuple[str, int], ...]:
             continue
         host, colon, port_text = item.rpartition(":")
         host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
-        if not colon or not host or not port_text.isdigit() or not 0 < int(port_text) < 65536:
+        is_port = re.fullmatch("[0-9]{1,5}", port_text) and 0 < int(port_text) < 65536
+        if not colon or not host or not is_port:
             raise RefusalError(f"{item!r} is not host:port")
         found.append((host, int(port_text)))
     if not found:

@@ -1,0 +1,266 @@
+"""The producer's settings: the table, its parsers, the rules between settings, and what errors say."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from spark_kafka_sink.common.config import INT_MAX, ProducerConfig, Secret, describe_options
+from spark_kafka_sink.common.errors import ConfigError
+
+SERVERS = {"bootstrap.servers": "localhost:9092"}
+
+
+def config(**settings: Any) -> ProducerConfig:
+    """Settings with underscores for dots."""
+    return ProducerConfig.from_mapping({**SERVERS, **{key.replace("_", "."): value for key, value in settings.items()}})
+
+
+KAFKAS_DEFAULTS = {
+    "acks": -1,
+    "enable.idempotence": True,
+    "max.in.flight.requests.per.connection": 5,
+    "retries": INT_MAX,
+    "retry.backoff.ms": 100,
+    "retry.backoff.max.ms": 1_000,
+    "delivery.timeout.ms": 120_000,
+    "request.timeout.ms": 30_000,
+    "linger.ms": 5,
+    "max.request.size": 1_048_576,
+    "buffer.memory": 33_554_432,
+    "max.block.ms": 60_000,
+    "compression.type": "none",
+    "compression.gzip.level": -1,
+    "compression.lz4.level": 9,
+    "compression.zstd.level": 3,
+    "partitioner.ignore.keys": False,
+    "partitioner.adaptive.partitioning.enable": True,
+    "partitioner.availability.timeout.ms": 0,
+    "metadata.max.age.ms": 300_000,
+    "metadata.max.idle.ms": 300_000,
+    "metadata.recovery.strategy": "rebootstrap",
+    "metadata.recovery.rebootstrap.trigger.ms": 300_000,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1_000,
+    "socket.connection.setup.timeout.ms": 10_000,
+    "socket.connection.setup.timeout.max.ms": 30_000,
+    "connections.max.idle.ms": 540_000,
+    "send.buffer.bytes": 131_072,
+    "receive.buffer.bytes": 32_768,
+    "transactional.id": None,
+    "transaction.timeout.ms": 60_000,
+    "client.dns.lookup": "use_all_dns_ips",
+    "client.id": "",
+    "security.protocol": "PLAINTEXT",
+}
+
+
+@pytest.mark.parametrize("key", sorted(KAFKAS_DEFAULTS))
+def test_defaults_are_kafkas(key: str) -> None:
+    assert getattr(config(), key.replace(".", "_")) == KAFKAS_DEFAULTS[key]
+
+
+def test_the_table_has_kafkas_keys_and_the_one_default_of_our_own_says_so() -> None:
+    assert ProducerConfig.keys() == {*KAFKAS_DEFAULTS, "bootstrap.servers", "batch.size"}
+    (row,) = [row for row in describe_options() if row.name == "batch.size"]
+    assert row.default == "262144"
+    assert "16384" in row.doc
+
+
+def test_every_setting_takes_its_value_as_text_or_typed() -> None:
+    for field in fields(ProducerConfig):
+        value = getattr(config(), field.name)
+        if field.name == "bootstrap_servers" or value is None:
+            continue
+        for given in (value, str(value), f" {value} "):
+            assert getattr(config(**{field.name: given}), field.name) == value, field.name
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        ("acks", "all", -1),
+        ("acks", " ALL ", -1),
+        ("acks", 1, 1),
+        ("acks", "0", 0),
+        ("enable.idempotence", "TRUE", True),
+        ("partitioner.ignore.keys", "false", False),
+        ("compression.type", "ZSTD", "zstd"),
+        ("linger.ms", "+7", 7),
+        ("compression.zstd.level", -50, -50),
+        ("compression.gzip.level", "9", 9),
+        ("client.id", "  me ", "me"),
+        ("bootstrap.servers", "a:1, b:2,", (("a", 1), ("b", 2))),
+        ("bootstrap.servers", ["a:1", "[::1]:65535"], (("a", 1), ("::1", 65_535))),
+        ("bootstrap.servers", "PLAINTEXT://a:9", (("a", 9),)),
+    ],
+)
+def test_values_are_parsed(key: str, given: object, expected: object) -> None:
+    parsed = ProducerConfig.from_mapping({**SERVERS, key: given})
+    assert getattr(parsed, key.replace(".", "_")) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "wanted"),
+    [
+        ("acks", "2", "all, -1, 0, 1"),
+        ("enable.idempotence", "yes", "true or false"),
+        ("linger.ms", "5ms", "whole number"),
+        ("linger.ms", "1_000", "whole number"),
+        ("linger.ms", "٣", "whole number"),
+        ("linger.ms", 1.5, "whole number"),
+        ("linger.ms", True, "whole number"),
+        ("linger.ms", "-1", "between 0 and"),
+        ("batch.size", str(2**31), f"between 0 and {INT_MAX}"),
+        ("compression.type", "brotli", "none, gzip, snappy, lz4, zstd"),
+        ("compression.gzip.level", "0", "-1 or lie between 1 and 9"),
+        ("compression.lz4.level", "18", "between 1 and 17"),
+        ("compression.zstd.level", "23", "between -131072 and 22"),
+        ("max.in.flight.requests.per.connection", "0", "between 1"),
+        ("metadata.max.idle.ms", "4999", "between 5000"),
+        ("security.protocol", "SSL", "one of PLAINTEXT"),
+        ("transactional.id", "  ", "must not be empty"),
+        ("bootstrap.servers", "localhost", "'localhost' is not host:port"),
+        ("bootstrap.servers", "localhost:0", "not host:port"),
+        ("bootstrap.servers", "localhost:65536", "not host:port"),
+        ("bootstrap.servers", "localhost:²", "not host:port"),
+        ("bootstrap.servers", ":9092", "not host:port"),
+        ("bootstrap.servers", " , ", "at least one host:port"),
+    ],
+)
+def test_a_malformed_value_names_its_setting_and_what_is_wanted(key: str, given: object, wanted: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        ProducerConfig.from_mapping({**SERVERS, key: given})
+    assert str(refusal.value).startswith(f"{key}={given!r}: ")
+    assert wanted in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [("liger.ms", "linger.ms"), ("bootstrap.server", "bootstrap.servers"), ("compresion.typ", "compression.type")],
+)
+def test_an_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is not a producer setting. The nearest one is {nearest}."):
+        ProducerConfig.from_mapping({**SERVERS, key: "1"})
+
+
+@pytest.mark.parametrize("key", ["key.serializer", "interceptor.classes", "partitioner.class", "metrics.num.samples"])
+def test_a_key_of_the_java_client_alone_says_so(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: "):
+        ProducerConfig.from_mapping({**SERVERS, key: "x"})
+
+
+@pytest.mark.parametrize("key", ["ssl.truststore.location", "sasl.jaas.config"])
+def test_security_settings_are_refused_without_showing_their_value(key: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        ProducerConfig.from_mapping({**SERVERS, key: "hunter2"})
+    assert key in str(refusal.value)
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"bootstrap.servers": None}, {"acks": "all"}])
+def test_bootstrap_servers_must_be_given(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is missing"):
+        ProducerConfig.from_mapping(settings)
+
+
+def test_none_stands_for_the_default() -> None:
+    assert config(linger_ms=None) == config()
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"delivery_timeout_ms": 1_000, "request_timeout_ms": 999, "linger_ms": 2}, "at least linger.ms"),
+        ({"enable_idempotence": "true", "acks": "1"}, "needs acks=all"),
+        ({"enable_idempotence": "true", "retries": "0"}, "needs retries above 0"),
+        ({"enable_idempotence": "true", "max_in_flight_requests_per_connection": "6"}, "allows at most 5"),
+        ({"transactional_id": "t", "enable_idempotence": "false"}, "needs enable.idempotence=true"),
+        ({"transactional_id": "t", "acks": "1"}, "needs acks=all"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        config(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"acks": "1"}, {"acks": "0"}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}]
+)
+def test_idempotence_that_nobody_asked_for_gives_way(settings: dict[str, Any]) -> None:
+    assert not config(**settings).enable_idempotence
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"request_timeout_ms": 200_000}, 200_005),
+        ({"linger_ms": 100_000}, 130_000),
+        ({"request_timeout_ms": 1_000}, 120_000),
+        ({"request_timeout_ms": INT_MAX, "linger_ms": 10}, INT_MAX),
+    ],
+)
+def test_a_delivery_timeout_that_nobody_asked_for_gives_way(settings: dict[str, Any], expected: int) -> None:
+    assert config(**settings).delivery_timeout_ms == expected
+
+
+def test_delivery_may_take_exactly_linger_and_one_request() -> None:
+    assert config(delivery_timeout_ms=1_005, request_timeout_ms=1_000).delivery_timeout_ms == 1_005
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [
+        ({"compression_type": "none"}, None),
+        ({"compression_type": "snappy"}, None),
+        ({"compression_type": "gzip"}, None),
+        ({"compression_type": "gzip", "compression_gzip_level": 4}, 4),
+        ({"compression_type": "lz4"}, None),
+        ({"compression_type": "lz4", "compression_lz4_level": 12}, 12),
+        ({"compression_type": "zstd"}, 3),
+        ({"compression_type": "zstd", "compression_zstd_level": -5, "compression_gzip_level": 4}, -5),
+    ],
+)
+def test_the_level_is_that_of_the_codec_in_use(settings: dict[str, Any], level: int | None) -> None:
+    assert config(**settings).compression_level == level
+
+
+# ---- identity, pickles, secrets --------------------------------------------------------------------------------------
+
+
+def test_equal_settings_have_one_identity_however_they_are_written() -> None:
+    one = config(linger_ms="10", acks="all")
+    two = config(acks=-1, linger_ms=10)
+    assert hash(one.canonical()) == hash(two.canonical())
+    assert one.canonical() == two.canonical()
+    assert one.canonical() != config(linger_ms=11).canonical()
+
+
+def test_a_configuration_travels_to_other_processes() -> None:
+    one = config(linger_ms=10, transactional_id="t")
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_the_table_for_readers_has_a_row_for_every_key() -> None:
+    rows = {row.name: row for row in describe_options()}
+    assert set(rows) == ProducerConfig.keys()
+    assert rows["acks"].default == "all"
+    assert rows["enable.idempotence"].default == "true"
+    assert rows["transactional.id"].default == "none"
+    assert all(row.doc and row.type in {"int", "long", "string", "boolean", "list"} for row in rows.values())
+
+
+def test_a_secret_shows_itself_to_nobody_who_does_not_ask() -> None:
+    secret = Secret("hunter2")
+    shown = f"{secret} {secret!r} {[secret]}"
+    assert "hunter2" not in shown
+    assert secret.reveal() == "hunter2"
+    assert secret == Secret("hunter2") != Secret("other")
+    assert secret != "hunter2"
+    assert hash(secret) == hash(Secret("hunter2"))

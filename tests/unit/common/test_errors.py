@@ -1,0 +1,73 @@
+"""The error tree: every error keeps its text through a pickle, and every code finds its class."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from spark_kafka_sink.common import errors
+from spark_kafka_sink.common.errors import BrokerError, KafkaError, error_for_code
+
+
+def classes() -> list[type[KafkaError]]:
+    found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, KafkaError)]
+    return sorted(found, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("error_class", classes())
+def test_every_error_keeps_its_text_and_kind_through_a_pickle(error_class: type[KafkaError]) -> None:
+    for error in (error_class("topic t, partition 3: what to do"), error_class()):
+        for carried in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert type(carried) is error_class
+            assert str(carried) == str(error) != ""
+            assert carried.args == error.args
+            assert carried.error_code == error.error_code
+            assert (carried.retriable, carried.fatal) == (error.retriable, error.fatal)
+
+
+def test_a_code_without_a_class_of_its_own_is_carried_along() -> None:
+    error = pickle.loads(pickle.dumps(error_for_code(12_345)))
+    assert isinstance(error, BrokerError)
+    assert error.error_code == 12_345
+    assert "12345" in str(error)
+    assert BrokerError.error_code is None
+
+
+def test_a_code_set_on_an_error_goes_through_a_pickle() -> None:
+    error = errors.InvalidRecordError("record 3")
+    error.error_code = 2
+    assert pickle.loads(pickle.dumps(error)).error_code == 2
+
+
+@pytest.mark.parametrize("error_class", [each for each in classes() if each.error_code is not None])
+def test_a_code_finds_its_class_with_the_brokers_text_or_its_own(error_class: type[KafkaError]) -> None:
+    assert error_class.error_code is not None
+    assert type(error_for_code(error_class.error_code)) is error_class
+    assert str(error_for_code(error_class.error_code)) == error_class.sentence != ""
+    assert str(error_for_code(error_class.error_code, "from the broker")) == "from the broker"
+
+
+def test_no_two_classes_have_one_code() -> None:
+    codes = [each.error_code for each in classes() if each.error_code is not None]
+    assert len(set(codes)) == len(codes)
+    assert set(codes) <= {code.value for code in ErrorCode}
+
+
+def test_what_kafka_retries_we_retry() -> None:
+    """kio knows from Kafka's own table which codes are retriable. Out-of-order sequences are for the producer alone to
+    judge.
+    """
+    ours = {each.error_code: each.retriable for each in classes() if each.error_code is not None}
+    theirs = {code.value: code.retriable for code in ErrorCode}
+    assert {code for code, retriable in ours.items() if retriable != theirs[code]} == set()
+
+
+def test_metadata_errors_are_retriable() -> None:
+    assert all(each.retriable for each in classes() if each.invalid_metadata)
+
+
+def test_an_error_without_any_text_says_its_name() -> None:
+    assert str(KafkaError()) == "KafkaError"
