@@ -1,0 +1,160 @@
+"""Futures and callbacks: what they tell, when they wake, and how they follow a split."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import InvalidRecordError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.producer.futures import (
+    BatchResult,
+    FutureRecordMetadata,
+    RecordMetadata,
+    RecordThunk,
+    RunMetadata,
+    RunThunk,
+)
+
+PLACE = TopicPartition("flights", 3)
+JOIN_S = 5
+
+
+def result(base_offset: int = 100, error: KafkaError | None = None, log_append_time_ms: int | None = None, **more):
+    made = BatchResult(PLACE)
+    made.set(base_offset, log_append_time_ms, error, more)
+    made.mark_done()
+    return made
+
+
+def test_a_future_tells_its_place_in_the_batch() -> None:
+    future = FutureRecordMetadata(5, 2, -1)
+    assert not future.done()
+    assert future.exception() is None
+    future.bind(result(), 4)
+    assert future.done()
+    assert future.result() == RecordMetadata("flights", 3, 104, 5, 2, -1)
+
+
+def test_log_append_time_wins() -> None:
+    future = FutureRecordMetadata(5, 2, -1)
+    future.bind(result(log_append_time_ms=77), 0)
+    assert future.result(0).timestamp_ms == 77
+
+
+def test_an_offset_that_is_not_known_stays_unknown() -> None:
+    future = FutureRecordMetadata(5, 2, -1)
+    future.bind(result(base_offset=-1), 4)
+    assert future.result(0).offset == -1
+
+
+def test_a_future_without_an_outcome_says_that_the_record_is_on_its_way() -> None:
+    future = FutureRecordMetadata(5, 2, -1)
+    future.bind(BatchResult(PLACE), 0)
+    with pytest.raises(KafkaTimeoutError, match=r"flights-3 .* still on its way"):
+        future.result(0)
+
+
+def test_a_failed_future_raises_its_error_every_time() -> None:
+    error = KafkaError("no")
+    future = FutureRecordMetadata.failed(PLACE, error)
+    assert future.done()
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="no"):
+            future.result(0)
+    assert future.exception() is error
+
+
+def test_who_waits_while_the_batch_is_split_gets_the_parts_outcome() -> None:
+    future = FutureRecordMetadata(5, 1, 1)
+    whole, part = BatchResult(PLACE), BatchResult(PLACE)
+    future.bind(whole, 7)
+    outcomes: list[RecordMetadata] = []
+    thread = threading.Thread(target=lambda: outcomes.append(future.result(JOIN_S)), daemon=True)
+    thread.start()
+    future.bind(part, 2)
+    whole.mark_done()
+    assert not future.done()
+    part.set(50, None, None, {})
+    part.mark_done()
+    thread.join(JOIN_S)
+    assert [metadata.offset for metadata in outcomes] == [52]
+
+
+def test_a_wait_on_a_split_batch_goes_on_with_the_part() -> None:
+    """The same without a thread: the wait itself finds the batch split."""
+    future = FutureRecordMetadata(5, 1, 1)
+    part = result(base_offset=50)
+
+    class Splits(BatchResult):
+        def wait(self, timeout_s: float | None) -> bool:
+            future.bind(part, 2)
+            return True
+
+    future.bind(Splits(PLACE), 7)
+    assert future.result(0).offset == 52
+
+
+def test_a_callback_gets_the_metadata_or_the_error() -> None:
+    calls: list[tuple[RecordMetadata | None, KafkaError | None]] = []
+    for outcome in (result(), result(error=KafkaError("no"))):
+        thunk = RecordThunk(FutureRecordMetadata(5, 1, 1), lambda *call: calls.append(call))
+        thunk.bind(outcome, 1)
+        thunk.fire()
+    assert calls[0] == (RecordMetadata("flights", 3, 101, 5, 1, 1), None)
+    assert calls[1][0] is None
+    assert str(calls[1][1]) == "no"
+
+
+def test_callbacks_that_raise_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*call: object) -> None:
+        raise ValueError("mine")
+
+    record = RecordThunk(FutureRecordMetadata(5, 1, 1), broken)
+    run = RunThunk(broken, 2, 20)
+    for thunk in (record, run):
+        thunk.bind(result(), 0)
+        thunk.fire()
+    assert caplog.text.count("ValueError: mine") == 2
+
+
+def runs_of(outcome: BatchResult, first: int = 2, count: int = 4) -> list[tuple[RunMetadata, KafkaError | None]]:
+    calls: list[tuple[RunMetadata, KafkaError | None]] = []
+    thunk = RunThunk(lambda *call: calls.append(call), count, 40)
+    thunk.bind(outcome, first)
+    thunk.fire()
+    return calls
+
+
+def test_a_run_is_told_of_once() -> None:
+    ((run, error),) = runs_of(result())
+    assert run == RunMetadata("flights", 3, 102, 4, -1, 40)
+    assert error is None
+    ((run, _),) = runs_of(result(log_append_time_ms=9))
+    assert run.timestamp_ms == 9
+
+
+def test_a_failed_run_is_told_of_once() -> None:
+    error = KafkaError("no")
+    assert runs_of(result(error=error)) == [(RunMetadata("flights", 3, -1, 4, -1, 40), error)]
+
+
+def test_rows_with_errors_of_their_own_are_told_of_apart() -> None:
+    whole, own = KafkaError("others"), InvalidRecordError("row 3")
+    outcome = BatchResult(PLACE)
+    outcome.set(-1, None, whole, {3: own})
+    calls = runs_of(outcome)
+    assert [(run.record_count, run.serialized_size, error) for run, error in calls] == [
+        (1, 10, whole),
+        (1, 10, own),
+        (2, 20, whole),
+    ]
+
+
+def test_a_part_of_a_run_counts_its_share() -> None:
+    calls: list[tuple[RunMetadata, KafkaError | None]] = []
+    part = RunThunk(lambda *call: calls.append(call), 4, 40).part(3, 6)
+    part.bind(result(), 0)
+    part.fire()
+    assert calls == [(RunMetadata("flights", 3, 100, 3, -1, 30), None)]

@@ -1,0 +1,165 @@
+"""Numbers of one partition: given, acknowledged, begun again, closed up; and the queue that keeps their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
+from spark_kafka_sink.producer.partition_sequences import (
+    MAX_SEQUENCE,
+    NO_PRODUCER,
+    PartitionSequences,
+    ProducerIdAndEpoch,
+    SequenceTable,
+    decrement_sequence,
+    increment_sequence,
+)
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+
+PLACE = TopicPartition("flights", 0)
+PRODUCER = ProducerIdAndEpoch(7, 1)
+
+
+def batch_of(records: int) -> ProducerBatch:
+    batch = ProducerBatch(PLACE, 0, 10_000, 0)
+    for _ in range(records):
+        batch.append_row(None, b"v", (), 0, 10, None)
+    return batch
+
+
+def taken(entry: PartitionSequences, *counts: int) -> list[ProducerBatch]:
+    batches = [batch_of(count) for count in counts]
+    for batch in batches:
+        entry.take(batch, is_transactional=False)
+    return batches
+
+
+def entry_at(next_sequence: int = 0) -> PartitionSequences:
+    entry = PartitionSequences(PLACE)
+    entry.producer = PRODUCER
+    entry.next_sequence = next_sequence
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("sequence", "step", "expected"),
+    [(0, 5, 5), (MAX_SEQUENCE - 4, 4, MAX_SEQUENCE), (MAX_SEQUENCE, 1, 0), (MAX_SEQUENCE - 1, 5, 3)],
+)
+def test_sequences_go_on_at_0_after_the_last(sequence: int, step: int, expected: int) -> None:
+    assert increment_sequence(sequence, step) == expected
+    assert decrement_sequence(expected, step) == sequence
+
+
+def test_batches_get_consecutive_numbers_and_are_counted_in_flight() -> None:
+    entry = entry_at()
+    first, second = taken(entry, 3, 2)
+    assert (first.producer_id, first.producer_epoch) == PRODUCER
+    assert [(batch.base_sequence, batch.last_sequence) for batch in (first, second)] == [(0, 2), (3, 4)]
+    assert first.ordinal < second.ordinal
+    assert entry.in_flight == [first, second]
+    assert entry.next_sequence == 5
+    entry.remove(first)
+    assert entry.in_flight == [second]
+
+
+def test_what_is_acknowledged_only_moves_on() -> None:
+    entry = entry_at()
+    assert not entry.has_acknowledged
+    assert entry.is_next(0)
+    entry.acknowledge(4, 104)
+    entry.acknowledge(2, 102)
+    assert entry.has_acknowledged
+    assert (entry.last_acked_sequence, entry.last_acked_offset) == (4, 104)
+    assert entry.is_next(5)
+    assert not entry.is_next(3)
+
+
+def test_acknowledgements_move_on_across_the_wrap() -> None:
+    entry = entry_at()
+    entry.acknowledge(MAX_SEQUENCE - 1, 1)
+    entry.acknowledge(2, 5)
+    assert entry.last_acked_sequence == 2
+    entry.acknowledge(MAX_SEQUENCE, 3)
+    assert entry.last_acked_sequence == 2
+
+
+def test_beginning_again_numbers_what_is_in_flight_from_0() -> None:
+    entry = entry_at(40)
+    first, second = taken(entry, 3, 2)
+    entry.acknowledge(39, 1)
+    entry.start_at_beginning(ProducerIdAndEpoch(7, 2), is_transactional=False)
+    assert [(batch.producer_epoch, batch.base_sequence) for batch in (first, second)] == [(2, 0), (2, 3)]
+    assert first.sequence_has_been_reset
+    assert entry.next_sequence == 5
+    assert entry.is_next(0)
+    assert entry.producer.epoch == 2
+
+
+def test_closing_a_gap_moves_what_follows_and_nothing_before() -> None:
+    entry = entry_at(MAX_SEQUENCE - 2)
+    before, failed, after = taken(entry, 2, 3, 2)
+    entry.remove(failed)
+    entry.close_gap(failed)
+    assert before.base_sequence == MAX_SEQUENCE - 2
+    assert not before.sequence_has_been_reset
+    assert after.base_sequence == MAX_SEQUENCE
+    assert after.sequence_has_been_reset
+    assert entry.next_sequence == 1
+
+
+def test_parts_are_in_flight_in_their_places() -> None:
+    entry = entry_at()
+    first, second = taken(entry, 2, 2)
+    entry.remove(first)
+    parts = [batch_of(1), batch_of(1)]
+    for number, part in enumerate(parts):
+        part.ordinal = (*first.ordinal, number)
+    for part in reversed(parts):
+        entry.insert(part)
+    assert entry.in_flight == [*parts, second]
+
+
+def test_the_table_makes_entries_and_keeps_them() -> None:
+    table = SequenceTable()
+    entry = table.entry(PLACE)
+    assert table.entry(PLACE) is entry
+    assert entry.producer == NO_PRODUCER
+    assert not entry.producer.is_valid
+    assert [each.topic_partition for each in table] == [PLACE]
+    table.clear()
+    assert list(table) == []
+
+
+# ---- the queue -------------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_back_is_queued_by_its_first_send() -> None:
+    entry = entry_at(MAX_SEQUENCE - 1)
+    one, two, three = taken(entry, 1, 1, 1)  # the third's sequence is 0
+    queue, new = PartitionQueue(PLACE), batch_of(1)
+    queue.batches.append(new)
+    for batch in (two, three, one):
+        queue.put_back(batch)
+    assert list(queue.batches) == [one, two, three, new]
+
+
+def test_without_sequences_what_comes_back_goes_first() -> None:
+    queue = PartitionQueue(PLACE)
+    old, new = batch_of(1), batch_of(1)
+    queue.batches.append(new)
+    queue.put_back(old)
+    assert list(queue.batches) == [old, new]
+
+
+def test_the_last_batch_takes_records_while_it_is_open() -> None:
+    queue = PartitionQueue(PLACE)
+    assert queue.open_batch is None
+    assert not queue.is_full
+    batch = batch_of(1)
+    queue.batches.append(batch)
+    assert queue.open_batch is batch
+    assert not queue.is_full
+    batch.close_for_appends()
+    assert queue.open_batch is None
+    assert queue.is_full

@@ -1,0 +1,188 @@
+"""The sticky partitioner: how long it stays, where it goes next, whom it passes over (KIP-480, KIP-794)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo
+from spark_kafka_sink.producer.node_availability import NodeAvailability
+from spark_kafka_sink.producer.partitioner import PartitionLoads, StickyPartitioner
+from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.columns import RecordColumns
+
+TOPIC = "flights"
+NODE = Node(0, "a", 1)
+
+
+def cluster_of(*has_leader: bool) -> Cluster:
+    infos = tuple(PartitionInfo(TOPIC, index, NODE if led else None) for index, led in enumerate(has_leader))
+    return Cluster(nodes=(NODE,), partitions=infos)
+
+
+def partitioner(sticky_bytes: int = 100, *, is_adaptive: bool = True, seed: int = 3) -> StickyPartitioner:
+    return StickyPartitioner(TOPIC, sticky_bytes, is_adaptive, random.Random(seed))
+
+
+def draws(made: StickyPartitioner, cluster: Cluster, count: int, size: int = 100) -> Counter[int]:
+    return Counter(made.take(size, cluster, len(cluster.partitions)) for _ in range(count))
+
+
+def test_it_stays_for_so_many_bytes_and_then_goes_elsewhere() -> None:
+    made, cluster = partitioner(100), cluster_of(True, True, True)
+    taken = [made.take(50, cluster, 3) for _ in range(40)]
+    assert taken[0::2] == taken[1::2]
+    assert all(one != two for one, two in pairwise(taken[0::2]))
+
+
+def test_the_choice_is_uniform_without_loads() -> None:
+    counts = draws(partitioner(), cluster_of(True, True, True, True), 4_000)
+    assert set(counts) == {0, 1, 2, 3}
+    assert all(850 <= count <= 1_150 for count in counts.values())
+
+
+def test_partitions_without_a_leader_are_avoided_and_left_at_once() -> None:
+    made = partitioner(1_000)
+    first = made.take(1, cluster_of(True, True, True), 3)
+    led = [index != first for index in range(3)]
+    taken = {made.take(1, cluster_of(*led), 3) for _ in range(5)}
+    assert first not in taken
+    assert len(taken) == 1
+
+
+def test_with_no_leader_at_all_any_partition_will_do_and_is_kept() -> None:
+    made, cluster = partitioner(1_000), cluster_of(False, False)
+    assert len(draws(made, cluster, 20, size=10)) == 1
+    assert set(draws(partitioner(), cluster, 100)) == {0, 1}
+
+
+def test_a_single_partition_is_kept() -> None:
+    assert draws(partitioner(), cluster_of(True), 10) == {0: 10}
+
+
+def test_a_partition_that_is_gone_is_left() -> None:
+    made = partitioner(1_000_000)
+    big = cluster_of(False, False, True)
+    assert made.take(1, big, 3) == 2
+    assert made.take(1, cluster_of(True, True), 2) in {0, 1}
+
+
+def test_the_longer_a_queue_the_less_often_it_is_drawn() -> None:
+    """Queues of 0, 3, 1 give weights of 4, 1, 3, as in Kafka's own example."""
+    loads = PartitionLoads({0: 0, 1: 3, 2: 1})
+    rng = random.Random(5)
+    counts = Counter(loads.draw(rng) for _ in range(8_000))
+    assert 3_800 <= counts[0] <= 4_200
+    assert 850 <= counts[1] <= 1_150
+    assert 2_800 <= counts[2] <= 3_200
+
+
+def test_every_number_drawn_has_its_partition() -> None:
+    class Fixed(random.Random):
+        def randrange(self, stop: int) -> int:  # type: ignore[override]
+            assert stop == 8
+            return self.value
+
+    rng = Fixed()
+    loads = PartitionLoads({7: 0, 8: 3, 9: 1})
+    drawn = []
+    for rng.value in range(8):
+        drawn.append(loads.draw(rng))
+    assert drawn == [7, 7, 7, 7, 8, 9, 9, 9]
+
+
+def test_loads_steer_the_choice() -> None:
+    made = partitioner()
+    made.update_loads({0: 0, 1: 99}, 2)
+    counts = draws(made, cluster_of(True, True), 2_000)
+    assert counts[0] > 1_900
+
+
+def test_level_loads_steer_nothing() -> None:
+    made = partitioner()
+    made.update_loads({0: 0, 1: 99}, 2)
+    made.update_loads({0: 4, 1: 4}, 2)
+    assert made._loads is None
+    made.update_loads({}, 2)
+    assert made._loads is None
+
+
+def test_a_partition_that_is_passed_over_is_not_drawn_even_when_queues_are_level() -> None:
+    made = partitioner()
+    made.update_loads({0: 1, 2: 1}, 3)
+    assert set(draws(made, cluster_of(True, True, True), 300)) == {0, 2}
+    made.update_loads({1: 5}, 3)
+    assert set(draws(made, cluster_of(True, True, True), 300)) == {1}
+
+
+def test_without_adaptive_choice_loads_are_passed_over() -> None:
+    made = partitioner(is_adaptive=False)
+    made.update_loads({0: 0, 1: 99}, 2)
+    assert draws(made, cluster_of(True, True), 100)[1] > 30
+
+
+def test_a_choice_by_old_loads_that_has_lost_its_leader_falls_back_on_those_that_have_one() -> None:
+    made = partitioner()
+    made.update_loads({1: 0}, 2)
+    assert set(draws(made, cluster_of(True, False), 20)) == {0}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_a_block_is_cut_into_groups_of_about_batch_size(rows: int) -> None:
+    block = Block(RecordColumns.from_rows([bytes(40)] * rows), 0, 1)
+    one = block.size(0, 1)
+    made = partitioner(one * 5)
+    groups = made.assign(block, cluster_of(True, True, True), 3)
+    assert groups[0][1] == 0
+    assert groups[-1][2] == rows
+    assert all(group[2] == following[1] for group, following in pairwise(groups))
+    assert all(block.size(start, end) <= one * 5 for _, start, end in groups)
+    assert all(group[0] != following[0] for group, following in pairwise(groups))
+    assert all(end - start == 5 for _, start, end in groups[:-1])
+
+
+def test_the_next_block_goes_on_where_the_last_one_stayed() -> None:
+    block = Block(RecordColumns.from_rows([bytes(40)] * 3), 0, 1)
+    one = block.size(0, 1)
+    made = partitioner(one * 4)
+    ((first, _, _),) = made.assign(block, cluster_of(True, True), 2)
+    groups = made.assign(block, cluster_of(True, True), 2)
+    assert [(partition, end) for partition, _, end in groups] == [(first, 1), (1 - first, 3)]
+
+
+def test_a_row_larger_than_batch_size_is_a_group_of_its_own() -> None:
+    block = Block(RecordColumns.from_rows([bytes(500), bytes(500)]), 0, 1)
+    groups = partitioner(100).assign(block, cluster_of(True, True), 2)
+    assert [(start, end) for _, start, end in groups] == [(0, 1), (1, 2)]
+
+
+# ---- which brokers keep up -------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_not_available_once_it_took_nothing_for_so_long() -> None:
+    availability = NodeAvailability(500)
+    availability.update(1, False, 1_000)
+    availability.update(1, False, 1_400)
+    assert availability.is_available(1, 1_499)
+    assert not availability.is_available(1, 1_500)
+    assert availability.is_available(2, 1_500)
+    availability.update(1, True, 1_600)
+    assert availability.is_available(1, 9_000)
+
+
+def test_a_node_for_which_nothing_waits_any_more_may_be_tried_again() -> None:
+    availability = NodeAvailability(500)
+    availability.update(1, False, 1_000)
+    availability.update(2, False, 1_000)
+    availability.keep({2})
+    assert availability.is_available(1, 2_000)
+    assert not availability.is_available(2, 2_000)
+
+
+def test_no_time_limit_means_always_available() -> None:
+    availability = NodeAvailability(0)
+    availability.update(1, False, 0)
+    assert availability.is_available(1, 10**9)

@@ -1,0 +1,223 @@
+"""A batch from its first record to its end: room, places, sequences, the wire, and one end only."""
+
+from __future__ import annotations
+
+import pytest
+from support.scripted_broker.batches import check_batch, read_records
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import KafkaError, NotLeaderOrFollowerError
+from spark_kafka_sink.producer.buffer_pool import SharedAllocation
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunThunk
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.record.batch import HEADER_SIZE
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.encoder import encode_rows
+
+PLACE = TopicPartition("flights", 0)
+NONE = codec_for("none")
+
+
+def batch_of(*values: bytes, size: int = 10_000, at_ms: int = 1_000) -> ProducerBatch:
+    batch = ProducerBatch(PLACE, 50, size, at_ms)
+    for index, value in enumerate(values):
+        append(batch, value, timestamp_ms=50 + index)
+    return batch
+
+
+def append(batch: ProducerBatch, value: bytes, size: int = 100, timestamp_ms: int = 50) -> FutureRecordMetadata:
+    future = FutureRecordMetadata(timestamp_ms, -1, len(value))
+    batch.append_row(None, value, (), timestamp_ms, size, RecordThunk(future, None))
+    return future
+
+
+def free_memory() -> SharedAllocation:
+    allocation = SharedAllocation(lambda: None)
+    allocation.hold()
+    return allocation
+
+
+# ---- room ------------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_what_is_left_of_batch_size() -> None:
+    batch = ProducerBatch(PLACE, 0, 300 + HEADER_SIZE, 0)
+    assert batch.room == 300
+    append(batch, b"v", size=200)
+    assert batch.room == 100
+    assert batch.has_room_for(100)
+    assert not batch.has_room_for(101)
+    assert not batch.is_full
+    append(batch, b"v", size=100)
+    assert batch.is_full
+
+
+def test_the_first_record_has_room_however_large_it_is() -> None:
+    assert ProducerBatch(PLACE, 0, 100, 0).has_room_for(5_000)
+
+
+def test_a_closed_batch_has_no_room_and_is_full() -> None:
+    batch = batch_of(b"v")
+    batch.close_for_appends()
+    assert (batch.room, batch.has_room_for(0), batch.is_full) == (0, False, True)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_may_be_filled_in_any_order_and_keep_their_places() -> None:
+    batch = batch_of(b"row 0")
+    first = batch.reserve_run(1, 90, free_memory(), None)
+    second = batch.reserve_run(1, 90, free_memory(), None)
+    append(batch, b"row 3")
+    assert not batch.is_filled
+    size = batch.size
+    for place, delta in ((second, 2), (first, 1)):
+        run = encode_rows(None, [b"run %d" % delta], None, [900 * delta], delta, batch.base_timestamp_ms)
+        batch.fill_run(place, run, 90)
+        size += len(run.chunk) - 90
+        assert batch.size == size
+    assert batch.is_filled
+    batch.close_for_appends()
+    batch.seal(NONE)
+    data = batch.sealed_bytes()
+    assert [r.value for r in read_records(data)] == [b"row 0", b"run 1", b"run 2", b"row 3"]
+    assert check_batch(data).max_timestamp == 1_800
+
+
+def test_the_largest_timestamp_is_kept() -> None:
+    batch = batch_of(b"a")
+    append(batch, b"b", timestamp_ms=900)
+    append(batch, b"c", timestamp_ms=10)
+    batch.close_for_appends()
+    batch.seal(NONE)
+    header = check_batch(batch.sealed_bytes())
+    assert (header.base_timestamp, header.max_timestamp) == (50, 900)
+    assert [record.timestamp_ms for record in read_records(batch.sealed_bytes())] == [50, 900, 10]
+
+
+# ---- sequences and the wire ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_sealed_once_and_kept_for_retries() -> None:
+    batch = batch_of(b"a", b"b")
+    assert batch.wire_size == HEADER_SIZE + 200
+    batch.set_producer_state(7, 1, 5, False)
+    sealed = batch.seal(NONE)
+    assert batch.wire_size == sealed.size < HEADER_SIZE + 200
+    assert batch.seal(NONE) is sealed
+    header = check_batch(batch.sealed_bytes())
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 5)
+    assert not header.is_transactional
+
+
+def test_new_producer_state_makes_a_new_header_over_the_same_records() -> None:
+    batch = batch_of(b"a", b"b")
+    batch.set_producer_state(7, 1, 5, False)
+    before = batch.seal(NONE)
+    assert not batch.sequence_has_been_reset
+    batch.reset_producer_state(7, 2, 0, True)
+    after = batch.seal(NONE)
+    assert batch.sequence_has_been_reset
+    assert after.buffers[1:] == before.buffers[1:]
+    header = check_batch(batch.sealed_bytes())
+    assert (header.producer_epoch, header.base_sequence, header.is_transactional) == (2, 0, True)
+    assert batch.seal(NONE) is after
+
+
+def test_the_last_sequence_wraps() -> None:
+    batch = batch_of(b"a", b"b", b"c")
+    assert not batch.has_sequence
+    batch.set_producer_state(7, 0, 2**31 - 3, False)
+    assert batch.last_sequence == 2**31 - 1
+    batch.set_producer_state(7, 0, 2**31 - 2, False)
+    assert batch.has_sequence
+    assert batch.last_sequence == 0
+
+
+# ---- time and retries ------------------------------------------------------------------------------------------------
+
+
+def test_it_waits_from_its_making_and_then_from_its_last_attempt() -> None:
+    batch = batch_of(b"a", at_ms=1_000)
+    assert batch.waited_ms(1_030) == 30
+    assert batch.waited_ms(900) == 0
+    batch.mark_attempt(KafkaError("x"), 1_100, 1_200)
+    assert batch.waited_ms(1_130) == 30
+
+
+def test_the_delivery_timeout_counts_from_its_making_through_all_attempts() -> None:
+    batch = batch_of(b"a", at_ms=1_000)
+    batch.mark_attempt(KafkaError("x"), 1_400, 1_500)
+    assert not batch.has_reached_delivery_timeout(500, 1_499)
+    assert batch.has_reached_delivery_timeout(500, 1_500)
+
+
+def test_a_retry_backs_off_until_its_time_or_a_newer_leader() -> None:
+    batch = batch_of(b"a")
+    batch.maybe_update_leader_epoch(3)
+    assert not batch.is_backing_off(0)
+    batch.mark_attempt(NotLeaderOrFollowerError(), 1_000, 1_200)
+    assert batch.is_backing_off(1_199)
+    assert not batch.is_backing_off(1_200)
+    for stale in (None, 2, 3):
+        batch.maybe_update_leader_epoch(stale)
+        assert batch.is_backing_off(1_000)
+        assert not batch.leader_has_changed
+    batch.maybe_update_leader_epoch(4)
+    assert batch.leader_has_changed
+    assert not batch.is_backing_off(1_000)
+    batch.mark_attempt(NotLeaderOrFollowerError(), 1_001, 1_300)
+    assert batch.is_backing_off(1_002)  # the new leader has been tried too
+
+
+def test_without_epochs_a_retry_waits() -> None:
+    batch = batch_of(b"a")
+    batch.mark_attempt(NotLeaderOrFollowerError(), 1_000, 1_200)
+    batch.maybe_update_leader_epoch(9)
+    assert batch.is_backing_off(1_100)
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_ends_once() -> None:
+    calls: list[str] = []
+    batch = ProducerBatch(PLACE, 0, 1_000, 0)
+    future = FutureRecordMetadata(0, -1, 1)
+    batch.append_row(None, b"v", (), 0, 10, RecordThunk(future, lambda metadata, error: calls.append(str(error))))
+    assert batch.fail(KafkaError("first"))
+    assert not batch.complete(5, None)
+    assert not batch.fail(KafkaError("second"), aborted=True)
+    assert calls == ["first"]
+    assert batch.is_done
+    assert not batch.is_open
+    with pytest.raises(KafkaError, match="first"):
+        future.result(0)
+
+
+def test_futures_are_done_after_the_callbacks_have_run() -> None:
+    seen: list[bool] = []
+    batch = ProducerBatch(PLACE, 0, 1_000, 0)
+    future = FutureRecordMetadata(0, -1, 1)
+    batch.append_row(None, b"v", (), 0, 10, RecordThunk(future, lambda *_: seen.append(future.done())))
+    batch.complete(9, None)
+    assert seen == [False]
+    assert future.result(0).offset == 9
+
+
+def test_memory_is_told_of_once() -> None:
+    batch = batch_of(b"a", b"b")
+    allocation = free_memory()
+    batch.reserve_run(1, 50, allocation, RunThunk(lambda *_: None, 1, 50))
+    assert batch.take_memory() == (200, (allocation,))
+    assert batch.take_memory() == (0, ())
+
+
+def test_it_shows_its_state() -> None:
+    batch = batch_of(b"a")
+    assert repr(batch) == f"ProducerBatch(flights-0, 1 records, {HEADER_SIZE + 100} bytes, attempts 0, open)"
+    batch.close_for_appends()
+    assert repr(batch).endswith("closed)")
+    batch.complete(0, None)
+    assert repr(batch).endswith("succeeded)")

@@ -1,0 +1,202 @@
+"""The topics a producer keeps metadata of: added, asked for, answered, forgotten; and the wait for an update."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
+from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError, SaslAuthenticationError
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+
+IDLE_MS = 10_000
+NODE = Node(0, "a", 1)
+
+
+def metadata_at(clock: FakeClock) -> ProducerMetadata:
+    made = ProducerMetadata(
+        refresh_backoff_ms=100,
+        refresh_backoff_max_ms=1_000,
+        metadata_expire_ms=300_000,
+        metadata_idle_ms=IDLE_MS,
+        clock=clock,
+        rng=random.Random(1),
+    )
+    made.bootstrap([("a", 1)])
+    return made
+
+
+def response(*topics: str) -> MetadataResponse:
+    described = tuple(
+        TopicMetadata(name, 0, None, False, (PartitionMetadata(TopicPartition(name, 0), 0, 1),)) for name in topics
+    )
+    return MetadataResponse({0: NODE}, described, "cluster", 0)
+
+
+def answer(metadata: ProducerMetadata, clock: FakeClock, *topics: str) -> bool:
+    """Answer what is asked for now with these topics; whether it was a part."""
+    _, version, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
+    metadata.update(version, response(*topics), is_partial, clock.now_ms())
+    return is_partial
+
+
+def test_a_new_topic_is_asked_for_at_once_and_in_part() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    assert not answer(metadata, clock, "a")  # the first time everything is due
+    clock.advance(5)
+    metadata.add("b", clock.now_ms())
+    assert metadata.new_topics == {"b"}
+    assert metadata.time_to_next_update(clock.now_ms()) == 0
+    request, _, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
+    assert is_partial
+    assert request.topics == ("b",)
+    assert request.allow_auto_topic_creation
+    answer(metadata, clock, "b")
+    assert metadata.new_topics == frozenset()
+    assert metadata.fetch().topics == {"a", "b"}
+
+
+def test_a_known_topic_asks_for_nothing_when_it_is_added_again() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    answer(metadata, clock, "a")
+    metadata.add("a", clock.now_ms())
+    assert not metadata.update_requested()
+    assert metadata.new_topics == frozenset()
+
+
+def test_a_full_request_names_every_topic_that_is_kept() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    for topic in ("b", "a"):
+        metadata.add(topic, clock.now_ms())
+    request, _, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
+    assert not is_partial
+    assert request.topics == ("a", "b")
+
+
+def test_an_update_for_a_topic_is_a_part_while_it_is_new_and_full_afterwards() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    answer(metadata, clock, "a")
+    assert metadata.request_update_for_topic("a") == metadata.update_version
+    assert not metadata.new_metadata_request_and_version(clock.now_ms()).is_partial
+    answer(metadata, clock, "a")
+    metadata.add("new", clock.now_ms())
+    assert metadata.request_update_for_topic("new") == metadata.update_version
+    assert metadata.new_metadata_request_and_version(clock.now_ms()).is_partial
+
+
+def test_an_answer_to_an_older_question_leaves_the_newer_one_open() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    answer(metadata, clock, "a")
+    metadata.add("b", clock.now_ms())
+    _, version, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
+    metadata.add("c", clock.now_ms())
+    metadata.update(version, response("b"), is_partial, clock.now_ms())
+    assert metadata.new_topics == {"c"}
+    assert metadata.update_requested()
+
+
+def test_a_topic_is_forgotten_when_nobody_wrote_to_it_for_so_long() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("idle", clock.now_ms())
+    metadata.add("busy", clock.now_ms())
+    answer(metadata, clock, "idle", "busy")
+    clock.advance(IDLE_MS - 1)
+    metadata.add("busy", clock.now_ms())
+    metadata.request_update()
+    answer(metadata, clock, "idle", "busy")
+    assert metadata.contains_topic("idle")
+    clock.advance(1)
+    metadata.request_update()
+    answer(metadata, clock, "idle", "busy")
+    assert not metadata.contains_topic("idle")
+    assert metadata.fetch().topics == {"busy"}
+
+
+def test_a_topic_that_has_not_been_answered_is_kept_however_old() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    clock.advance(IDLE_MS * 2)
+    assert metadata.retain_topic("a", False, clock.now_ms())
+    assert not metadata.retain_topic("stranger", False, clock.now_ms())
+
+
+def test_an_answer_with_a_topic_nobody_asked_for_is_not_kept() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    answer(metadata, clock, "a", "stranger")
+    assert metadata.fetch().topics == {"a"}
+
+
+# ---- await_update ----------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_ends_with_a_newer_update() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    version = metadata.update_version
+
+    def arrive(timeout_ms: int) -> None:
+        clock.advance(30)
+        metadata.add("a", clock.now_ms())
+        answer(metadata, clock, "a")
+
+    clock.on_wait = arrive
+    start_ms = clock.now_ms()
+    metadata.await_update(version, 1_000)
+    assert clock.now_ms() == start_ms + 30
+    metadata.await_update(version, 0)  # it is there: no wait
+
+
+def test_a_wait_ends_at_its_limit() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    start_ms = clock.now_ms()
+    with pytest.raises(KafkaTimeoutError, match="within 250 ms"):
+        metadata.await_update(metadata.update_version, 250)
+    assert clock.now_ms() == start_ms + 250
+
+
+def test_a_wait_that_wakes_early_waits_for_the_rest() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    waits: list[int] = []
+
+    def wake(timeout_ms: int) -> None:
+        waits.append(timeout_ms)
+        clock.advance(min(100, timeout_ms))
+
+    clock.on_wait = wake
+    with pytest.raises(KafkaTimeoutError):
+        metadata.await_update(metadata.update_version, 250)
+    assert waits == [250, 150, 50]
+
+
+def test_a_wait_raises_the_fatal_error() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    clock.on_wait = lambda timeout_ms: metadata.fatal_error(SaslAuthenticationError("wrong password"))
+    with pytest.raises(SaslAuthenticationError, match="wrong password"):
+        metadata.await_update(metadata.update_version, 1_000)
+
+
+def test_a_wait_hears_of_the_close() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    clock.on_wait = lambda timeout_ms: metadata.close()
+    with pytest.raises(ProducerClosedError):
+        metadata.await_update(metadata.update_version, 1_000)
