@@ -1,0 +1,61 @@
+"""A producer and real brokers of two releases."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from spark_kafka_sink.local import Admin
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+
+THREAD_NAME = "kafka-producer-network-thread"
+
+
+@pytest.fixture(params=["kafka_broker", "old_kafka_broker"], ids=["current", "old"])
+def broker(request: pytest.FixtureRequest) -> Admin:
+    """The shared broker of the current release, then that of the old one."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Admin)
+    return found
+
+
+@pytest.fixture
+def make_topic(request: pytest.FixtureRequest, broker: Admin) -> Callable[..., str]:
+    """`make_topic(partitions=1, config=None)` creates a topic on `broker` and gives its name."""
+
+    def make(partitions: int = 1, config: dict[str, str | int] | None = None) -> str:
+        name = new_name(request)
+        broker.create_topic(name, partitions, 1, config)
+        return name
+
+    return make
+
+
+def new_name(request: pytest.FixtureRequest) -> str:
+    """A topic's name, which nobody had."""
+    stem = re.sub(r"[^a-zA-Z0-9._-]+", "-", request.node.name)[:60]
+    return f"{stem}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def fresh_name(request: pytest.FixtureRequest) -> str:
+    return new_name(request)
+
+
+@pytest.fixture
+def start_producer() -> Iterator[Callable[..., KafkaProducer]]:
+    """`start_producer(bootstrap_servers, **{"linger.ms": 0, ...})`; closed after the test, with its thread gone."""
+    made: list[KafkaProducer] = []
+
+    def start(bootstrap_servers: str, **settings: object) -> KafkaProducer:
+        made.append(KafkaProducer({"bootstrap.servers": bootstrap_servers, **settings}))
+        return made[-1]
+
+    yield start
+    for producer in made:
+        producer.close(timeout_ms=0)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)] == []

@@ -1,0 +1,244 @@
+"""Nodes that die, freeze and come back, topics that vanish: every acknowledged record is there once and in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from support.librdkafka import read_topic, read_values
+
+from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.local import EmbeddedKafka
+from spark_kafka_sink.producer.futures import FutureRecordMetadata
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.record.columns import RecordColumns
+
+StartProducer = Callable[..., KafkaProducer]
+
+
+@pytest.fixture(scope="module", params=["4.3.1", "3.9.1"])
+def lone_node(request: pytest.FixtureRequest, module_kafka: Callable[..., EmbeddedKafka]) -> EmbeddedKafka:
+    """One node that creates no topic by itself; whoever harms it lets it run again."""
+    properties = {"auto.create.topics.enable": False, "broker.session.timeout.ms": 1500}
+    return module_kafka(version=request.param, properties=properties)
+
+
+class Stream:
+    """Sends numbers to a partition from a thread of its own, a few at a time, until it is stopped."""
+
+    def __init__(self, producer: KafkaProducer, topic: str, partition: int = 0) -> None:
+        self._place = (producer, topic, partition)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.futures: list[FutureRecordMetadata] = []
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        producer, topic, partition = self._place
+        while not self._ended.is_set():
+            for _ in range(3):
+                self.futures.append(producer.send(topic, str(len(self.futures)), partition=partition))
+            time.sleep(0.002)
+
+    def await_acknowledged(self, count: int, timeout_s: float = 30) -> None:
+        """Wait for `count` more acknowledgements than there are records now."""
+        wanted = len(self.futures) + count
+        deadline = time.monotonic() + timeout_s
+        while len(self.futures) < wanted or not self.futures[wanted - 1].done():
+            assert time.monotonic() < deadline, f"record {wanted} of {len(self.futures)} is not acknowledged"
+            time.sleep(0.01)
+
+    def assert_all_arrived(self, kafka: EmbeddedKafka, topic: str) -> None:
+        """Once each, in order, at the offsets that the futures tell (-1: the answer was lost and the retry told that
+        the broker has it already).
+        """
+        self._place[0].flush(60_000)
+        told = [future.result(0).offset for future in self.futures]
+        assert read_values(kafka.bootstrap_servers, topic) == [str(number) for number in range(len(told))]
+        assert all(offset in (-1, number) for number, offset in enumerate(told))
+
+
+def test_a_killed_node_that_comes_back_costs_no_record_and_doubles_none(
+    lone_node: EmbeddedKafka, start_producer: StartProducer
+) -> None:
+    lone_node.create_topic("killed")
+    producer = start_producer(lone_node.bootstrap_servers, **{"compression.type": "lz4"})
+    with Stream(producer, "killed") as stream:
+        stream.await_acknowledged(200)
+        lone_node.kill_node(1)
+        try:
+            time.sleep(0.3)
+        finally:
+            lone_node.start_node(1)
+        stream.await_acknowledged(200)
+    stream.assert_all_arrived(lone_node, "killed")
+
+
+def test_a_frozen_node_is_left_at_the_request_time_out_and_doubles_nothing_when_it_thaws(
+    lone_node: EmbeddedKafka, start_producer: StartProducer
+) -> None:
+    lone_node.create_topic("frozen")
+    settings = {"request.timeout.ms": 500, "delivery.timeout.ms": 30_000}
+    producer = start_producer(lone_node.bootstrap_servers, **settings)
+    with Stream(producer, "frozen") as stream:
+        stream.await_acknowledged(200)
+        lone_node.suspend_node(1)
+        try:
+            time.sleep(1.3)
+            assert not stream.futures[-1].done()
+        finally:
+            lone_node.resume_node(1)
+        stream.await_acknowledged(200)
+    stream.assert_all_arrived(lone_node, "frozen")
+
+
+def still_fails(producer: KafkaProducer, topic: str) -> bool:
+    """Whether a record is still not delivered: the broker has yet to find its feet."""
+    try:
+        producer.send(topic, b"later").result(30)
+    except KafkaTimeoutError:
+        return True
+    return False
+
+
+def test_records_that_outlast_delivery_timeout_fail_by_then_and_later_ones_go_through(
+    lone_node: EmbeddedKafka, start_producer: StartProducer
+) -> None:
+    lone_node.create_topic("late")
+    settings = {"request.timeout.ms": 300, "delivery.timeout.ms": 1_000, "linger.ms": 0}
+    producer = start_producer(lone_node.bootstrap_servers, **settings)
+    assert producer.send("late", b"first").result(30).offset == 0
+    lone_node.suspend_node(1)
+    try:
+        began = time.monotonic()
+        doomed = [producer.send("late", f"doomed {number}") for number in range(10)]
+        producer.flush(10_000)
+        assert 0.9 <= time.monotonic() - began < 1.6
+        for future in doomed:
+            with pytest.raises(
+                KafkaTimeoutError, match=r"late-0 were not acknowledged within delivery\.timeout\.ms=1000"
+            ):
+                future.result(0)
+    finally:
+        lone_node.resume_node(1)
+    deadline = time.monotonic() + 30
+    while still_fails(producer, "late"):
+        assert time.monotonic() < deadline
+    producer.send("late", b"last").result(30)
+    values = read_values(lone_node.bootstrap_servers, "late")
+    # A doomed record may have reached the broker all the same: at most once, in order.
+    doomed_there = [value for value in values if value.startswith("doomed")]
+    assert doomed_there == sorted(set(doomed_there))
+    assert values[0] == "first"
+    assert values[-1] == "last"
+    assert values.count("last") == 1
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 700])
+def test_closing_in_an_outage_returns_in_time_with_every_future_failed_and_nothing_left(
+    lone_node: EmbeddedKafka, fresh_name: str, timeout_ms: int
+) -> None:
+    lone_node.create_topic(fresh_name, partitions=3)
+    threads, descriptors = threading.active_count(), sorted(file_descriptors())
+    producer = KafkaProducer({"bootstrap.servers": lone_node.bootstrap_servers})
+    producer.send(fresh_name, b"taken", partition=0).result(30)
+    assert sorted(file_descriptors()) != descriptors
+    lone_node.suspend_node(1)
+    try:
+        futures = [producer.send(fresh_name, b"lost" * 50, partition=number % 3) for number in range(3_000)]
+        errors: list[object] = []
+        producer.send_columns(fresh_name, RecordColumns.from_rows(["lost"] * 50), lambda _, error: errors.append(error))
+        began = time.monotonic()
+        producer.close(timeout_ms=timeout_ms)
+        assert timeout_ms / 1000 <= time.monotonic() - began < timeout_ms / 1000 + 0.5
+    finally:
+        lone_node.resume_node(1)
+    assert {type(future.exception()) for future in futures} == {ProducerClosedError}
+    assert {type(error) for error in errors} == {ProducerClosedError}
+    assert (threading.active_count(), sorted(file_descriptors())) == (threads, descriptors)
+    with pytest.raises(ProducerClosedError):
+        producer.send(fresh_name, b"more")
+
+
+def file_descriptors() -> list[str]:
+    """Sockets, pipes and the like that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return found
+
+
+def test_a_topic_that_is_missing_is_named_within_max_block_ms(
+    lone_node: EmbeddedKafka, start_producer: StartProducer
+) -> None:
+    producer = start_producer(lone_node.bootstrap_servers, **{"max.block.ms": 600})
+    text = r"Topic nobody-made-it is not in the metadata within max\.block\.ms=600.*create it"
+    for send in (
+        lambda: producer.send("nobody-made-it", b"v").result(0),
+        lambda: producer.send_columns("nobody-made-it", RecordColumns.from_rows(["v"])),
+        lambda: producer.partitions_for("nobody-made-it"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(KafkaTimeoutError, match=text):
+            send()
+        assert 0.5 <= time.monotonic() - began < 1.2
+    lone_node.create_topic("somebody-made-it")
+    assert producer.send("somebody-made-it", b"v").result(30).offset == 0
+
+
+def test_a_topic_deleted_and_made_anew_while_producing_is_written_on(
+    lone_node: EmbeddedKafka, start_producer: StartProducer
+) -> None:
+    lone_node.create_topic("phoenix", partitions=3)
+    lone_node.create_topic("bystander")
+    settings = {"max.block.ms": 10_000, "linger.ms": 0, "metadata.max.age.ms": 1000}
+    producer = start_producer(lone_node.bootstrap_servers, **settings)
+    for partition in (1, 2):
+        producer.send("phoenix", b"old", partition=partition).result(30)
+    with Stream(producer, "phoenix") as stream:
+        stream.await_acknowledged(100)
+        lone_node.delete_topic("phoenix")
+        assert producer.send("bystander", b"goes on").result(30).offset == 0
+        time.sleep(0.3)
+        lone_node.create_topic("phoenix", partitions=2)
+        stream.await_acknowledged(100)
+    producer.flush(30_000)
+    assert producer.send("phoenix", b"new", partition=1).result(30).offset == 0
+    arrived = [
+        int(message.value())
+        for message in read_topic(lone_node.bootstrap_servers, "phoenix", 2)
+        if message.partition() == 0
+    ]
+    # Acknowledged before the deletion and gone with it; from some record on all, in order.
+    assert arrived == list(range(arrived[0], len(stream.futures)))
+    told = [future.result(0).offset for future in stream.futures]
+    assert all(offset in (-1, number) for number, offset in enumerate(told[arrived[0] :]))
+
+
+def test_with_three_nodes_the_loss_of_the_leader_costs_no_record_and_doubles_none(
+    own_kafka: Callable[..., EmbeddedKafka], start_producer: StartProducer
+) -> None:
+    kafka = own_kafka(3, properties={"broker.session.timeout.ms": 2000})
+    kafka.create_topic("numbers", replication_factor=3, config={"min.insync.replicas": 2})
+    (before,) = kafka.describe_topic("numbers").partitions
+    producer = start_producer(kafka.bootstrap_servers)
+    with Stream(producer, "numbers") as stream:
+        stream.await_acknowledged(200)
+        kafka.kill_node(before.leader)
+        stream.await_acknowledged(200)
+    (after,) = kafka.describe_topic("numbers").partitions
+    assert after.leader not in (before.leader, -1)
+    stream.assert_all_arrived(kafka, "numbers")

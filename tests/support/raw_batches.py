@@ -1,0 +1,43 @@
+"""The record batches of a partition as its leader holds them: headers, sequences and sizes, not only records."""
+
+from __future__ import annotations
+
+import random
+
+from spark_kafka_sink.client.connect import consumer_network_client
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import error_for_code
+from spark_kafka_sink.protocol.requests import FetchPartition, FetchRequest
+from spark_kafka_sink.record.decoder import DecodedBatch, decode_batches
+
+PARTITION_BYTES = 32 * 1024 * 1024
+
+
+def read_batches(
+    bootstrap_servers: str, topic: str, partition: int = 0, *, timeout_s: float = 30.0
+) -> list[DecodedBatch]:
+    """The batches from offset 0 on, as many as one response holds."""
+    config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers})
+    clock, rng = SystemClock(), random.Random()
+    metadata = TopicsMetadata([topic], 50, 50, 60_000, rng)
+    client = consumer_network_client(config, metadata, clock, rng)
+    timer = Timer(clock, int(timeout_s * 1000))
+    try:
+        place = TopicPartition(topic, partition)
+        while (leader := metadata.current_leader(place).leader) is None:
+            assert not timer.is_expired, f"{place} has no leader after {timeout_s} s"
+            client.await_metadata_update(timer)
+        wanted = FetchPartition(partition, 0, PARTITION_BYTES, -1)
+        future = client.send(leader, FetchRequest({topic: [wanted]}, max_wait_ms=10))
+        client.poll_until(future, timer)
+        assert future.is_done(), f"{place} was not read within {timeout_s} s"
+        ((answer,),) = (found.partitions for found in future.value().body.responses)
+        if answer.error_code:
+            raise error_for_code(int(answer.error_code))
+        return list(decode_batches(answer.records or b""))
+    finally:
+        client.close()
