@@ -32,8 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
-from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink import KafkaError, KafkaSink
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

@@ -10,6 +10,7 @@ Any thread may call; creating happens under the lock, closing after it.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable
@@ -123,4 +124,7 @@ def process_pool() -> ProducerPool:
     pool = _POOLS.get(pid)
     if pool is None:
         pool = _POOLS.setdefault(pid, ProducerPool(KafkaProducer, SystemClock()))
+        # PySpark makes two tracked objects of every row, so the garbage collector runs all the time. What is loaded
+        # by now stays for good; walking it again and again would cost more than everything else done for a row.
+        gc.freeze()
     return pool

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
 
@@ -135,21 +136,23 @@ def test_what_cannot_be_made_leaves_nothing_behind() -> None:
             pool.acquire(config())
 
 
-def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int]], of_parent: int) -> None:
+def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int, int]], of_parent: int) -> None:
+    gc.unfreeze()
     pool = process_pool()
-    answers.put((id(pool) == of_parent, len(producer_pool._POOLS)))
+    answers.put((id(pool) == of_parent, len(producer_pool._POOLS), gc.get_freeze_count()))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_a_forked_child_gets_a_pool_of_its_own_and_keeps_its_parents_alive() -> None:
+def test_a_forked_child_gets_a_pool_of_its_own_and_spares_the_collector_what_is_loaded() -> None:
     parent = process_pool()
     assert process_pool() is parent
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
     child = fork.Process(target=_pool_in_child, args=(answers, id(parent)))
     child.start()
-    same, pools = answers.get()
+    same, pools, frozen = answers.get()
     child.join()
     assert not same
     assert pools == 2
+    assert frozen > 10_000
     assert process_pool() is parent
