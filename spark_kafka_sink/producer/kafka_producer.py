@@ -46,6 +46,8 @@ from spark_kafka_sink.producer.record_fields import check_place, checked_headers
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.producer.transaction_methods import TransactionMethods
+from spark_kafka_sink.producer.transactional_manager import TransactionalManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -63,7 +65,7 @@ BLOCKS_IN_MEMORY: Final = 4
 _numbers = itertools.count(1)
 
 
-class KafkaProducer:
+class KafkaProducer(TransactionMethods):
     """Sends records, from any thread of the process that made it.
 
     `config`: a ProducerConfig, or Kafka's producer settings. `clock`, `rng`, and `client` (with `metadata`) are the
@@ -86,9 +88,8 @@ class KafkaProducer:
         self._process_id = os.getpid()
         self._metadata = metadata or self.make_metadata(self.config, self._clock, self._rng)
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
-        self._transaction_manager = (
-            TransactionManager(self._retry_backoff()) if self.config.enable_idempotence else None
-        )
+        api_versions = ApiVersions()
+        self._transaction_manager = self._make_transaction_manager(api_versions)
         self._pool = BufferPool(self.config.buffer_memory, self._clock)
         self._accumulator = RecordAccumulator(
             batch_size=self.config.batch_size,
@@ -103,7 +104,7 @@ class KafkaProducer:
         self.sender = Sender(
             config=self.config,
             codec=self._codec,
-            client=client or network_client(self.config, self._metadata, self._clock, self._rng, ApiVersions()),
+            client=client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions),
             metadata=self._metadata,
             accumulator=self._accumulator,
             transaction_manager=self._transaction_manager,
@@ -130,6 +131,17 @@ class KafkaProducer:
         )
         bootstrap(metadata, config)
         return metadata
+
+    def _make_transaction_manager(self, api_versions: ApiVersions) -> TransactionManager | None:
+        config = self.config
+        if config.transactional_id is not None:
+            return TransactionalManager(
+                config.transactional_id,
+                config.transaction_timeout_ms,
+                self._retry_backoff(),
+                api_versions.finalized_feature,
+            )
+        return TransactionManager(self._retry_backoff()) if config.enable_idempotence else None
 
     def _retry_backoff(self) -> ExponentialBackoff:
         return ExponentialBackoff(self.config.retry_backoff_ms, 2, self.config.retry_backoff_max_ms, 0.2, self._rng)
@@ -185,6 +197,7 @@ class KafkaProducer:
             size = record_size_upper_bound(key_bytes, value_bytes, headers)
             self._ensure_valid_size(topic, size)
             chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
+            self._join_transaction(topic, [chosen])
             result = self._accumulator.append_row(
                 TopicPartition(topic, chosen),
                 key_bytes,
@@ -251,6 +264,7 @@ class KafkaProducer:
         if partitions is None:
             count = cluster.partition_count_for_topic(topic) or 1
             groups = self._partitioner(topic).assign(block, cluster, count)
+        self._join_transaction(topic, [partition for partition, _, _ in groups])
         now_ms = self._clock.now_ms()
         result = self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
         if result.wakes_sender:

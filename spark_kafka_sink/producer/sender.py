@@ -23,7 +23,7 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.producer.record_accumulator import LeaderEpochs, RecordAccumulator
-from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.producer.transaction_manager import OutgoingRequest, TransactionManager
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.requests import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
@@ -79,12 +79,18 @@ class Sender:
         """
         while self._is_running:
             self._run_safely()
-        while not self._is_forced and (self._accumulator.has_undrained or self._client.has_in_flight_requests()):
+        if self._transaction_manager is not None and not self._is_forced:
+            self._transaction_manager.abort_what_is_open()
+        while not self._is_forced and self._has_work():
             self._run_safely()
         closed = ProducerClosedError("The producer was closed before this record was acknowledged.")
         self._accumulator.abort_incomplete(closed)
         self._metadata.close()
         self._client.close()
+
+    def _has_work(self) -> bool:
+        is_ending = self._transaction_manager is not None and self._transaction_manager.is_completing
+        return self._accumulator.has_undrained or self._client.has_in_flight_requests() or is_ending
 
     def _run_safely(self) -> None:
         try:
@@ -97,14 +103,19 @@ class Sender:
         now_ms = self._clock.now_ms()
         manager = self._transaction_manager
         if manager is not None:
-            manager.maybe_resolve_sequences()
-            manager.bump_epoch_if_needed()
-            self._maybe_send_init_producer_id(manager, now_ms)
+            if manager.recovers_by_itself:
+                manager.maybe_resolve_sequences()
+                manager.bump_epoch_if_needed()
+            self._maybe_send_request(manager, now_ms)
             if manager.has_fatal_error:
                 self._abort_after(manager)
                 self._client.poll(self._config.retry_backoff_ms, now_ms)
                 return
+            if manager.lost_transaction is not None:
+                self._accumulator.abort_undrained(manager.lost_transaction)
         timeout_ms = self._send_producer_data(now_ms)
+        if manager is not None:
+            timeout_ms = min(timeout_ms, self._request_delay_ms(manager, now_ms))
         self._client.poll(timeout_ms, now_ms)
 
     def wakeup(self) -> None:
@@ -124,29 +135,41 @@ class Sender:
 
     # ---- the producer's identity -----------------------------------------------------------------------------------
 
-    def _maybe_send_init_producer_id(self, manager: TransactionManager, now_ms: int) -> None:
-        """Ask any node for a producer id; without one the drain holds everything back, and expiry goes on."""
-        request = manager.init_request(now_ms)
-        if request is None:
+    def _maybe_send_request(self, manager: TransactionManager, now_ms: int) -> None:
+        """Send what the manager has to say to a broker. Records go on meanwhile: the drain holds back those that may
+        not.
+        """
+        outgoing = manager.next_request(now_ms, self._accumulator.has_incomplete)
+        if outgoing is None:
             return
-        node = self._client.least_loaded_node(now_ms)
+        node = outgoing.node or self._client.least_loaded_node(now_ms)
         if node is None:
             return
         refusal = self._client.authentication_error(node)
         if refusal is not None:
-            manager.authentication_failed(refusal)
+            outgoing.refused(refusal)
         elif self._client.ready(node, now_ms):
+            self._send_outgoing(outgoing, node, now_ms)
+        elif self._client.connection_failed(node):
+            outgoing.unreachable()
 
-            def settle(response: ClientResponse) -> None:
-                if response.version_mismatch is not None:
-                    manager.fail(response.version_mismatch)
-                else:
-                    manager.handle_init_response(response.body, response.received_ms)
+    def _request_delay_ms(self, manager: TransactionManager, now_ms: int) -> int:
+        """How long until a request of the manager's may go; one that could go but for its node is looked at soon
+        again.
+        """
+        delay_ms = manager.request_delay_ms(now_ms)
+        return delay_ms if delay_ms > 0 else self._config.retry_backoff_ms
 
-            manager.init_sent()
-            self._client.send(
-                self._client.new_client_request(node.id_string, request, now_ms, True, None, settle), now_ms
-            )
+    def _send_outgoing(self, outgoing: OutgoingRequest, node: Node, now_ms: int) -> None:
+        def settle(response: ClientResponse) -> None:
+            if response.version_mismatch is not None:
+                outgoing.refused(response.version_mismatch)
+            else:
+                outgoing.answered(response.body, response.received_ms)
+
+        outgoing.sent()
+        request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
+        self._client.send(request, now_ms)
 
     def _abort_after(self, manager: TransactionManager) -> None:
         cause = manager.last_error
@@ -232,7 +255,15 @@ class Sender:
             by_topic.setdefault(topic, []).append((partition, RecordChunks(batch.sealed.buffers)))
             by_partition[batch.topic_partition] = batch
         config = self._config
-        request = ProduceRequest(config.acks, config.request_timeout_ms, by_topic, has_zstd=self._has_zstd)
+        manager = self._transaction_manager
+        request = ProduceRequest(
+            config.acks,
+            config.request_timeout_ms,
+            by_topic,
+            None if manager is None else manager.name_of_transactions,
+            2 if manager is None else manager.transaction_version,
+            self._has_zstd,
+        )
         expects_response = config.acks != 0
 
         def settle(response: ClientResponse) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.backoff import ExponentialBackoff
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
-    AuthorizationError,
     IllegalStateError,
     KafkaError,
     OutOfOrderSequenceError,
@@ -25,6 +24,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER, ProducerIdAndEpoch, SequenceTable
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
@@ -39,19 +39,51 @@ class State(enum.Enum):
     UNINITIALIZED = "has no producer id"
     INITIALIZING = "waits for a producer id"
     READY = "has a producer id"
+    IN_TRANSACTION = "is in a transaction"
+    PREPARED = "has a prepared transaction"
+    COMMITTING = "is committing a transaction"
+    ABORTING = "is aborting a transaction"
+    ABORTABLE_ERROR = "is in a transaction that can only be aborted"
     FATAL_ERROR = "met an error that it cannot recover from"
 
 
 _MOVES: Final[Mapping[State, frozenset[State]]] = {
-    State.UNINITIALIZED: frozenset({State.INITIALIZING, State.FATAL_ERROR}),
+    State.UNINITIALIZED: frozenset({State.INITIALIZING, State.PREPARED, State.FATAL_ERROR}),
     State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.FATAL_ERROR}),
-    State.READY: frozenset({State.UNINITIALIZED, State.FATAL_ERROR}),
+    State.READY: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.IN_TRANSACTION, State.FATAL_ERROR}),
+    State.IN_TRANSACTION: frozenset(
+        {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}
+    ),
+    State.PREPARED: frozenset({State.INITIALIZING, State.COMMITTING, State.ABORTING, State.FATAL_ERROR}),
+    State.COMMITTING: frozenset({State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
+    State.ABORTING: frozenset({State.READY, State.INITIALIZING, State.FATAL_ERROR}),
+    State.ABORTABLE_ERROR: frozenset({State.ABORTABLE_ERROR, State.ABORTING, State.FATAL_ERROR}),
     State.FATAL_ERROR: frozenset({State.FATAL_ERROR}),
 }
 
 
+class OutgoingRequest(NamedTuple):
+    """A request for the Sender, and whom to tell what became of it. It stays the next one until it is `sent`."""
+
+    request: Request
+    node: Node | None
+    """Where it goes; None: to any node."""
+    sent: Callable[[], None]
+    answered: Callable[[Message, int], None]
+    """With the response and the time; None for the response where the connection went before it came."""
+    refused: Callable[[KafkaError], None]
+    """The node speaks no version of the request, or refuses to speak to us."""
+    unreachable: Callable[[], None]
+    """The node cannot be connected to."""
+
+
 class TransactionManager:
     """Producer id, epoch, sequences. `retry_backoff` paces InitProducerId."""
+
+    is_transactional = False
+    recovers_by_itself = True
+    """Gaps in the sequences are mended by a new epoch; in a transaction it takes an abort."""
+    transaction_version = 2
 
     def __init__(self, retry_backoff: ExponentialBackoff) -> None:
         self.state = State.UNINITIALIZED
@@ -68,6 +100,19 @@ class TransactionManager:
     def __repr__(self) -> str:
         producer_id, epoch = self.producer
         return f"TransactionManager({self.state.name}, producer id {producer_id}, epoch {epoch})"
+
+    @property
+    def name_of_transactions(self) -> str | None:
+        """The transactional id that records are sent under, None for a producer without one."""
+        return None
+
+    @property
+    def lost_transaction(self) -> KafkaError | None:
+        """Why what has not been sent of the transaction need not be: it is being aborted, or can only be."""
+        return None
+
+    def abort_what_is_open(self) -> None:
+        """The producer closes. Without transactions there is nothing to abort."""
 
     @property
     def has_fatal_error(self) -> bool:
@@ -107,8 +152,8 @@ class TransactionManager:
             return
         entry = self.sequences.entry(batch.topic_partition)
         if entry.producer != self.producer:
-            entry.start_at_beginning(self.producer, is_transactional=False)
-        entry.take(batch, is_transactional=False)
+            entry.start_at_beginning(self.producer, self.is_transactional)
+        entry.take(batch, self.is_transactional)
 
     def on_split_part(self, part: ProducerBatch) -> None:
         if part.has_sequence:
@@ -192,22 +237,34 @@ class TransactionManager:
 
     def _restart_partitions(self) -> None:
         for topic_partition in self._to_restart:
-            self.sequences.entry(topic_partition).start_at_beginning(self.producer, is_transactional=False)
+            self.sequences.entry(topic_partition).start_at_beginning(self.producer, self.is_transactional)
             self._unresolved.discard(topic_partition)
         self._to_restart.clear()
 
     # ---- InitProducerId --------------------------------------------------------------------------------------------
 
-    def init_request(self, now_ms: int) -> InitProducerIdRequest | None:
+    def next_request(self, now_ms: int, has_incomplete: bool) -> OutgoingRequest | None:  # noqa: ARG002
         """The request for a producer id, when one is wanted and it is time."""
         if self.state is not State.INITIALIZING or self._init_in_flight or now_ms < self._init_not_before_ms:
             return None
-        return InitProducerIdRequest()
+        return OutgoingRequest(
+            request=InitProducerIdRequest(),
+            node=None,
+            sent=self._init_sent,
+            answered=self._handle_init_response,
+            refused=self.fail,
+            unreachable=lambda: None,
+        )
 
-    def init_sent(self) -> None:
+    def request_delay_ms(self, now_ms: int) -> int:
+        """How long until a request that waits out its backoff may go."""
+        is_waiting = self.state is State.INITIALIZING and not self._init_in_flight
+        return max(0, self._init_not_before_ms - now_ms) if is_waiting else FOREVER_MS
+
+    def _init_sent(self) -> None:
         self._init_in_flight = True
 
-    def handle_init_response(self, body: Message, now_ms: int) -> None:
+    def _handle_init_response(self, body: Message, now_ms: int) -> None:
         """`body` is the response, None when there was none (the connection went)."""
         self._init_in_flight = False
         error_code = 0 if body is None else int(body.error_code)
@@ -227,8 +284,3 @@ class TransactionManager:
     def fail(self, error: KafkaError) -> None:
         """No producer id is to be had, or none that would do: every send fails with `error` from now on."""
         self._move_to(State.FATAL_ERROR, error)
-
-    def authentication_failed(self, error: KafkaError) -> None:
-        """Without a producer id an authentication error is final for what waits for one."""
-        if self.state is State.INITIALIZING and isinstance(error, AuthorizationError):
-            self.fail(error)

@@ -611,5 +611,5 @@ def test_after_a_fatal_error_nothing_is_asked_for_any_more() -> None:
     manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
     manager.fail(KafkaError("over"))
     manager.bump_epoch_if_needed()
-    assert manager.init_request(0) is None
+    assert manager.next_request(0, False) is None
     assert manager.has_fatal_error

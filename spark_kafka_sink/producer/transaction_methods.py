@@ -1,0 +1,103 @@
+"""The transactional side of `KafkaProducer`: each method asks the manager to begin something and waits for its result.
+
+Application threads. A call that timed out may be made again, and then waits for the same operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
+from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer.sender import Sender
+from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+
+
+class TransactionMethods:
+    """What `KafkaProducer` is made of, as far as transactions go."""
+
+    config: ProducerConfig
+    sender: Sender
+    _clock: Clock
+    _transaction_manager: TransactionManager | None
+
+    def _ensure_usable(self) -> None:
+        """Raise IllegalStateError when the producer is closed, or another process's. `KafkaProducer` has it."""
+
+    def flush(self, timeout_ms: int | None = None) -> None:
+        """Wait for every record sent before. `KafkaProducer` has it."""
+
+    def init_transactions(self) -> None:
+        """Get a producer id and epoch for transactional.id, which fences older producers with it and ends what they
+        left open.
+
+        Again after `prepare_transaction`, when somebody else ends what was prepared. Raises KafkaTimeoutError after
+        max.block.ms, and the fatal error of a producer that may not have the id.
+        """
+        self._operate(lambda manager: manager.begin_initialize())
+
+    def begin_transaction(self) -> None:
+        """From now on records belong to a new transaction."""
+        self._manager().begin_transaction()
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata | str
+    ) -> None:
+        """Commit consumed offsets, topic-partition → (next offset, text), of a group as part of the transaction
+        (KIP-447).
+        """
+        metadata = GroupMetadata(group) if isinstance(group, str) else group
+        self._operate(lambda manager: manager.begin_send_offsets(offsets, metadata))
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        """Wait until every record is acknowledged, and leave the transaction open: who has what this returns can end
+        it from any process.
+        """
+        manager = self._manager()
+        self.flush()
+        return manager.prepare()
+
+    def resume_transaction(self, prepared: PreparedTransaction) -> None:
+        """Take over, in a producer that has done nothing yet, what another one prepared, to commit or abort it."""
+        self._manager().resume(prepared)
+
+    def commit_transaction(self) -> None:
+        """Make the transaction's records count. Raises KafkaTimeoutError after max.block.ms (call it again),
+        ProducerFencedError, and the error of a record that failed: then only `abort_transaction` is left.
+        """
+        self._operate(lambda manager: manager.begin_commit())
+
+    def abort_transaction(self) -> None:
+        """Make the transaction as if it had never been; records that were not sent fail."""
+        self._operate(lambda manager: manager.begin_abort())
+
+    def _join_transaction(self, topic: str, partitions: Iterable[int]) -> None:
+        """Records of these partitions are about to be appended: they belong to a transaction, where there is an id."""
+        manager = self._transaction_manager
+        if isinstance(manager, TransactionalManager):
+            for partition in dict.fromkeys(partitions):
+                manager.add_partition(TopicPartition(topic, partition))
+
+    def _operate(self, begin: Callable[[TransactionalManager], TransactionalResult]) -> None:
+        result = begin(self._manager())
+        self.sender.wakeup()
+        if not result.wait(self._clock, self.config.max_block_ms):
+            raise KafkaTimeoutError(
+                f"{result.operation} of transactional.id {self.config.transactional_id} did not end within"
+                f" max.block.ms={self.config.max_block_ms}; call it again to go on waiting."
+            )
+        if result.error is not None:
+            raise result.error
+
+    def _manager(self) -> TransactionalManager:
+        self._ensure_usable()
+        manager = self._transaction_manager
+        if not isinstance(manager, TransactionalManager):
+            raise IllegalStateError("A producer without a transactional.id has no transactions: set transactional.id.")
+        return manager

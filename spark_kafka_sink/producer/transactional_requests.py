@@ -1,0 +1,262 @@
+"""The requests of a transaction, one maker each, and what each error code in their answers leads to.
+
+A `TransactionalRequest` is a value in the manager's queue: how to build it, where it goes, what its answer says. It
+decides nothing; the manager does, by the table here. Sender thread, under the manager's lock. Reference:
+org.apache.kafka.clients.producer.internals.TransactionManager's TxnRequestHandler classes (KIP-98, KIP-447, KIP-890).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import KafkaError, error_for_code
+from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import (
+    GROUP,
+    TRANSACTION,
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    OffsetToCommit,
+    TxnOffsetCommitRequest,
+    coordinator_of,
+)
+from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+
+COORDINATOR_NOT_AVAILABLE: Final = 15
+CONCURRENT_TRANSACTIONS: Final = 51
+OPERATION_NOT_ATTEMPTED: Final = 55
+
+
+class Action(enum.IntEnum):
+    """What to do about an error; of several in one answer the gravest counts."""
+
+    RETRY = 1
+    FIND_COORDINATOR = 2
+    """Ask who the coordinator is, then send again."""
+    ABORT = 3
+    """The transaction can only be aborted."""
+    FAIL = 4
+    """The producer can do no more."""
+
+
+_ACTIONS: Final[Mapping[int, Action]] = {
+    3: Action.RETRY,  # UNKNOWN_TOPIC_OR_PARTITION: not known to this broker yet
+    14: Action.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
+    15: Action.FIND_COORDINATOR,  # COORDINATOR_NOT_AVAILABLE
+    16: Action.FIND_COORDINATOR,  # NOT_COORDINATOR
+    22: Action.ABORT,  # ILLEGAL_GENERATION
+    25: Action.ABORT,  # UNKNOWN_MEMBER_ID
+    29: Action.ABORT,  # TOPIC_AUTHORIZATION_FAILED
+    30: Action.ABORT,  # GROUP_AUTHORIZATION_FAILED
+    47: Action.FAIL,  # INVALID_PRODUCER_EPOCH: from a coordinator it means fenced
+    48: Action.FAIL,  # INVALID_TXN_STATE
+    49: Action.ABORT,  # INVALID_PRODUCER_ID_MAPPING
+    51: Action.RETRY,  # CONCURRENT_TRANSACTIONS
+    55: Action.RETRY,  # OPERATION_NOT_ATTEMPTED: another partition of the request was at fault
+    59: Action.ABORT,  # UNKNOWN_PRODUCER_ID
+    82: Action.ABORT,  # FENCED_INSTANCE_ID
+    120: Action.ABORT,  # TRANSACTION_ABORTABLE
+}
+
+
+def action_for(error_code: int) -> Action:
+    """The table's answer; for a code that is not in it, whether Kafka calls it retriable."""
+    known = _ACTIONS.get(error_code)
+    if known is not None:
+        return known
+    return Action.RETRY if error_for_code(error_code).retriable else Action.FAIL
+
+
+class Refusal(NamedTuple):
+    """An error code in an answer, and to what it was said."""
+
+    error_code: int
+    place: str
+    text: str | None = None
+
+    def error(self) -> KafkaError:
+        said = error_for_code(self.error_code)
+        error = type(said)(f"{self.place}: {self.text or said}")
+        error.error_code = said.error_code
+        return error
+
+
+class Priority(enum.IntEnum):
+    """The order of the queue: a coordinator before who needs it, the end of a transaction after all that belongs to
+    it.
+    """
+
+    FIND_COORDINATOR = 0
+    INIT_PRODUCER_ID = 1
+    ADD_PARTITIONS_OR_OFFSETS = 2
+    TXN_OFFSET_COMMIT = 3
+    END_TXN = 4
+
+
+@dataclass(slots=True, eq=False)
+class TransactionalRequest:
+    """One request in the queue. `coordinator` is (type, key) of the node it goes to, None for any node."""
+
+    priority: Priority
+    request: Request
+    coordinator: tuple[int, str] | None
+    refusals: Callable[[Message], Iterable[Refusal]]
+    """The errors of an answer; none means success."""
+    succeeded: Callable[[Message], None]
+    result: TransactionalResult
+    attempts: int = field(default=0)
+    not_before_ms: int = field(default=0)
+
+
+def find_coordinator(
+    key_type: int, key: str, succeeded: Callable[[Message], None], result: TransactionalResult
+) -> TransactionalRequest:
+    def refusals(body: Message) -> Iterable[Refusal]:
+        found = coordinator_of(body, key)
+        if found is None:
+            return [Refusal(COORDINATOR_NOT_AVAILABLE, key)]
+        return [Refusal(found.error_code, key, found.error_message)] if found.error_code else []
+
+    request = FindCoordinatorRequest(key, key_type)
+    return TransactionalRequest(Priority.FIND_COORDINATOR, request, None, refusals, succeeded, result)
+
+
+def init_producer_id(
+    transactional_id: str,
+    transaction_timeout_ms: int,
+    producer: tuple[int, int],
+    succeeded: Callable[[Message], None],
+    result: TransactionalResult,
+) -> TransactionalRequest:
+    """`producer` is (id, epoch) held already, (-1, -1) for none: with it the next epoch is asked for (KIP-360)."""
+    request = InitProducerIdRequest(transactional_id, transaction_timeout_ms, *producer)
+    return TransactionalRequest(
+        Priority.INIT_PRODUCER_ID,
+        request,
+        (TRANSACTION, transactional_id),
+        _own_error(f"transactional.id {transactional_id}"),
+        succeeded,
+        result,
+    )
+
+
+def add_partitions(
+    transactional_id: str,
+    producer: tuple[int, int],
+    partitions: Iterable[TopicPartition],
+    succeeded: Callable[[Message], None],
+    result: TransactionalResult,
+) -> TransactionalRequest:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    request = AddPartitionsToTxnRequest(transactional_id, *producer, topics)
+
+    def refusals(body: Message) -> Iterable[Refusal]:
+        return [
+            Refusal(int(partition.partition_error_code), f"{topic.name}-{partition.partition_index}")
+            for topic in body.results_by_topic_v3_and_below
+            for partition in topic.results_by_partition
+            if partition.partition_error_code
+        ]
+
+    coordinator = (TRANSACTION, transactional_id)
+    priority = Priority.ADD_PARTITIONS_OR_OFFSETS
+    return TransactionalRequest(priority, request, coordinator, refusals, succeeded, result)
+
+
+def add_offsets(
+    transactional_id: str,
+    producer: tuple[int, int],
+    group_id: str,
+    succeeded: Callable[[Message], None],
+    result: TransactionalResult,
+) -> TransactionalRequest:
+    request = AddOffsetsToTxnRequest(transactional_id, *producer, group_id)
+    return TransactionalRequest(
+        Priority.ADD_PARTITIONS_OR_OFFSETS,
+        request,
+        (TRANSACTION, transactional_id),
+        _own_error(f"group {group_id}"),
+        succeeded,
+        result,
+    )
+
+
+class GroupMetadata(NamedTuple):
+    """Whose offsets are committed (KIP-447). Generation -1 and member "" commit for a group without members."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+def txn_offset_commit(
+    transactional_id: str,
+    producer: tuple[int, int],
+    group: GroupMetadata,
+    offsets: Mapping[TopicPartition, tuple[int, str | None]],
+    transaction_version: int,
+    succeeded: Callable[[Message], None],
+    result: TransactionalResult,
+) -> TransactionalRequest:
+    """`offsets`: topic-partition → (next offset to read, a text that goes with it)."""
+    topics: dict[str, Sequence[OffsetToCommit]] = {}
+    for (topic, partition), (offset, text) in sorted(offsets.items(), key=lambda item: item[0]):
+        topics[topic] = [*topics.get(topic, ()), OffsetToCommit(partition, offset, text)]
+    request = TxnOffsetCommitRequest(
+        transactional_id,
+        *producer,
+        group.group_id,
+        topics,
+        group.generation_id,
+        group.member_id,
+        group.group_instance_id,
+        transaction_version,
+    )
+
+    def refusals(body: Message) -> Iterable[Refusal]:
+        return [
+            Refusal(int(partition.error_code), f"group {group.group_id}, {topic.name}-{partition.partition_index}")
+            for topic in body.topics
+            for partition in topic.partitions
+            if partition.error_code
+        ]
+
+    coordinator = (GROUP, group.group_id)
+    return TransactionalRequest(Priority.TXN_OFFSET_COMMIT, request, coordinator, refusals, succeeded, result)
+
+
+def end_txn(
+    transactional_id: str,
+    producer: tuple[int, int],
+    committed: bool,
+    transaction_version: int,
+    succeeded: Callable[[Message], None],
+    result: TransactionalResult,
+) -> TransactionalRequest:
+    request = EndTxnRequest(transactional_id, *producer, committed, transaction_version)
+    return TransactionalRequest(
+        Priority.END_TXN,
+        request,
+        (TRANSACTION, transactional_id),
+        _own_error(f"transactional.id {transactional_id}"),
+        succeeded,
+        result,
+    )
+
+
+def _own_error(place: str) -> Callable[[Message], Iterable[Refusal]]:
+    def refusals(body: Message) -> Iterable[Refusal]:
+        return [Refusal(int(body.error_code), place)] if body.error_code else []
+
+    return refusals
