@@ -10,14 +10,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
 
 from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthorizationError,
-    BrokerError,
     DisconnectError,
     DuplicateSequenceError,
     InvalidRecordError,
@@ -25,7 +23,6 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     RecordTooLargeError,
     RequestTimedOutError,
-    UnknownServerError,
     error_for_code,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -35,10 +32,6 @@ from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.protocol.messages import Message
 
 log = logging.getLogger(__name__)
-
-
-_UNSPECIFIC_ERRORS: Final = (UnknownServerError, BrokerError)
-"""Errors that leave it open whether the records were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,31 +152,28 @@ class BatchOutcomes:
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
                 f" {error}"
             )
-        may_be_in_log = timed_out or batch.attempts >= self._retries or isinstance(error, _UNSPECIFIC_ERRORS)
-        self._fail(batch, told, own, may_be_in_log=may_be_in_log)
+        self._fail(batch, told, own)
         self._accumulator.deallocate(batch)
 
-    def _fail(
-        self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], *, may_be_in_log: bool
-    ) -> None:
+    def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError]) -> None:
         """Fail the batch; what others hear of it comes after what we know of it is set right."""
         if batch.is_done:
             return
         if self._transaction_manager is not None:
-            self._transaction_manager.handle_failed_batch(batch, error, may_be_in_log=may_be_in_log)
+            self._transaction_manager.handle_failed_batch(batch, error)
         batch.fail(error, record_errors)
 
     def fail_unsendable(self, batch: ProducerBatch, cause: Exception) -> None:
         """The batch was drained and cannot be put into bytes: no broker will ever have it."""
         text = f"{batch.record_count} records for {batch.topic_partition} could not be encoded: {cause}"
         log.error("%s", text, exc_info=cause)
-        self._fail(batch, KafkaError(text), {}, may_be_in_log=False)
+        self._fail(batch, KafkaError(text), {})
         self._accumulator.deallocate(batch)
 
     def expire(self, batch: ProducerBatch) -> None:
         """delivery.timeout.ms is over. One that is in flight keeps its memory until its request has ended."""
         error = self.expiry_error(batch)
-        self._fail(batch, error, {}, may_be_in_log=True)
+        self._fail(batch, error, {})
         if not batch.is_in_flight:
             self._accumulator.deallocate(batch)
 

@@ -28,7 +28,7 @@ class ReadyCheck:
             self.next_check_delay_ms = min(self.next_check_delay_ms, batch.retry_at_ms - now_ms)
             return
         lingered_ms = batch.waited_ms(now_ms)
-        if in_a_hurry or batch.attempts > 0 or queue.is_full or lingered_ms >= linger_ms:
+        if in_a_hurry or queue.is_full or lingered_ms >= linger_ms:
             self.ready_nodes[leader.id] = leader
         else:
             self.next_check_delay_ms = min(self.next_check_delay_ms, linger_ms - lingered_ms)

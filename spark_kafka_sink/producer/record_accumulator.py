@@ -264,7 +264,6 @@ class RecordAccumulator:
             batch.drained_ms = now_ms
             size += batch.wire_size
             batches.append(batch)
-            self._drain_index[node.id] = index + 1
         return batches
 
     def reenqueue(self, batch: ProducerBatch, error: KafkaError, now_ms: int) -> None:

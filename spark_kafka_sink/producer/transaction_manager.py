@@ -172,9 +172,9 @@ class TransactionManager:
         """Its parts take its place among those in flight."""
         self.sequences.entry(batch.topic_partition).remove(batch)
 
-    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError, *, may_be_in_log: bool) -> None:
-        """The records are given up. `may_be_in_log`: the broker may have them all the same, so that nothing new goes to
-        the partition until it is known which.
+    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """The records are given up; the broker may have them all the same. Nothing new goes to the partition until what
+        is in flight there has ended.
 
         Batches that were sent after this one may be in the log with their answers lost; under new numbers they would be
         doubled. So they end under their old ones first: a leader that has them says so, and one that refuses them for
@@ -187,7 +187,7 @@ class TransactionManager:
             return
         if not batch.has_sequence:
             return
-        if may_be_in_log or entry.in_flight:
+        if entry.in_flight:
             self._unresolved.add(batch.topic_partition)
             return
         log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)

@@ -231,7 +231,7 @@ class TransactionalManager(TransactionManager):
                 return True
             return super().must_wait(batch)
 
-    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError, *, may_be_in_log: bool) -> None:  # noqa: ARG002
+    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         with self._lock:
             self.sequences.entry(batch.topic_partition).remove(batch)
             if isinstance(error, _FATAL_FOR_A_BATCH):

@@ -114,6 +114,25 @@ def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
     assert pool.available_memory == 0
 
 
+def test_nobody_overtakes_in_the_moment_before_the_first_wakes() -> None:
+    clock = FakeClock()
+    pool = BufferPool(100, clock)
+    pool.allocate(100, 0)
+
+    def come_between(timeout_ms: int) -> None:
+        clock.on_wait = None
+        pool.deallocate(60)
+        with pytest.raises(BufferExhaustedError):
+            pool.allocate(10, 0)
+        with pytest.raises(BufferExhaustedError):
+            pool.allocate(10, 50)  # waits behind the first, and takes nothing that comes free meanwhile
+        pool.deallocate(20)
+
+    clock.on_wait = come_between
+    assert pool.allocate(80, 1_000) == 50
+    assert pool.available_memory == 0
+
+
 def test_a_small_request_does_not_overtake_one_that_waits() -> None:
     pool = BufferPool(100, SystemClock())
     pool.allocate(95, 0)

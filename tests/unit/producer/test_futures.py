@@ -94,6 +94,10 @@ def test_a_wait_on_a_split_batch_goes_on_with_the_part() -> None:
 
     future.bind(Splits(PLACE), 7)
     assert future.result(0).offset == 52
+    part = BatchResult(PLACE)  # not done
+    future.bind(Splits(PLACE), 7)
+    with pytest.raises(KafkaTimeoutError):
+        future.result(0)
 
 
 def test_a_callback_gets_the_metadata_or_the_error() -> None:

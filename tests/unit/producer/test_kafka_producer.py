@@ -283,6 +283,14 @@ def test_a_topic_that_does_not_come_up_fails_at_max_block_ms_and_says_so() -> No
     assert 2_000 <= harness.now_ms - delivery.sent_ms <= 2_100
 
 
+def test_who_waits_for_metadata_wakes_the_sender() -> None:
+    harness = ProducerHarness(AT_ONCE)
+    woken: list[int] = []
+    harness.client.wakeup = lambda: woken.append(1)
+    harness.producer.partitions_for(TOPIC)
+    assert woken
+
+
 def test_a_topic_that_comes_up_meanwhile_is_sent_to() -> None:
     harness = warm()
     harness.selector.at(harness.now_ms + 700, lambda: harness.cluster.create_topic("late", 1))

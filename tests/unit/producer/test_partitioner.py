@@ -144,6 +144,14 @@ def test_a_block_is_cut_into_groups_of_about_batch_size(rows: int) -> None:
     assert all(end - start == 5 for _, start, end in groups[:-1])
 
 
+def test_a_row_that_does_not_fit_goes_to_the_next_partition() -> None:
+    block = Block(RecordColumns.from_rows([bytes(40)] * 6), 0, 1)
+    one = block.size(0, 1)
+    groups = partitioner(one * 5 // 2).assign(block, cluster_of(True, True), 2)
+    assert [(start, end) for _, start, end in groups] == [(0, 2), (2, 4), (4, 6)]
+    assert all(group[0] != following[0] for group, following in pairwise(groups))
+
+
 def test_the_next_block_goes_on_where_the_last_one_stayed() -> None:
     block = Block(RecordColumns.from_rows([bytes(40)] * 3), 0, 1)
     one = block.size(0, 1)

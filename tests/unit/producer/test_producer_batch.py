@@ -206,6 +206,29 @@ def test_futures_are_done_after_the_callbacks_have_run() -> None:
     assert future.result(0).offset == 9
 
 
+def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their_size() -> None:
+    batch = batch_of(b"a", b"b")
+    chunk = np.frombuffer(b"x" * 50, np.uint8)
+    place = batch.reserve_run(1, 60, free_memory(), None)
+    late = batch.reserve_run(1, 60, free_memory(), None)
+    batch.fill_run(place, EncodedRun(memoryview(chunk), 0), 60)
+    size = batch.wire_size
+    alive = weakref.ref(chunk)
+    del chunk
+    assert alive() is not None
+    batch.take_memory()
+    assert alive() is None
+    assert batch.wire_size == size
+    batch.fill_run(late, EncodedRun(memoryview(b"y" * 60), 0), 60)
+
+    sealed = batch_of(b"a", b"b")
+    size = sealed.seal(NONE).size
+    sealed.take_memory()
+    assert sealed.wire_size == size
+    with pytest.raises(AssertionError):
+        sealed.sealed_bytes()
+
+
 def test_memory_is_told_of_once() -> None:
     batch = batch_of(b"a", b"b")
     allocation = free_memory()

@@ -586,6 +586,21 @@ def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
     assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
 
 
+def test_a_batch_in_flight_that_has_expired_does_not_expire_again() -> None:
+    rig = Rig(batch_size=1)
+    rig.append(0)
+    in_flight = rig.drain_one()
+    rig.clock.advance(100)
+    rig.append(1)
+    rig.clock.advance(DELIVERY_TIMEOUT_MS - 100)
+    (expired,) = rig.accumulator.expired_batches(rig.now_ms)
+    assert expired is in_flight
+    in_flight.fail(KafkaError("late"))
+    rig.clock.advance(100)
+    (expired,) = rig.accumulator.expired_batches(rig.now_ms)
+    assert expired.topic_partition == place(1)
+
+
 def test_parts_of_a_split_batch_expire_when_it_would_have() -> None:
     rig = Rig(batch_size=10_000)
     for value in (b"a", b"b"):

@@ -192,6 +192,20 @@ def test_a_batch_without_a_leader_asks_for_metadata_until_there_is_one() -> None
     assert delivery.error is None
 
 
+def test_a_leader_whose_address_is_not_known_is_asked_for() -> None:
+    harness = warm(node_count=2, topics={TOPIC: 2})
+    harness.cluster.live_node_ids.discard(1)
+    harness.metadata.request_update()
+    harness.run_for(500)
+    harness.cluster.requests.clear()
+    delivery = harness.send(b"x", partition=1)
+    harness.run_for(3_000)
+    assert len(harness.cluster.requests_of(METADATA)) >= 2
+    harness.cluster.live_node_ids.add(1)
+    harness.settle()
+    assert delivery.error is None
+
+
 def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
     harness = warm()
     harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
@@ -613,6 +627,20 @@ def test_a_fatal_error_fails_everything_pending_with_its_cause() -> None:
     assert harness.memory_in_use == 0
 
 
+def test_what_was_in_flight_at_a_fatal_error_is_not_sent_again() -> None:
+    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness.cluster.on(PRODUCE, faults.fail_with(31))
+    slow = faults.fail_with(7)
+    harness.cluster.on(PRODUCE, lambda *call: dataclasses.replace(slow(*call), delay_ms=50), times=None)
+    deliveries = [harness.send(b"%d" % index) for index in range(3)]
+    harness.settle()
+    harness.run_for(500)
+    assert [len(delivery.calls) for delivery in deliveries] == [1, 1, 1]
+    assert len(produce_attempts(harness)) == 3
+    assert not harness.accumulator.has_undrained
+    assert harness.memory_in_use == 0
+
+
 def test_a_broker_too_old_for_idempotence_is_fatal_and_told() -> None:
     old = {key: ranges for key, ranges in KAFKA_2_1.items() if key != INIT_PRODUCER_ID}
     harness = ProducerHarness(AT_ONCE, cluster=ScriptedCluster(versions=old))
@@ -746,6 +774,28 @@ def test_the_partition_of_a_broker_that_takes_nothing_is_passed_over() -> None:
     assert {delivery.metadata.partition for delivery in deliveries if delivery.metadata is not None} == {0}
     harness.network.stalled.clear()
     harness.settle()
+    used = set()
+    for _ in range(40):
+        delivery = harness.send(b"again")
+        harness.settle()
+        assert delivery.metadata is not None
+        used.add(delivery.metadata.partition)
+    assert used == {0, 1}
+
+
+def test_a_broker_for_which_nothing_waits_any_more_is_tried_again() -> None:
+    """Else it would be passed over for ever: records without a key come only where the broker keeps up."""
+    harness = warm(
+        {**SHORT, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}, node_count=2, topics={TOPIC: 2}
+    )
+    harness.network.stop(1)
+    harness.cluster.live_node_ids.add(1)  # it is still the leader
+    stuck = [harness.send(b"stuck", partition=1) for _ in range(3)]
+    harness.send(b"anywhere", partition=0)
+    harness.settle()
+    assert all(isinstance(delivery.error, KafkaTimeoutError) for delivery in stuck)
+    harness.network.start(1)
+    harness.run_for(2_000)
     used = set()
     for _ in range(40):
         delivery = harness.send(b"again")
