@@ -16,6 +16,8 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 MAX_SEQUENCE = 2**31 - 1
 NO_LAST_ACKED_SEQUENCE = -1
 NO_PRODUCER_ID = -1
+REMEMBERED_BATCHES = 5
+"""Of so many batches a leader knows a double (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
 
 
 class ProducerIdAndEpoch(NamedTuple):
@@ -74,6 +76,16 @@ class PartitionSequences:
         if not self.has_acknowledged or _is_after(last_sequence, self.last_acked_sequence):
             self.last_acked_sequence = last_sequence
         self.last_acked_offset = max(self.last_acked_offset, last_offset)
+
+    @property
+    def is_window_full(self) -> bool:
+        """One batch more, and the leader might no longer know the oldest in flight for a double: what came after it
+        counts, acknowledged or not. A part of a split batch is many in the place of one, so none follows it.
+        """
+        if not self.in_flight:
+            return False
+        oldest = self.in_flight[0].ordinal
+        return len(oldest) > 1 or self._next_ordinal - oldest[0] >= REMEMBERED_BATCHES
 
     @property
     def has_acknowledged(self) -> bool:

@@ -136,7 +136,8 @@ class TransactionManager:
 
         Nothing follows a partition's first batch until that is acknowledged: a leader that knows nothing of the
         producer takes any sequence to begin with, so it could take a second batch after it refused the first, and
-        would refuse the first ever after.
+        would refuse the first ever after. Nor does a batch go that is more than four after the oldest in flight: the
+        leader would take a retry of that one for out of order, and under a new number it would be doubled.
         """
         if not self.producer.is_valid or self.has_fatal_error:
             return True
@@ -144,7 +145,7 @@ class TransactionManager:
         if not batch.has_sequence:
             is_stale = entry.producer != self.producer
             is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
-            return bool(entry.in_flight) and is_unsettled
+            return bool(entry.in_flight) and (is_unsettled or entry.is_window_full)
         return bool(entry.in_flight) and entry.in_flight[0] is not batch
 
     def on_drain(self, batch: ProducerBatch) -> None:

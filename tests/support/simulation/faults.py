@@ -144,6 +144,28 @@ def _odd_answer(troubles: Troubles) -> str:
     return troubles.script(ApiKey.PRODUCE, hook, what)
 
 
+def _lose_answers(troubles: Troubles) -> int:
+    """The next few batches are appended and nobody knows."""
+    count = troubles.rng.choice((1, 2, 3, 5))
+    hook = troubles.rng.choice((faults.lose_response(), hooks.answer_with(7), hooks.answer_with(20)))
+    troubles.cluster.on(ApiKey.PRODUCE, hook, times=count)
+    return count
+
+
+def _lose_answers_then_refuse(troubles: Troubles) -> str:
+    """What was lost, or what came behind it, meets an error that is final."""
+    count, code = _lose_answers(troubles), troubles.rng.choice(_REFUSED)
+    hook = hooks.refuse_some(code, hooks.any_of(troubles.rng, 0.7))
+    troubles.cluster.on(ApiKey.PRODUCE, hook, times=troubles.rng.choice((1, 2)))
+    return f"{count} answers to PRODUCE lost, then refused with {code}"
+
+
+def _lose_answers_then_move(troubles: Troubles) -> str:
+    """What follows goes to another node while it is not known what became of what went before."""
+    count = _lose_answers(troubles)
+    return f"{count} answers to PRODUCE lost, then {' and '.join(_move_leader(troubles) for _ in range(2))}"
+
+
 # ---- responses to anything -------------------------------------------------------------------------------------------
 
 _ANY_API = (
@@ -199,7 +221,7 @@ def _old_metadata(troubles: Troubles) -> str:
 
 
 def _bad_metadata(troubles: Troubles) -> str:
-    code = troubles.rng.choice((3, 5, 17, 29))
+    code = troubles.rng.choice((3, 5, 29))  # not 17: a valid name is never invalid
     troubles.has_denied_topics = True
     what, hook = troubles.rng.choice(
         ((f"topics refused with {code}", hooks.refuse_topics(code)), ("knows of no broker", hooks.nobody_there()))
@@ -309,6 +331,8 @@ _TABLE: dict[Fault, float] = {
     _lose_state: 4,
     _appended_but(_PERHAPS_APPENDED): 4,
     _appended_but((_DUPLICATE_SEQUENCE,)): 1,
+    _lose_answers_then_refuse: 5,
+    _lose_answers_then_move: 5,
     _odd_answer: 4,
     _no_answer: 10,
     _late_answer: 5,

@@ -44,6 +44,21 @@ def test_a_gap_before_a_later_batch_doubles_no_earlier_one_whose_fate_is_unknown
     assert harness.values() == [b"first", b"third"]
 
 
+def test_no_batch_goes_so_far_ahead_that_the_leader_forgets_one_whose_answer_is_lost() -> None:
+    harness = ProducerHarness(_ONE_RECORD_A_BATCH)
+    harness.warm_up()
+    # The first is in the log and nobody says so, twice; the four with it, and then four more, are acknowledged.
+    harness.cluster.on(_PRODUCE, answer_with(_REQUEST_TIMED_OUT), times=1)
+    harness.cluster.on(_PRODUCE, answer_with(_REQUEST_TIMED_OUT), times=1, skip=4)
+
+    values = [b"%d" % number for number in range(12)]
+    deliveries = [harness.send(value) for value in values]
+    harness.settle()
+
+    assert [delivery.error for delivery in deliveries] == [None] * 12
+    assert harness.values() == values
+
+
 def test_records_that_a_close_gives_up_are_told_of_in_the_order_in_which_they_were_sent() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH, topics={"flights": 4})
     harness.warm_up()
