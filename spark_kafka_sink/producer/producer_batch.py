@@ -301,8 +301,14 @@ class ProducerBatch:
         return True
 
     def take_memory(self) -> tuple[int, Sequence[SharedAllocation]]:
-        """What the batch holds of the pool: bytes for rows, and shares of blocks. The batch forgets them: ask once."""
+        """What the batch holds of the pool: bytes for rows, and shares of blocks. Ask once: the batch forgets them, and
+        lets go of its records, which a flush that waits for it would otherwise keep.
+        """
         held = (self._row_bytes, tuple(self._allocations))
+        self.size = self.wire_size
+        self._sealed = None
+        self._chunks = [None] * len(self._chunks)  # a run that is still being encoded finds its place
+        self._row_runs = []
         self._row_bytes = 0
         self._allocations = []
         return held
