@@ -33,6 +33,22 @@ class FindCoordinatorRequest(VersionedRequest):
         return self._fill(version, {"key_type": self.key_type, "coordinator_keys": (self.key,)})
 
 
+@dataclass(frozen=True, slots=True)
+class FindCoordinatorsRequest(VersionedRequest):
+    """FindCoordinator for several keys of one type at once (KIP-699), from version 4 on."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.FIND_COORDINATOR
+    keys: tuple[str, ...]
+    key_type: int
+
+    @property
+    def oldest_version(self) -> int:
+        return _FIRST_BATCHED_FIND_COORDINATOR
+
+    def build(self, version: int) -> Message:
+        return self._fill(version, {"key_type": self.key_type, "coordinator_keys": self.keys})
+
+
 class Coordinator(NamedTuple):
     """The answer to FindCoordinator; without error, the node's address."""
 

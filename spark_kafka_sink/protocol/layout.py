@@ -44,6 +44,7 @@ _FIXED_SIZES: Final = {
 }  # fmt: skip
 _KNOWN_CODES: Final = frozenset(int(code) for code in ErrorCode)
 _UNKNOWN_SERVER_ERROR: Final = struct.pack(">h", -1)
+_INT64: Final = struct.Struct(">q")
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 
@@ -164,6 +165,8 @@ def _field(declared: dataclasses.Field[Any], flexible: bool) -> _Field:
         return _Field(step, min_size, None, False)
     kafka_type = str(declared.metadata["kafka_type"])
     size = _FIXED_SIZES.get(kafka_type)
+    if kafka_type == "datetime_i64" and not nullable and not is_array:
+        return _Field(_date, _INT64.size, None, False)
     if size is not None:
         fixed = _fixed(size, (0,) if kafka_type == "error_code" else ())
         if not is_array:
@@ -205,6 +208,15 @@ def _fixed(size: int, codes: tuple[int, ...]) -> Step:
         return end
 
     return walk
+
+
+def _date(data: Data, at: int, edits: list[Edit]) -> int:
+    """A time in ms. Kafka says -1 for "none" even where the schema allows no null; kio refuses that, and reads the
+    epoch instead.
+    """
+    if _INT64.unpack_from(data, at)[0] == -1:
+        edits.append(Edit(at, at + _INT64.size, bytes(_INT64.size), ""))
+    return at + _INT64.size
 
 
 def _length(data: Data, at: int, width: int, flexible: bool) -> tuple[int, int]:

@@ -10,8 +10,9 @@ from kio.serial import entity_reader
 from support.random_entities import random_entity, response_payload
 
 from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.layout import layout_of, read_varint, write_varint
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, response_type
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, request_type, response_type
 
 RESPONSES = [
     pytest.param(api_key, version, id=f"{api_key.name}-{version}")
@@ -67,3 +68,16 @@ def test_a_count_is_held_against_the_bytes_at_hand_before_kio_sees_it(count: int
 def test_a_count_below_null_is_refused() -> None:
     with pytest.raises(ProtocolError, match="a count of -2"):
         layout_of(response_type(1, 4))(struct.pack(">ii", 0, -2), 0, [])
+
+
+@pytest.mark.parametrize(("sent_ms", "read_ms"), [(-1, 0), (0, 0), (1_700_000_000_123, 1_700_000_000_123)])
+def test_a_time_that_is_not_there_is_read_as_the_epoch(sent_ms: int, read_ms: int) -> None:
+    """A transaction that was never begun has no start time; kio takes no negative one."""
+    state = b"\0\0" + b"\x02t" + b"\x06Empty" + struct.pack(">iqqh", 60_000, sent_ms, 7, 3) + b"\x01\0"
+    payload = struct.pack(">i", 9) + b"\0" + struct.pack(">i", 0) + b"\x03" + state * 2 + b"\0"
+    _, response = parse_response(request_type(65, 0), payload)
+    for described in response.transaction_states:
+        assert described.transaction_start_time.timestamp() == read_ms / 1000
+        assert (described.transactional_id, described.producer_id, described.producer_epoch) == ("t", 7, 3)
+    with pytest.raises(ProtocolError):
+        parse_response(request_type(65, 0), payload[:-20])

@@ -19,6 +19,7 @@ from spark_kafka_sink.protocol.coordinator_requests import (
     DescribeTransactionsRequest,
     EndTxnRequest,
     FindCoordinatorRequest,
+    FindCoordinatorsRequest,
     ListTransactionsRequest,
     OffsetFetchRequest,
     OffsetToCommit,
@@ -208,3 +209,11 @@ def test_a_groups_offsets_are_found_in_every_shape_of_the_answer(version: int) -
 def test_find_coordinator_asks_for_its_kind_of_key() -> None:
     assert written_and_read(FindCoordinatorRequest("g", GROUP), 1).key_type == 0
     assert written_and_read(FindCoordinatorRequest("t", TRANSACTION), 6).coordinator_keys == ("t",)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_several_coordinators_are_asked_for_at_once_where_the_broker_can(version: int) -> None:
+    request = FindCoordinatorsRequest(("a", "b"), TRANSACTION)
+    found = written_and_read(request, version)
+    assert (found.coordinator_keys, found.key_type) == (("a", "b"), TRANSACTION)
+    assert (request.oldest_version, request.latest_version) == (4, 6)
