@@ -19,6 +19,8 @@ HEADER = struct.Struct(">qiiBIhiqqqhii")
 CRC_START = 21
 NO_SEQUENCE = -1
 SEQUENCE_MODULUS = 2**31
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 
 
@@ -53,7 +55,11 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        return bool(self.attributes & 0x10)
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
 
     @property
     def last_sequence(self) -> int:
@@ -93,6 +99,16 @@ def check_batch(data: bytes) -> BatchHeader:
 def place_batch(data: bytes, base_offset: int, leader_epoch: int) -> bytes:
     """The batch as it is stored: offset and leader epoch are outside the checksum."""
     return struct.pack(">q", base_offset) + data[8:12] + struct.pack(">i", leader_epoch) + data[16:]
+
+
+def control_batch(producer_id: int, epoch: int, committed: bool, timestamp_ms: int) -> bytes:
+    """The marker that ends a transaction in a partition (org.apache.kafka.common.record.EndTransactionMarker)."""
+    record = b"\0\0\0\x08" + struct.pack(">hh", 0, int(committed)) + b"\x0c" + struct.pack(">hi", 0, 0) + b"\0"
+    records = bytes([len(record) << 1]) + record
+    attributes = CONTROL | TRANSACTIONAL
+    tail = struct.pack(">hiqqqhii", attributes, 0, timestamp_ms, timestamp_ms, producer_id, epoch, NO_SEQUENCE, 1)
+    tail += records
+    return struct.pack(">qiiBI", 0, len(tail) + 9, -1, 2, crc32c(tail)) + tail
 
 
 def read_records(data: bytes) -> Iterator[BrokerRecord]:

@@ -16,6 +16,7 @@ from support.scripted_broker.dispatch import dispatch
 from support.scripted_broker.exchange import Exchange, Reply
 from support.scripted_broker.faults import Hook, Script
 from support.scripted_broker.partition_log import PartitionLog
+from support.scripted_broker.transaction_coordinator import TransactionCoordinator
 from support.scripted_broker.versions import KAFKA_4_1, VersionRanges
 
 NO_LEADER = -1
@@ -90,8 +91,7 @@ class ScriptedCluster:
         self.coordinators: dict[str, int] = {}
         """Node ids by group or transactional id; without an entry it is the first live node."""
         self.next_producer_id = 1000
-        self.producer_epochs: dict[str, tuple[int, int]] = {}
-        """(producer id, epoch) by transactional id."""
+        self.transactions = TransactionCoordinator(self)
         self.requests: list[Exchange] = []
         """Every request that arrived, in order."""
         self.scripts: list[Script] = []

@@ -9,13 +9,20 @@ from kio.index import load_request_schema
 from kio.schema.request_header.v1.header import RequestHeader
 from kio.serial import entity_reader
 from support.scripted_broker import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     api_versions,
+    describe_transactions,
+    end_txn,
     fetch,
     find_coordinator,
     init_producer_id,
     list_offsets,
+    list_transactions,
     metadata,
+    offset_fetch,
     produce,
+    txn_offset_commit,
 )
 from support.scripted_broker.exchange import Answer, Exchange, Reply
 from support.scripted_broker.responses import encode_response
@@ -39,9 +46,16 @@ API_BY_KEY: dict[int, Api] = {
     1: Api(fetch.respond, fetch.refuse),
     2: Api(list_offsets.respond, list_offsets.refuse),
     3: Api(metadata.respond, metadata.refuse),
+    9: Api(offset_fetch.respond, offset_fetch.refuse),
     10: Api(find_coordinator.respond, find_coordinator.refuse),
     18: Api(api_versions.respond, api_versions.refuse),
     22: Api(init_producer_id.respond, init_producer_id.refuse),
+    24: Api(add_partitions_to_txn.respond, add_partitions_to_txn.refuse),
+    25: Api(add_offsets_to_txn.respond, add_offsets_to_txn.refuse),
+    26: Api(end_txn.respond, end_txn.refuse),
+    28: Api(txn_offset_commit.respond, txn_offset_commit.refuse),
+    65: Api(describe_transactions.respond, describe_transactions.refuse),
+    66: Api(list_transactions.respond, list_transactions.refuse),
 }
 
 
@@ -55,6 +69,7 @@ def dispatch(cluster: ScriptedCluster, node_id: int, payload: bytes, now_ms: int
     request = _read_request(api_key, version, payload)
     exchange = Exchange(node_id, api_key, version, int(head.correlation_id), head.client_id, request, now_ms)
     cluster.requests.append(exchange)
+    cluster.transactions.advance(now_ms)
     answer = _run_scripts(cluster, exchange)
     data = b""
     if answer.values is not None:

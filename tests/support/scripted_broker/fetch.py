@@ -9,6 +9,7 @@ from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
+    from support.scripted_broker.partition_log import PartitionLog
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -78,16 +79,28 @@ def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any,
     found: list[bytes] = []
     size = 0
     limit = min(room, wanted.partition_max_bytes)
+    end = log.last_stable_offset if exchange.request.isolation_level else log.next_offset
     for batch in log.batches:
         if batch.next_offset <= offset:
             continue
+        if batch.base_offset >= end:
+            break
         if found and size + len(batch.data) > limit:  # one batch comes whole, however large
             break
         found.append(batch.data)
         size += len(batch.data)
     return _values(index, 0) | {
         "high_watermark": log.next_offset,
-        "last_stable_offset": log.next_offset,
+        "last_stable_offset": log.last_stable_offset,
         "log_start_offset": log.log_start_offset,
         "records": b"".join(found),
+        "aborted_transactions": _aborted(log, offset, end) if exchange.request.isolation_level else (),
     }
+
+
+def _aborted(log: PartitionLog, start: int, end: int) -> list[Mapping[str, int]]:
+    return [
+        {"producer_id": each.producer_id, "first_offset": each.first_offset}
+        for each in log.aborted
+        if each.last_offset >= start and each.first_offset < end
+    ]

@@ -49,7 +49,8 @@ def _find(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any)
     partition = cluster.topics[topic].partitions[index]
     log, timestamp, offset = partition.log, -1, -1
     if wanted.timestamp == LATEST:
-        offset = log.next_offset
+        is_committed = getattr(exchange.request, "isolation_level", 0)
+        offset = log.last_stable_offset if is_committed else log.next_offset
     elif wanted.timestamp == EARLIEST:
         offset = log.log_start_offset
     else:

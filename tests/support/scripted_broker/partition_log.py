@@ -14,6 +14,7 @@ from support.scripted_broker.batches import (
     BatchHeader,
     BrokerRecord,
     check_batch,
+    control_batch,
     place_batch,
     read_records,
 )
@@ -43,6 +44,14 @@ class AppendResult(NamedTuple):
     is_duplicate: bool = False
 
 
+class AbortedTransaction(NamedTuple):
+    """Its first record, and its end marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
 class _Appended(NamedTuple):
     base_sequence: int
     last_sequence: int
@@ -64,15 +73,48 @@ class PartitionLog:
         self.log_start_offset = 0
         self.duplicates = 0
         """How many batches were sent again and recognised."""
+        self.aborted: list[AbortedTransaction] = []
+        self.open_transactions: dict[int, int] = {}
+        """The first offset by producer id."""
         self._producers: dict[int, _ProducerState] = {}
 
     @property
     def next_offset(self) -> int:
         return self.batches[-1].next_offset if self.batches else self.log_start_offset
 
+    @property
+    def last_stable_offset(self) -> int:
+        """Where the first open transaction begins, or the end."""
+        return min(self.open_transactions.values(), default=self.next_offset)
+
     def records(self) -> list[BrokerRecord]:
-        """Everything in the log, decoded and checked."""
-        return [record for batch in self.batches for record in read_records(batch.data)]
+        """Everything in the log but for markers, decoded and checked."""
+        return [record for batch in self.batches if not batch.header.is_control for record in read_records(batch.data)]
+
+    def committed_records(self) -> list[BrokerRecord]:
+        """What a reader under read_committed sees."""
+        return [
+            record for record in self.records() if record.offset < self.last_stable_offset and not self._is_lost(record)
+        ]
+
+    def _is_lost(self, record: BrokerRecord) -> bool:
+        batch = next(batch for batch in self.batches if batch.base_offset <= record.offset < batch.next_offset)
+        return batch.header.is_transactional and any(
+            each.producer_id == batch.header.producer_id and each.first_offset <= record.offset < each.last_offset
+            for each in self.aborted
+        )
+
+    def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
+        """Append the marker; the producer goes on in its epoch."""
+        offset = self.next_offset
+        data = control_batch(producer_id, epoch, committed, 0)
+        self.batches.append(StoredBatch(offset, check_batch(data), place_batch(data, offset, leader_epoch)))
+        first_offset = self.open_transactions.pop(producer_id, None)
+        if first_offset is not None and not committed:
+            self.aborted.append(AbortedTransaction(producer_id, first_offset, offset))
+        state = self._producers.get(producer_id)
+        if state is None or state.epoch != epoch:
+            self._producers[producer_id] = _ProducerState(epoch)
 
     def append(self, data: bytes, leader_epoch: int) -> AppendResult:
         """Check and append one batch. Raises BadBatchError where its bytes are wrong."""
@@ -85,6 +127,8 @@ class PartitionLog:
         self.batches.append(StoredBatch(base_offset, header, place_batch(data, base_offset, leader_epoch)))
         if header.producer_id >= 0:
             self._remember(header, base_offset)
+        if header.is_transactional:
+            self.open_transactions.setdefault(header.producer_id, base_offset)
         return AppendResult(0, base_offset)
 
     def forget_producers(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from support.scripted_broker.batches import BadBatchError
+from support.scripted_broker.batches import HEADER, BadBatchError, BatchHeader
 from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.partition_log import INVALID_PRODUCER_EPOCH
+from support.scripted_broker.transaction_coordinator import INVALID_TXN_STATE, PRODUCER_FENCED
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
@@ -16,6 +18,7 @@ NOT_LEADER_OR_FOLLOWER = 6
 MESSAGE_TOO_LARGE = 10
 INVALID_REQUIRED_ACKS = 21
 _FIRST_WITH_ZSTD = 7
+_FIRST_OF_TRANSACTION_V2 = 12
 _UNSUPPORTED_COMPRESSION = 76
 _ZSTD = 4
 
@@ -73,6 +76,9 @@ def _append(
         return values | {"error_code": MESSAGE_TOO_LARGE}
     if exchange.version < _FIRST_WITH_ZSTD and len(records) > 22 and records[22] & 7 == _ZSTD:
         return values | {"error_code": _UNSUPPORTED_COMPRESSION}
+    refused = _join_transaction(cluster, exchange, topic_name, data.index, records)
+    if refused:
+        return values | {"error_code": refused}
     try:
         result = partition.log.append(records, partition.leader_epoch)
     except BadBatchError as error:
@@ -82,6 +88,24 @@ def _append(
         "base_offset": result.base_offset,
         "log_start_offset": partition.log.log_start_offset,
     }
+
+
+def _join_transaction(cluster: ScriptedCluster, exchange: Exchange, topic: str, index: int, records: bytes) -> int:
+    """Why a transactional batch does not belong to its transaction, or 0. From version 12 on the partition is added
+    here (KIP-890).
+    """
+    key = exchange.request.transactional_id
+    if key is None or len(records) < HEADER.size:
+        return 0
+    header = BatchHeader._make(HEADER.unpack_from(records))
+    refused = cluster.transactions.check(key, header.producer_id, header.producer_epoch)
+    if refused:
+        return INVALID_PRODUCER_EPOCH if refused == PRODUCER_FENCED else refused
+    if exchange.version >= _FIRST_OF_TRANSACTION_V2:
+        cluster.transactions.begin(key, exchange.now_ms, 2).partitions.add((topic, index))
+    elif (topic, index) not in cluster.transactions.transactions[key].partitions:
+        return INVALID_TXN_STATE
+    return 0
 
 
 def _endpoint(cluster: ScriptedCluster, node_id: int) -> Mapping[str, Any]:

@@ -24,6 +24,13 @@ class RawErrorCode(int):
         return int(self)
 
 
+class NoTime:
+    """A time that is not there: Kafka writes -1 ms, which no datetime is."""
+
+    def timestamp(self) -> float:
+        return -0.001
+
+
 def encode_response(api_key: int, version: int, correlation_id: int, values: Mapping[str, Any]) -> bytes:
     """The whole frame, size included. Durations and times are ms, nested entities mappings, error codes ints."""
     entity_type = load_response_schema(api_key, version)
@@ -52,7 +59,7 @@ def _build(entity_type: Any, values: Mapping[str, Any]) -> Any:
         elif kafka_type.startswith("timedelta"):
             value = datetime.timedelta(milliseconds=value)
         elif kafka_type == "datetime_i64" and value is not None:
-            value = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC) if value >= 0 else None
+            value = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC) if value >= 0 else NoTime()
         arguments[name] = value
     return entity_type(**arguments)
 
@@ -80,6 +87,8 @@ def _fields(entity_type: Any) -> list[tuple[str, str, Any, Any]]:
             zero = {"error_code": ErrorCode.none, "string": "", "bool": False}.get(kafka_type, 0)
             if kafka_type.startswith("timedelta"):
                 zero = datetime.timedelta(0)
+            elif kafka_type == "datetime_i64":
+                zero = datetime.datetime.fromtimestamp(0, datetime.UTC)
         found.append((field.name, kafka_type, _nested(field.type), zero))
     return found
 

@@ -142,29 +142,18 @@ def test_offsets_are_those_of_the_log() -> None:
 # ---- transactions --------------------------------------------------------------------------------------------------
 
 
-def committed_only(bench: Bench, aborted: Sequence[tuple[int, int]]) -> None:
-    listed = [{"producer_id": producer_id, "first_offset": offset} for producer_id, offset in aborted]
-
-    def add(values: dict[str, Any]) -> dict[str, Any]:
-        topics = [
-            topic | {"partitions": [each | {"aborted_transactions": listed} for each in topic["partitions"]]}
-            for topic in values["responses"]
-        ]
-        return values | {"responses": topics}
-
-    bench.rig.cluster.on(FETCH, faults.change(add), times=None)
-
-
 def write_transactions(bench: Bench) -> None:
     bench.append(0, "kept", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
     bench.append(0, "dropped", producer_id=6, producer_epoch=0, base_sequence=0, is_transactional=True)
     bench.append(0, "plain")
+    log = bench.rig.cluster.log("t", 0)
+    log.end_transaction(6, 0, committed=False, leader_epoch=0)
+    log.end_transaction(5, 0, committed=True, leader_epoch=0)
 
 
 def test_read_committed_leaves_out_aborted_transactions() -> None:
     bench = Bench()
     write_transactions(bench)
-    committed_only(bench, [(6, 1)])
     assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
     assert {exchange.request.isolation_level for exchange in bench.fetches()} == {1}
     assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.isolation_level == 1
@@ -173,7 +162,6 @@ def test_read_committed_leaves_out_aborted_transactions() -> None:
 def test_read_uncommitted_sees_them() -> None:
     bench = Bench()
     write_transactions(bench)
-    committed_only(bench, [(6, 1)])
     assert bench.read() == {0: ["kept", "dropped", "plain"]}
 
 

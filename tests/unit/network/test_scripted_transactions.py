@@ -1,0 +1,117 @@
+"""The scripted broker's transactions, where tests/support/transaction_table.py does not reach."""
+
+from __future__ import annotations
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+
+from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import InvalidTxnStateError, ProducerFencedError, error_for_code
+from spark_kafka_sink.protocol.coordinator_requests import AddPartitionsToTxnRequest
+from spark_kafka_sink.record.decoder import decode_batches
+
+MAX_EPOCH = 2**15 - 2
+
+
+def values(bench: CoordinatorBench) -> list[bytes | None]:
+    return [record.value for record in bench.cluster.log("t", 0).committed_records()]
+
+
+@pytest.mark.parametrize(("committed", "kept"), [(True, [b"id"]), (False, [])])
+def test_a_marker_is_a_batch_that_readers_can_check_and_nobody_sees(committed: bool, kept: list[bytes]) -> None:
+    bench = CoordinatorBench()
+    (open_,) = bench.open("id")
+    log = bench.cluster.log("t", 0)
+    assert (log.last_stable_offset, log.next_offset) == (0, 1)
+    bench.end([open_], committed=committed)
+    _, marker = decode_batches(b"".join(batch.data for batch in log.batches))
+    assert (marker.is_control, marker.is_transactional) == (True, True)
+    assert (marker.producer_id, marker.producer_epoch) == (open_.producer_id, open_.producer_epoch + 1)
+    assert marker.records[0].key == bytes([0, 0, 0, int(committed)])
+    assert (log.last_stable_offset, log.next_offset) == (2, 2)
+    assert values(bench) == kept
+    assert [record.value for record in log.records()] == [b"id"]
+
+
+def test_under_version_1_a_partition_must_be_added_before_it_is_written_to() -> None:
+    bench = CoordinatorBench(version=1)
+    open_ = bench.raw.begin("id")
+    with pytest.raises(InvalidTxnStateError):
+        bench.raw._produce(open_, PLACE, ("early",))
+    bench.raw.write(open_, PLACE, "in time")
+    assert bench.commit(open_).status is EndTxnStatus.DONE
+    assert values(bench) == [b"in time"]
+
+
+def test_all_partitions_are_added_or_none() -> None:
+    bench = CoordinatorBench(version=1)
+    open_ = bench.raw.begin("id")
+    node = bench.raw._coordinator(1, "id")
+    request = AddPartitionsToTxnRequest("id", open_.producer_id, open_.producer_epoch, {"t": [0], "nope": [2]})
+    future = bench.client.send(node, request)
+    assert bench.client.poll_until(future, bench.timer())
+    codes = {
+        (topic.name, each.partition_index): int(each.partition_error_code)
+        for topic in future.value().body.results_by_topic_v3_and_below
+        for each in topic.results_by_partition
+    }
+    assert codes == {("t", 0): 55, ("nope", 2): 3}
+    assert bench.state("id") == "Empty"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_who_was_fenced_can_neither_write_nor_mark_nor_add(version: int) -> None:
+    bench = CoordinatorBench(version=version)
+    (open_,) = bench.open("id")
+    bench.raw.begin("id")
+    fenced = (ProducerFencedError, type(error_for_code(47)))
+    with pytest.raises(fenced):
+        bench.raw.write(open_, PLACE, "late")
+    with pytest.raises(fenced):
+        bench.raw.mark(open_, "g", PLACE, 1, "")
+    assert values(bench) == []
+    assert bench.cluster.transactions.offsets == {}
+
+
+def test_a_delayed_marker_leaves_the_transaction_prepared() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.transactions.marker_delay_ms = 100
+    (open_,) = bench.open("id")
+    assert bench.commit(open_).status is EndTxnStatus.DONE
+    assert bench.state("id") == "PrepareCommit"
+    assert values(bench) == []
+    bench.cluster.transactions.advance(bench.rig.now_ms + 100)
+    assert bench.state("id") == "CompleteCommit"
+    assert values(bench) == [b"id"]
+
+
+def test_an_id_out_of_epochs_gets_another_producer_id_when_it_begins() -> None:
+    bench = CoordinatorBench(version=1)
+    bench.raw.begin("id")
+    bench.cluster.transactions.transactions["id"].epoch = MAX_EPOCH
+    assert bench.raw.begin("id")[1:3] == (1001, 0)
+
+
+def test_a_fence_in_the_last_epoch_does_not_run_over() -> None:
+    bench = CoordinatorBench()
+    bench.open("id")
+    held = bench.cluster.transactions.transactions["id"]
+    held.epoch = MAX_EPOCH
+    assert bench.raw.begin("id")[1:3] == (1001, 1)
+    assert bench.commit(OpenTransaction("id", 1000, MAX_EPOCH, 2)).status is EndTxnStatus.INVALID_PID_MAPPING
+
+
+def test_two_transactions_hold_readers_up_until_both_have_ended() -> None:
+    bench = CoordinatorBench()
+    first, second = bench.open("a", "b")
+    log = bench.cluster.log("t", 0)
+    bench.commit(second)
+    assert log.last_stable_offset == 0
+    assert values(bench) == []
+    bench.end([first], committed=False)
+    assert log.last_stable_offset == log.next_offset
+    assert values(bench) == [b"b"]
+    assert [
+        record.value for record in bench.coordinator.topics.read_last(TopicPartition("t", 0), 9, bench.timer())
+    ] == [b"b"]
