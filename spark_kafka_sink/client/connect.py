@@ -69,11 +69,15 @@ def network_client(
 
 
 def consumer_network_client(
-    config: ProducerConfig, metadata: Metadata, clock: Clock, rng: random.Random
+    config: ProducerConfig,
+    metadata: Metadata,
+    clock: Clock,
+    rng: random.Random,
+    api_versions: ApiVersions | None = None,
 ) -> ConsumerNetworkClient:
     """A client with futures over `metadata`, which begins from bootstrap.servers."""
     bootstrap(metadata, config)
-    client = network_client(config, metadata, clock, rng, ApiVersions(), _MANY_IN_FLIGHT)
+    client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
     return ConsumerNetworkClient(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
 
 

@@ -169,6 +169,15 @@ class TopicReader:
         CorruptBatchError, KafkaTimeoutError, and whatever a partition answers, naming it.
         """
         partitions = [partition for topic in topics for partition in self.partitions(topic)]
+        yield from self.read_partitions(partitions, isolation_level, start)
+
+    def read_partitions(
+        self,
+        partitions: Sequence[TopicPartition],
+        isolation_level: int = READ_UNCOMMITTED,
+        start: Mapping[TopicPartition, int] | None = None,
+    ) -> Iterator[PartitionRecords]:
+        """`read` of these partitions alone, of topics that metadata follows already."""
         ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
         positions = {known: offset for known, offset in (start or {}).items() if known in ends}
         positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)

@@ -1,0 +1,278 @@
+"""Calls to coordinators: many items at once, each to the node that coordinates it, asked again until it has its answer
+or time runs out.
+
+Knows where coordinators are and keeps that between calls; knows no request. One thread, that of the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient, WakeupError
+from spark_kafka_sink.client.coordinator_api import CoordinatorApi, Item, Outcome, Value
+from spark_kafka_sink.client.coordinator_lookup import CoordinatorLookup, LookupFlight
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.request_future import RequestFuture
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    CoordinatorNotAvailableError,
+    DisconnectError,
+    InvalidTopicError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotCoordinatorError,
+    TopicAuthorizationError,
+    error_for_code,
+)
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_MS: Final = 20
+_MAX_BACKOFF_MS: Final = 1_000
+_MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectError, KafkaTimeoutError)
+"""After these the coordinator is looked up again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Work(Generic[Item]):
+    """An item without its outcome."""
+
+    item: Item
+    attempts: int = 0
+    resume_ms: int = 0
+    is_in_flight: bool = False
+    is_in_doubt: bool = False
+    last_reason: str = "No answer came."
+
+
+class _Flight(NamedTuple):
+    node: Node
+    works: Sequence[_Work[Any]]
+    future: RequestFuture[ClientResponse]
+
+
+class CoordinatorCalls:
+    """Runs calls on `client`, which must share `metadata`. Times in ms.
+
+    A retry waits 20 ms, then twice as long each time, up to a second (org.apache.kafka.clients.admin.internals.
+    AdminApiDriver has the same two stages, look up and ask).
+    """
+
+    def __init__(
+        self,
+        client: ConsumerNetworkClient,
+        metadata: Metadata,
+        clock: Clock,
+        rng: random.Random,
+        request_timeout_ms: int,
+    ) -> None:
+        self.client = client
+        self.metadata = metadata
+        self.clock = clock
+        self.lookup = CoordinatorLookup(client)
+        self._backoff = ExponentialBackoff(_FIRST_BACKOFF_MS, 2, _MAX_BACKOFF_MS, 0.2, rng)
+        self._request_timeout_ms = request_timeout_ms
+
+    def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
+        """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
+        call = _Call(self, api, items, timer)
+        try:
+            while call.works and not timer.is_expired:
+                call.send_due()
+                call.poll(min(timer.remaining_ms, call.wait_ms()))
+                call.take_answers()
+            call.give_up()
+        finally:
+            # What is still on its way must not be sent by some later poll, when the caller has moved on.
+            for flight in call.flights:
+                self.client.disconnect_async(flight.node)
+        return {item: call.outcomes[item] for item in call.items}
+
+    def backoff_ms(self, attempts: int) -> int:
+        return self._backoff.backoff_ms(attempts)
+
+    def request_timeout_ms(self, timer: Timer) -> int:
+        return max(1, min(timer.remaining_ms, self._request_timeout_ms))
+
+
+@dataclass(slots=True)
+class _Call(Generic[Item, Value]):
+    """One run: what is asked, what is on its way, what is known."""
+
+    calls: CoordinatorCalls
+    api: CoordinatorApi[Item, Value]
+    items: Iterable[Item]
+    timer: Timer
+    works: dict[Item, _Work[Item]] = field(default_factory=dict)
+    outcomes: dict[Item, Outcome[Value]] = field(default_factory=dict)
+    flights: list[_Flight] = field(default_factory=list)
+    lookups: list[tuple[LookupFlight, Sequence[_Work[Item]]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.items = list(self.items)
+        self.works = {item: _Work(item) for item in self.items}
+
+    # ---- asking ----------------------------------------------------------------------------------------------------
+
+    def send_due(self) -> None:
+        """Send all that is due: to coordinators that are known, and to any node for those that are not."""
+        by_node: dict[Node, list[_Work[Item]]] = {}
+        homeless: dict[str, list[_Work[Item]]] = {}
+        for work in self.works.values():
+            if work.is_in_flight or work.resume_ms > self.timer.now_ms:
+                continue
+            node = self.api.node(work.item) or self.calls.lookup.known(self.api.key_type, self.api.key(work.item))
+            if node is None:
+                homeless.setdefault(self.api.key(work.item), []).append(work)
+            elif (value := self.api.located(work.item, node)) is not None:
+                self.outcomes[work.item] = Outcome(value)
+            else:
+                by_node.setdefault(node, []).append(work)
+        for item in self.outcomes:
+            self.works.pop(item, None)
+        for node, works in by_node.items():
+            self._ask(node, works)
+        if homeless:
+            self._look_up(homeless)
+
+    def _ask(self, node: Node, works: Sequence[_Work[Item]]) -> None:
+        timeout_ms = self.calls.request_timeout_ms(self.timer)
+        for request, items in self.api.requests([work.item for work in works]):
+            asked = [self.works[item] for item in items]
+            for work in asked:
+                work.is_in_flight = True
+            self.flights.append(_Flight(node, asked, self.calls.client.send(node, request, timeout_ms)))
+
+    def _look_up(self, homeless: Mapping[str, Sequence[_Work[Item]]]) -> None:
+        flights = self.calls.lookup.send(self.api.key_type, list(homeless), self.calls.request_timeout_ms(self.timer))
+        if not flights:
+            for work in _flat(homeless.values()):
+                self._retry(work, "No node could be asked for the coordinator.")
+        for flight in flights:
+            works = _flat(homeless[key] for key in flight.keys)
+            for work in works:
+                work.is_in_flight = True
+            self.lookups.append((flight, works))
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def wait_ms(self) -> int:
+        """How long until something is due that is not on its way."""
+        waiting = [work.resume_ms for work in self.works.values() if not work.is_in_flight]
+        return max(min(waiting, default=FOREVER_MS) - self.timer.now_ms, 0)
+
+    def should_block(self) -> bool:
+        """Whether nothing has come; makes this a PollCondition."""
+        return not any(future.is_done() for future in self._futures())
+
+    def _futures(self) -> Iterable[RequestFuture[ClientResponse]]:
+        yield from (flight.future for flight in self.flights)
+        yield from (flight.future for flight, _ in self.lookups)
+
+    def poll(self, wait_ms: int) -> None:
+        """One poll. A refusal by the cluster ends the whole call; what a topic met is for its readers to hear."""
+        try:
+            self.calls.client.poll(Timer(self.calls.clock, wait_ms), self)
+        except WakeupError:
+            raise
+        except (TopicAuthorizationError, InvalidTopicError) as error:
+            log.debug("Not for %s: %s", type(self.api).__name__, error)  # a reader's next update meets it again
+        except KafkaError as error:
+            self.take_answers()
+            self._doubt_what_is_on_its_way()
+            for work in list(self.works.values()):
+                self._end(work, self._named(error, work, None))
+        self.timer.update()
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    def take_answers(self) -> None:
+        for flight, works in _take_done(self.lookups, lambda lookup: lookup[0].future):
+            found = flight.take()
+            for work in works:
+                work.is_in_flight = False
+                error = found.get(self.api.key(work.item))
+                if error is not None:
+                    self._failed(work, error, flight.node)
+        for asked in _take_done(self.flights, lambda flight: flight.future):
+            self._take(asked)
+
+    def _take(self, flight: _Flight) -> None:
+        for work in flight.works:
+            work.is_in_flight = False
+        works = [work for work in flight.works if work.item in self.works]
+        if flight.future.failed():
+            for work in works:
+                self._failed(work, flight.future.error, flight.node, was_asked=True)
+            return
+        answers = self.api.answers([work.item for work in works], flight.future.value().body)
+        silence = CoordinatorNotAvailableError("The answer does not mention it.")
+        for work in works:
+            answer = answers.get(work.item, silence)
+            if isinstance(answer, KafkaError):
+                self._failed(work, answer, flight.node, was_asked=True)
+            else:
+                self.outcomes[work.item] = Outcome(answer)
+                del self.works[work.item]
+
+    def _failed(self, work: _Work[Item], error: KafkaError, node: Node, *, was_asked: bool = False) -> None:
+        if isinstance(error, _MOVED):
+            self.calls.lookup.forget(self.api.key_type, self.api.key(work.item))
+        if error.retriable or error.error_code in self.api.retried_codes:
+            work.is_in_doubt |= was_asked
+            self._retry(work, f"Node {node}: {error}")
+        else:
+            self._end(work, self._named(error, work, node))
+
+    def _retry(self, work: _Work[Item], reason: str) -> None:
+        work.resume_ms = self.timer.now_ms + self.calls.backoff_ms(work.attempts)
+        work.attempts += 1
+        work.last_reason = reason
+
+    def _end(self, work: _Work[Item], error: KafkaError) -> None:
+        self.outcomes[work.item] = Outcome(None, error, work.is_in_doubt)
+        del self.works[work.item]
+
+    def give_up(self) -> None:
+        """Time has run out for what is left."""
+        self._doubt_what_is_on_its_way()
+        failure = self.calls.metadata.connection_failure
+        for work in list(self.works.values()):
+            text = f"{self.api.describe(work.item)}: no outcome within {self.timer.timeout_ms} ms. {work.last_reason}"
+            self._end(work, KafkaTimeoutError(f"{text} {failure}" if failure else text))
+
+    def _doubt_what_is_on_its_way(self) -> None:
+        for flight in self.flights:
+            for work in flight.works:
+                work.is_in_doubt = True
+
+    def _named(self, error: KafkaError, work: _Work[Item], node: Node | None) -> KafkaError:
+        """The error with the item, the node and what to do in its text."""
+        place = f"{self.api.describe(work.item)}" + (f", asked of node {node}" if node is not None else "")
+        text = f"{place}: {self.api.advice.get(error.error_code or 0) or error}"
+        if isinstance(error, BrokerError) and error.error_code is not None:
+            return error_for_code(error.error_code, text)
+        return type(error)(text)
+
+
+_Entry = TypeVar("_Entry")
+
+
+def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:
+    """The entries whose future is done, taken out of the list."""
+    done = [entry for entry in entries if future(entry).is_done()]
+    entries[:] = [entry for entry in entries if not any(entry is each for each in done)]
+    return done
+
+
+def _flat(groups: Iterable[Sequence[_Work[Item]]]) -> list[_Work[Item]]:
+    return [work for group in groups for work in group]

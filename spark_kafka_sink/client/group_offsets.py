@@ -1,0 +1,103 @@
+"""Committed offsets of consumer groups, with the texts committed with them. One thread, that of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from spark_kafka_sink.client.coordinator_api import CoordinatorApi
+from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import KafkaError, UnstableOffsetCommitError, error_for_code
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import GROUP, OffsetFetchRequest, group_offsets_of
+from spark_kafka_sink.protocol.messages import Message
+
+_NO_OFFSET = -1
+
+
+class CommittedOffset(NamedTuple):
+    """The next offset to read, and the text that was committed with it."""
+
+    offset: int
+    metadata: str
+
+
+GroupCommits = dict[TopicPartition, CommittedOffset | None]
+"""None where nothing is committed, or where it has expired (offsets.retention.minutes)."""
+
+
+class GroupOffsets:
+    """The calls. Each returns when everything is known, or when the timer has run out."""
+
+    def __init__(self, calls: CoordinatorCalls) -> None:
+        self._calls = calls
+
+    def fetch_offsets(
+        self,
+        topic_partitions: Mapping[str, Iterable[TopicPartition]],
+        timer: Timer,
+        *,
+        require_stable: bool = True,
+    ) -> dict[str, GroupCommits]:
+        """What the groups have committed for these partitions, by group; groups are asked in parallel.
+
+        With `require_stable` (KIP-447) offsets in a transaction that is still open, or whose end has not reached the
+        group's coordinator yet, are waited for. Raises GroupAuthorizationError, TopicAuthorizationError,
+        UnsupportedVersionError (a broker before Kafka 2.5 and `require_stable`), and KafkaTimeoutError, which says
+        UnstableOffsetCommitError's sentence where that was the reason.
+        """
+        wanted = [_Wanted(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
+        outcomes = self._calls.run(_OffsetFetch(require_stable), wanted, timer)
+        return {item.group_id: outcome.get() for item, outcome in outcomes.items()}
+
+
+class _Wanted(NamedTuple):
+    group_id: str
+    topic_partitions: tuple[TopicPartition, ...]
+
+
+class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
+    key_type = GROUP
+    advice: ClassVar[Mapping[int, str]] = {
+        29: "Not authorized for a topic: grant DESCRIBE on it, which READ includes.",
+        30: "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
+    }
+
+    def __init__(self, require_stable: bool) -> None:
+        self._require_stable = require_stable
+
+    def key(self, item: _Wanted) -> str:
+        return item.group_id
+
+    def describe(self, item: _Wanted) -> str:
+        return f"OffsetFetch of group {item.group_id!r} ({', '.join(map(str, item.topic_partitions))})"
+
+    def requests(self, items: Sequence[_Wanted]) -> Iterable[tuple[Request, Sequence[_Wanted]]]:
+        for item in items:
+            topics: dict[str, list[int]] = {}
+            for topic_partition in item.topic_partitions:
+                topics.setdefault(topic_partition.topic, []).append(topic_partition.partition)
+            yield OffsetFetchRequest(item.group_id, topics, self._require_stable), [item]
+
+    def answers(self, items: Sequence[_Wanted], body: Message) -> Mapping[_Wanted, GroupCommits | KafkaError]:
+        found = {item: group_offsets_of(body, item.group_id) for item in items}
+        return {item: _committed(item, group) for item, group in found.items() if group is not None}
+
+
+def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
+    """The group's offsets, or the first error in its answer; an unstable offset counts after any other."""
+    codes = [(int(getattr(group, "error_code", 0)), "")]
+    found: GroupCommits = {}
+    for topic in group.topics:
+        for partition in topic.partitions:
+            topic_partition = TopicPartition(str(topic.name), int(partition.partition_index))
+            offset = CommittedOffset(int(partition.committed_offset), str(partition.metadata or ""))
+            found[topic_partition] = offset if offset.offset != _NO_OFFSET else None
+            codes.append((int(partition.error_code), f"{topic_partition}: "))
+    codes.sort(key=lambda pair: pair[0] == UnstableOffsetCommitError.error_code)
+    for code, place in codes:
+        if code:
+            return error_for_code(code, f"{place}{error_for_code(code)}")
+    return {topic_partition: found.get(topic_partition) for topic_partition in wanted.topic_partitions}

@@ -1,0 +1,120 @@
+"""Offsets and the last records of partitions, for who decides by what was written last. One thread, that of the
+caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topic_reader import TopicReader
+from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    KafkaTimeoutError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
+)
+from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
+from spark_kafka_sink.record.decoder import DecodedRecord
+
+
+class TopicTail:
+    """Reads on `client`, which must share `metadata`. A topic that is not there is waited for until the timer runs
+    out: UnknownTopicOrPartitionError. Without permission: TopicAuthorizationError.
+    """
+
+    def __init__(
+        self, client: ConsumerNetworkClient, metadata: TopicsMetadata, clock: Clock, retry_backoff_ms: int
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._clock = clock
+        self._retry_backoff_ms = retry_backoff_ms
+
+    def list_offsets(
+        self,
+        topic_partitions: Sequence[TopicPartition],
+        timestamp: int,
+        timer: Timer,
+        isolation_level: int = READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """The partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP (with READ_COMMITTED the last
+        stable offset) or ms since the epoch, for which -1 means that no record is as late.
+        """
+        with _permission("DESCRIBE"):
+            self._find(topic_partitions, timer)
+            reader = self._reader(timer, ", ".join(map(str, topic_partitions)))
+            return reader.offsets(topic_partitions, timestamp, isolation_level)
+
+    def read_from(
+        self, topic_partition: TopicPartition, offset: int, timer: Timer, isolation_level: int = READ_COMMITTED
+    ) -> list[DecodedRecord]:
+        """The records from `offset` to the end of now, in order. Raises OffsetOutOfRangeError where the partition
+        begins later.
+        """
+        with _permission("READ"):
+            self._find([topic_partition], timer)
+        return self._read(topic_partition, offset, timer, isolation_level)
+
+    def read_last(
+        self, topic_partition: TopicPartition, count: int, timer: Timer, isolation_level: int = READ_COMMITTED
+    ) -> list[DecodedRecord]:
+        """The last `count` records, in order; fewer only where the partition has no more.
+
+        With READ_COMMITTED the end is the last stable offset, before any transaction that is open.
+        """
+        window = 2 * count + 2  # a transaction of one record takes two offsets
+        while True:
+            first = self.list_offsets([topic_partition], EARLIEST_TIMESTAMP, timer)[topic_partition]
+            end = self.list_offsets([topic_partition], LATEST_TIMESTAMP, timer, isolation_level)[topic_partition]
+            start = max(first, end - window)
+            try:
+                found = self._read(topic_partition, start, timer, isolation_level)
+            except OffsetOutOfRangeError:
+                continue  # retention moved the beginning meanwhile
+            if len(found) >= count or start == first:
+                return found[-count:] if count else []
+            window *= 4  # markers, aborted records and compaction leave gaps
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _reader(self, timer: Timer, wanted: str) -> TopicReader:
+        """A reader for the time that is left. Raises KafkaTimeoutError where none is."""
+        timer.update()
+        if timer.is_expired:
+            raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")
+        return TopicReader(self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms)
+
+    def _find(self, topic_partitions: Iterable[TopicPartition], timer: Timer) -> None:
+        """Let metadata follow the topics. Raises UnknownTopicOrPartitionError where one is not there."""
+        for topic in sorted({each.topic for each in topic_partitions}):
+            there = self._reader(timer, topic).partitions(topic)
+            for missing in {each for each in topic_partitions if each.topic == topic}.difference(there):
+                raise UnknownTopicOrPartitionError(f"{missing}: the topic has {len(there)} partitions.")
+
+    def _read(
+        self, topic_partition: TopicPartition, start: int, timer: Timer, isolation_level: int
+    ) -> list[DecodedRecord]:
+        found: list[DecodedRecord] = []
+        with _permission("READ"):
+            reader = self._reader(timer, str(topic_partition))
+            for chunk in reader.read_partitions([topic_partition], isolation_level, {topic_partition: start}):
+                found += chunk.records
+                timer.update()
+                if timer.is_expired:
+                    raise KafkaTimeoutError(f"{topic_partition} was not read to its end within {timer.timeout_ms} ms.")
+        return found
+
+
+@contextmanager
+def _permission(operation: str) -> Iterator[None]:
+    """Names the permission that reading needs; the error's own sentence thinks of writing."""
+    try:
+        yield
+    except TopicAuthorizationError as error:
+        raise TopicAuthorizationError(f"{error} To read, {operation} is enough.") from error

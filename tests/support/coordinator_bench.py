@@ -1,0 +1,65 @@
+"""A driver's client over scripted nodes, in one thread, on a fake clock."""
+
+from __future__ import annotations
+
+import random
+
+from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
+from support.raw_transactions import RawTransactions
+from support.scripted_broker.exchange import Exchange
+
+from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.transaction_values import EndTxnOutcome, OpenTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+
+PLACE = TopicPartition("t", 0)
+
+
+class CoordinatorBench:
+    """Topic `t` has one partition, on node 0."""
+
+    def __init__(self, node_count: int = 3, version: int = 2) -> None:
+        self.rig = ClientRig(node_count)
+        self.cluster = self.rig.cluster
+        self.cluster.finalized_features["transaction.version"] = version
+        self.cluster.create_topic("t", 1)
+        self.client = self.rig.consumer()
+        self.coordinator = Coordinator(
+            self.client,
+            self.rig.metadata,
+            self.rig.api_versions,
+            self.rig.clock,
+            random.Random(7),
+            REQUEST_TIMEOUT_MS,
+            100,
+        )
+        self.raw = RawTransactions(self.coordinator, version)
+
+    def timer(self, timeout_ms: int = 60_000) -> Timer:
+        return self.coordinator.timer(timeout_ms)
+
+    def open(self, *ids: str) -> list[OpenTransaction]:
+        """Transactions with a record in each, their ids coordinated by the nodes in turn."""
+        made = []
+        for index, transactional_id in enumerate(ids):
+            self.cluster.coordinators[transactional_id] = index % len(self.cluster.nodes)
+            made.append(self.raw.begin(transactional_id))
+            self.raw.write(made[-1], PLACE, transactional_id)
+        self.cluster.requests.clear()
+        return made
+
+    def end(
+        self, transactions: list[OpenTransaction], timeout_ms: int = 60_000, *, committed: bool = True
+    ) -> list[EndTxnOutcome]:
+        return self.coordinator.transactions.end_txns(transactions, self.timer(timeout_ms), committed=committed)
+
+    def commit(self, transaction: OpenTransaction, timeout_ms: int = 60_000) -> EndTxnOutcome:
+        (outcome,) = self.end([transaction], timeout_ms)
+        return outcome
+
+    def asked(self, api_key: int) -> list[Exchange]:
+        return self.cluster.requests_of(api_key)
+
+    def state(self, transactional_id: str) -> str:
+        return self.cluster.transactions.transactions[transactional_id].state

@@ -1,0 +1,126 @@
+"""A transaction's writer of single requests, without a producer: what a task does, step by step. Works over any
+`Coordinator`, on real and scripted clusters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.errors import error_for_code
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.chunks import RecordChunks
+from spark_kafka_sink.protocol.coordinator_requests import (
+    GROUP,
+    TRANSACTION,
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    OffsetToCommit,
+    TxnOffsetCommitRequest,
+)
+from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.encoder import encode_rows
+
+LIMIT_MS = 15_000
+_RETRIED = frozenset({14, 15, 16, 51})
+TIMEOUT_MS = 60_000
+
+
+class RawTransactions:
+    """Writes as transactional ids under one transaction version."""
+
+    def __init__(self, coordinator: Coordinator, version: int) -> None:
+        self.coordinator = coordinator
+        self.version = version
+        self._sequences: dict[tuple[int, int, TopicPartition], int] = {}
+
+    def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> OpenTransaction:
+        """A new epoch, with nothing in it yet."""
+        timer = self.coordinator.timer(LIMIT_MS)
+        given = self.coordinator.transactions.init_producer_id(transactional_id, timeout_ms, timer)
+        return OpenTransaction(transactional_id, *given, self.version)
+
+    def next(self, ended: OpenTransaction, given: ProducerIdAndEpoch) -> OpenTransaction:
+        """The transaction after `ended`, in the epoch that EndTxn gave."""
+        return OpenTransaction(ended.transactional_id, *given, self.version)
+
+    def write(self, open_: OpenTransaction, place: TopicPartition, *values: str) -> None:
+        if self.version < 2:
+            node = self._coordinator(TRANSACTION, open_.transactional_id)
+            request = AddPartitionsToTxnRequest(*open_[:3], {place.topic: [place.partition]})
+            self._ask(node, request, lambda body: _add_code(body))
+        self._produce(open_, place, values)
+
+    def mark(self, open_: OpenTransaction, group: str, place: TopicPartition, offset: int, metadata: str) -> None:
+        """Commit an offset for a group, in the transaction."""
+        if self.version < 2:
+            node = self._coordinator(TRANSACTION, open_.transactional_id)
+            self._ask(node, AddOffsetsToTxnRequest(*open_[:3], group), lambda body: int(body.error_code))
+        commits = {place.topic: [OffsetToCommit(place.partition, offset, metadata)]}
+        request = TxnOffsetCommitRequest(*open_[:3], group, commits, transaction_version=self.version)
+        self._ask(self._coordinator(GROUP, group), request, lambda body: _offset_code(body))
+
+    def _produce(self, open_: OpenTransaction, place: TopicPartition, values: tuple[str, ...]) -> None:
+        run = encode_rows(None, list(values), None, [1_000] * len(values), 0, 1_000)
+        key = (open_.producer_id, open_.producer_epoch, place)
+        sequence = self._sequences.get(key, 0)
+        sealed = seal(
+            [run.chunk],
+            run.count,
+            1_000,
+            run.max_timestamp_ms,
+            codec_for("none"),
+            open_.producer_id,
+            open_.producer_epoch,
+            sequence,
+            is_transactional=True,
+        )
+        batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
+        self.coordinator.topics.list_offsets([place], -2, self.coordinator.timer(LIMIT_MS))
+        leader = self.coordinator._metadata.current_leader(place).leader
+        assert leader is not None
+        request = ProduceRequest(-1, 5_000, batches, open_.transactional_id, self.version)
+        self._ask(leader, request, lambda body: _produce_code(body))
+        self._sequences[key] = sequence + len(values)
+
+    def _coordinator(self, key_type: int, key: str) -> Node:
+        found = self.coordinator.find_coordinators(key_type, [key], self.coordinator.timer(LIMIT_MS))
+        return found[key].get()
+
+    def _ask(self, node: Node, request: Request, code_of: Any) -> None:
+        """Send until it is taken; raises what is not retriable."""
+        timer = self.coordinator.timer(LIMIT_MS)
+        while True:
+            future = self.coordinator._client.send(node, request)
+            assert self.coordinator._client.poll_until(future, timer), f"{request} was not answered"
+            code = code_of(future.value().body)
+            if not code:
+                return
+            if code not in _RETRIED or timer.is_expired:
+                raise error_for_code(code)
+            self.coordinator._clock.sleep_ms(20)
+
+
+def _add_code(body: Any) -> int:
+    return next(
+        (
+            int(result.partition_error_code)
+            for topic in body.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+            if result.partition_error_code
+        ),
+        0,
+    )
+
+
+def _offset_code(body: Any) -> int:
+    return next((int(each.error_code) for topic in body.topics for each in topic.partitions if each.error_code), 0)
+
+
+def _produce_code(body: Any) -> int:
+    answers = (each for topic in body.responses for each in topic.partition_responses)
+    return next((int(each.error_code) for each in answers if each.error_code), 0)
