@@ -791,7 +791,8 @@ def test_a_broker_for_which_nothing_waits_any_more_is_tried_again() -> None:
     harness.network.stop(1)
     harness.cluster.live_node_ids.add(1)  # it is still the leader
     stuck = [harness.send(b"stuck", partition=1) for _ in range(3)]
-    harness.send(b"anywhere", partition=0)
+    harness.run_for(2_000)
+    harness.send(b"anywhere")
     harness.settle()
     assert all(isinstance(delivery.error, KafkaTimeoutError) for delivery in stuck)
     harness.network.start(1)

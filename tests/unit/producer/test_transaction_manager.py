@@ -248,11 +248,26 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
     harness.settle()
     assert isinstance(delivery.error, (KafkaTimeoutError, OutOfOrderSequenceError))
     assert delivery.settled_ms - delivery.sent_ms <= 11_000
+    assert manager_of(harness).producer.epoch <= 2  # one that did not help, one after giving up
     harness.cluster.scripts.clear()
     later = harness.send(b"later")
     harness.settle()
     assert later.error is None
     assert harness.values() == [b"later"]
+
+
+def test_a_gap_among_batches_that_have_begun_again_begins_again() -> None:
+    """After the new epoch the first of them is given up; those behind it meet the gap that it leaves."""
+    harness = warm(SHORT)
+    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    harness.cluster.on(PRODUCE, faults.fail_with(87), skip=2)
+    deliveries = send_all(harness, 3)
+    start_ms = harness.now_ms
+    harness.settle()
+    assert deliveries[0].error is not None
+    assert errors(deliveries[1:]) == [None, None]
+    assert harness.values() == values(3)[1:]
+    assert harness.now_ms - start_ms < 2_000
 
 
 def test_other_partitions_go_on_in_the_new_epoch_when_theirs_has_drained() -> None:
@@ -534,6 +549,11 @@ def test_an_error_that_may_hide_a_success_doubles_nothing() -> None:
     assert isinstance(deliveries[0].error, UnknownServerError)
     assert errors(deliveries[1:]) == [None, None]
     assert harness.values() == values(3)
+    harness.cluster.requests.clear()
+    harness.network.held.add(0)
+    send_all(harness, 4)
+    harness.run_for(100)
+    assert len(attempts(harness)) == 4  # all is settled: they go side by side again
 
 
 # ---- row 19: a topic that vanishes -----------------------------------------------------------------------------------
