@@ -213,16 +213,10 @@ class TransactionManager:
         return True
 
     def maybe_resolve_sequences(self) -> None:
-        """Where everything in flight has ended, either all numbers were acknowledged after all, or it takes a new
-        epoch.
+        """Where everything in flight has ended, new batches may go: the last one was acknowledged and with it every
+        number before, or it was given up too and the partition begins again.
         """
-        for topic_partition in list(self._unresolved):
-            entry = self.sequences.entry(topic_partition)
-            if entry.in_flight:
-                continue
-            self._unresolved.discard(topic_partition)
-            if not entry.is_next(entry.next_sequence):
-                self._to_restart.add(topic_partition)
+        self._unresolved = {place for place in self._unresolved if self.sequences.entry(place).in_flight}
 
     def bump_epoch_if_needed(self) -> None:
         """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none."""
