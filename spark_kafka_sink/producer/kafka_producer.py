@@ -182,7 +182,7 @@ class KafkaProducer(TransactionMethods):
 
         What Kafka or the network refuses fails the future and reaches `on_completion`, which runs on the Sender's
         thread, in order within a partition. Raises ProducerClosedError, SerializationError, or IllegalStateError
-        (after a fork): misuse.
+        (after a fork, outside a transaction): misuse.
         """
         self._ensure_usable()
         check_place(partition, timestamp_ms)
@@ -209,9 +209,10 @@ class KafkaProducer(TransactionMethods):
                 left_ms,
                 self._clock.now_ms(),
             )
-        except ProducerClosedError:
+        except IllegalStateError:
             raise
         except KafkaError as error:
+            self._lose_transaction(error)
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire()
             return failed
@@ -227,6 +228,15 @@ class KafkaProducer(TransactionMethods):
         topic was refused with; rows that were taken before that are on their way, and `on_completion` tells of them.
         """
         self._ensure_usable()
+        try:
+            self._send_columns(topic, columns, on_completion)
+        except IllegalStateError:
+            raise
+        except KafkaError as error:
+            self._lose_transaction(error)
+            raise
+
+    def _send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None) -> None:
         named = highest_partition(columns)
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))

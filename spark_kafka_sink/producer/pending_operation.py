@@ -9,11 +9,13 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 
 
 class TransactionalResult:
-    """How an operation ended. Set once; later outcomes are not heard. Any thread may wait."""
+    """How an operation ended. The first outcome counts. Any thread may wait."""
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
         self.error: KafkaError | None = None
+        self.is_heard = False
+        """Whoever asked knows the outcome."""
         self._condition = threading.Condition()
         self._is_done = False
 
@@ -34,40 +36,54 @@ class TransactionalResult:
         with self._condition:
             while not self._is_done and (left_ms := deadline_ms - clock.now_ms()) > 0:
                 clock.wait(self._condition, left_ms)
+            self.is_heard = self._is_done
             return self._is_done
 
 
 class PendingOperation:
-    """Guarded by the manager's lock. An operation whose caller gave up waiting is still under way, and may be waited
-    for again.
+    """Guarded by the manager's lock. An operation whose caller gave up waiting is still under way, and its outcome is
+    kept until the same is called again: nothing else may begin before it is known what became of it.
     """
 
     def __init__(self) -> None:
         self._result: TransactionalResult | None = None
+        self.last_refusal: KafkaError | None = None
+        """Why the operation takes so long: what it is sent again after."""
 
     def begin(self, operation: str) -> TransactionalResult:
         self._result = TransactionalResult(operation)
+        self.last_refusal = None
         return self._result
 
     def joined(self, operation: str) -> TransactionalResult | None:
-        """The result of the same operation when it is under way. Raises IllegalStateError when another is.
+        """The result of the same operation where nobody has heard its outcome. Raises IllegalStateError when that of
+        another is open.
 
-        An abort may begin while offsets or a producer id are waited for: it makes both pointless.
+        An abort may begin while offsets are waited for, which it makes pointless; and anything that the state allows
+        may after a failure.
         """
         result = self._result
-        if result is None or result.is_done or (operation, result.operation) in _OVERTAKES:
-            return None
-        if result.operation != operation:
-            raise IllegalStateError(f"{operation} was called while {result.operation} is under way: call that again.")
-        return result
+        if result is not None and result.operation == operation and not result.is_heard:
+            return result
+        if (operation, "" if result is None else result.operation) not in _OVERTAKES:
+            self.ensure_none(operation)
+        return None
 
     def ensure_none(self, operation: str) -> None:
-        if self._result is not None and not self._result.is_done:
-            raise IllegalStateError(f"{operation} was called while {self._result.operation} is under way.")
+        result = self._result
+        if result is None or result.is_heard or (result.is_done and result.error is not None):
+            return
+        raise IllegalStateError(
+            f"{operation} was called while the outcome of {result.operation} is open: call that again."
+        )
 
-    def give_up(self, error: KafkaError) -> None:
+    def give_up(self, error: KafkaError | None) -> None:
+        """End the operation, if one is under way."""
         if self._result is not None:
             self._result.finish(error)
+
+    def is_under_way(self, operation: str) -> bool:
+        return self._result is not None and self._result.operation == operation and not self._result.is_done
 
 
 _OVERTAKES = frozenset({("abort_transaction", "send_offsets_to_transaction")})

@@ -85,6 +85,8 @@ class Sender:
             self._run_safely()
         closed = ProducerClosedError("The producer was closed before this record was acknowledged.")
         self._accumulator.abort_incomplete(closed)
+        if self._transaction_manager is not None:
+            self._transaction_manager.give_up(ProducerClosedError("The producer was closed before this had ended."))
         self._metadata.close()
         self._client.close()
 
@@ -111,8 +113,9 @@ class Sender:
                 self._abort_after(manager)
                 self._client.poll(self._config.retry_backoff_ms, now_ms)
                 return
-            if manager.lost_transaction is not None:
-                self._accumulator.abort_undrained(manager.lost_transaction)
+            lost = manager.lost_transaction
+            if lost is not None:
+                self._accumulator.abort_undrained(lost)
         timeout_ms = self._send_producer_data(now_ms)
         if manager is not None:
             timeout_ms = min(timeout_ms, self._request_delay_ms(manager, now_ms))
@@ -139,7 +142,7 @@ class Sender:
         """Send what the manager has to say to a broker. Records go on meanwhile: the drain holds back those that may
         not.
         """
-        outgoing = manager.next_request(now_ms, self._accumulator.has_incomplete)
+        outgoing = manager.next_request(now_ms, lambda: self._accumulator.has_incomplete)
         if outgoing is None:
             return
         node = outgoing.node or self._client.least_loaded_node(now_ms)

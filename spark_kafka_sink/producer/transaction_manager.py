@@ -54,9 +54,13 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
     State.IN_TRANSACTION: frozenset(
         {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}
     ),
-    State.PREPARED: frozenset({State.INITIALIZING, State.COMMITTING, State.ABORTING, State.FATAL_ERROR}),
-    State.COMMITTING: frozenset({State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
-    State.ABORTING: frozenset({State.READY, State.INITIALIZING, State.FATAL_ERROR}),
+    State.PREPARED: frozenset(
+        {State.INITIALIZING, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}
+    ),
+    State.COMMITTING: frozenset(
+        {State.UNINITIALIZED, State.INITIALIZING, State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR}
+    ),
+    State.ABORTING: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.READY, State.FATAL_ERROR}),
     State.ABORTABLE_ERROR: frozenset({State.ABORTABLE_ERROR, State.ABORTING, State.FATAL_ERROR}),
     State.FATAL_ERROR: frozenset({State.FATAL_ERROR}),
 }
@@ -113,6 +117,9 @@ class TransactionManager:
 
     def abort_what_is_open(self) -> None:
         """The producer closes. Without transactions there is nothing to abort."""
+
+    def give_up(self, error: KafkaError) -> None:
+        """The Sender has ended: whoever waits for an operation is told."""
 
     @property
     def has_fatal_error(self) -> bool:
@@ -238,8 +245,10 @@ class TransactionManager:
 
     # ---- InitProducerId --------------------------------------------------------------------------------------------
 
-    def next_request(self, now_ms: int, has_incomplete: bool) -> OutgoingRequest | None:  # noqa: ARG002
-        """The request for a producer id, when one is wanted and it is time."""
+    def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:  # noqa: ARG002
+        """The request for a producer id, when one is wanted and it is time. `has_incomplete` tells whether any batch
+        has not ended.
+        """
         if self.state is not State.INITIALIZING or self._init_in_flight or now_ms < self._init_not_before_ms:
             return None
         return OutgoingRequest(

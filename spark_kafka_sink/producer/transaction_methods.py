@@ -5,12 +5,13 @@ Application threads. A call that timed out may be made again, and then waits for
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
@@ -25,6 +26,7 @@ class TransactionMethods:
     config: ProducerConfig
     sender: Sender
     _clock: Clock
+    _thread: threading.Thread | None
     _transaction_manager: TransactionManager | None
 
     def _ensure_usable(self) -> None:
@@ -52,6 +54,9 @@ class TransactionMethods:
         """Commit consumed offsets, topic-partition → (next offset, text), of a group as part of the transaction
         (KIP-447).
         """
+        if not offsets:
+            self._manager()
+            return
         metadata = GroupMetadata(group) if isinstance(group, str) else group
         self._operate(lambda manager: manager.begin_send_offsets(offsets, metadata))
 
@@ -64,7 +69,9 @@ class TransactionMethods:
         return manager.prepare()
 
     def resume_transaction(self, prepared: PreparedTransaction) -> None:
-        """Take over, in a producer that has done nothing yet, what another one prepared, to commit or abort it."""
+        """Take over, in a producer that has no transactions of its own, what another one prepared, to commit or abort
+        it. Afterwards it can resume the next, or begin its own with `init_transactions`.
+        """
         self._manager().resume(prepared)
 
     def commit_transaction(self) -> None:
@@ -84,13 +91,24 @@ class TransactionMethods:
             for partition in dict.fromkeys(partitions):
                 manager.add_partition(TopicPartition(topic, partition))
 
+    def _lose_transaction(self, error: KafkaError) -> None:
+        """A record was not taken: without it the transaction must not be committed."""
+        manager = self._transaction_manager
+        if isinstance(manager, TransactionalManager):
+            manager.handle_refused_record(error)
+
     def _operate(self, begin: Callable[[TransactionalManager], TransactionalResult]) -> None:
-        result = begin(self._manager())
+        manager = self._manager()
+        if threading.current_thread() is self._thread:
+            raise IllegalStateError("A callback cannot wait for a transaction: its own thread would have to do it.")
+        result = begin(manager)
         self.sender.wakeup()
         if not result.wait(self._clock, self.config.max_block_ms):
+            refusal = manager.last_refusal
             raise KafkaTimeoutError(
                 f"{result.operation} of transactional.id {self.config.transactional_id} did not end within"
                 f" max.block.ms={self.config.max_block_ms}; call it again to go on waiting."
+                + ("" if refusal is None else f" The last answer was: {refusal}")
             )
         if result.error is not None:
             raise result.error

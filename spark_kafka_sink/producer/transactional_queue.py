@@ -6,13 +6,12 @@ Guarded by the manager's lock. What an answer means is the manager's affair.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.producer import transactional_requests as requests
-from spark_kafka_sink.producer.transactional_requests import Priority, TransactionalRequest
+from spark_kafka_sink.producer.transactional_requests import TransactionalRequest
 from spark_kafka_sink.protocol.coordinator_requests import coordinator_of
 from spark_kafka_sink.protocol.messages import Message
 
@@ -40,13 +39,20 @@ class TransactionalQueue:
     def remove(self, request: TransactionalRequest) -> None:
         self._waiting.remove(request)
 
-    def clear(self, but: Iterable[Priority] = ()) -> None:
-        """Forget what waits, but for requests of these priorities."""
-        kept = frozenset(but)
-        self._waiting = [request for request in self._waiting if request.priority in kept]
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+    def clear_for_abort(self) -> None:
+        """Forget what waits and need not be said any more.
+
+        What adds to the transaction and was sent before stays: its answer may have been lost, and only with one is it
+        known whether there is a transaction to be ended.
+        """
+        self._waiting = [each for each in self._waiting if each.adds_to_transaction and each.attempts > 0]
 
     def first(self) -> TransactionalRequest | None:
-        """The request to send next, if its backoff is over."""
+        """The request to send next, when its backoff is over."""
         return min(self._waiting, key=lambda request: request.priority, default=None)
 
     def delay_ms(self, now_ms: int) -> int:

@@ -32,7 +32,6 @@ from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 COORDINATOR_NOT_AVAILABLE: Final = 15
 CONCURRENT_TRANSACTIONS: Final = 51
-OPERATION_NOT_ATTEMPTED: Final = 55
 
 
 class Action(enum.IntEnum):
@@ -48,6 +47,7 @@ class Action(enum.IntEnum):
 
 
 _ACTIONS: Final[Mapping[int, Action]] = {
+    -1: Action.RETRY,  # UNKNOWN_SERVER_ERROR: whether it took effect is unknown, and sending again does no harm
     3: Action.RETRY,  # UNKNOWN_TOPIC_OR_PARTITION: not known to this broker yet
     14: Action.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
     15: Action.FIND_COORDINATOR,  # COORDINATOR_NOT_AVAILABLE
@@ -115,15 +115,27 @@ class TransactionalRequest:
     attempts: int = field(default=0)
     not_before_ms: int = field(default=0)
 
+    @property
+    def adds_to_transaction(self) -> bool:
+        """Sent in order to add a partition or a group, which begins the transaction at its coordinator."""
+        return self.priority is Priority.ADD_PARTITIONS_OR_OFFSETS
+
+    @property
+    def may_be_late(self) -> bool:
+        """A copy that arrives late could be taken for one of the next transaction, in the same epoch."""
+        return self.priority >= Priority.ADD_PARTITIONS_OR_OFFSETS
+
 
 def find_coordinator(
     key_type: int, key: str, succeeded: Callable[[Message], None], result: TransactionalResult
 ) -> TransactionalRequest:
+    place = f"transactional.id {key}" if key_type == TRANSACTION else f"group {key}"
+
     def refusals(body: Message) -> Iterable[Refusal]:
         found = coordinator_of(body, key)
         if found is None:
-            return [Refusal(COORDINATOR_NOT_AVAILABLE, key)]
-        return [Refusal(found.error_code, key, found.error_message)] if found.error_code else []
+            return [Refusal(COORDINATOR_NOT_AVAILABLE, place)]
+        return [Refusal(found.error_code, place, found.error_message)] if found.error_code else []
 
     request = FindCoordinatorRequest(key, key_type)
     return TransactionalRequest(Priority.FIND_COORDINATOR, request, None, refusals, succeeded, result)

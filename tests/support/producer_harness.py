@@ -24,6 +24,7 @@ from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.transactional_manager import TransactionalManager
 from spark_kafka_sink.record.columns import RecordColumns
 
 TOPIC = "flights"
@@ -111,8 +112,12 @@ class ProducerHarness:
             rng=rng,
         )
         self.metadata.bootstrap(addresses)
+        self.api_versions = ApiVersions()
         self.client = self._network_client(config, rng)
         self.producer = KafkaProducer(config, clock=self.clock, rng=rng, client=self.client, metadata=self.metadata)
+        manager = self.producer._transaction_manager
+        if isinstance(manager, TransactionalManager):  # it asks what this client has heard of features
+            manager._finalized_feature = self.api_versions.finalized_feature
         self.accumulator = self.producer._accumulator
         self.on_turn: Callable[[], None] | None = None
         self.deliveries: list[Delivery | ColumnsDelivery] = []
@@ -145,7 +150,7 @@ class ProducerHarness:
             config.request_timeout_ms,
             config.send_buffer_bytes,
             config.receive_buffer_bytes,
-            ApiVersions(),
+            self.api_versions,
             "harness",
         )
 

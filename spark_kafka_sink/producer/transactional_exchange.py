@@ -1,0 +1,289 @@
+"""The Sender's side of a transactional producer: which request goes next, what its answer leads to, and which batches
+may go. The operations that put requests into the queue are in `transactional_manager`.
+
+One lock guards both sides. Reference: org.apache.kafka.clients.producer.internals.TransactionManager (KIP-98, KIP-360,
+KIP-890).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.errors import (
+    AuthorizationError,
+    ClusterAuthorizationError,
+    InvalidPidMappingError,
+    InvalidProducerEpochError,
+    KafkaError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    TransactionalIdAuthorizationError,
+    UnknownProducerIdError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.producer import transactional_requests as requests
+from spark_kafka_sink.producer.partition_sequences import ProducerIdAndEpoch
+from spark_kafka_sink.producer.pending_operation import PendingOperation, TransactionalResult
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.transaction_content import TransactionContent
+from spark_kafka_sink.producer.transaction_manager import OutgoingRequest, State, TransactionManager
+from spark_kafka_sink.producer.transactional_queue import TransactionalQueue
+from spark_kafka_sink.producer.transactional_requests import Action, Priority, Refusal, TransactionalRequest
+from spark_kafka_sink.protocol.messages import Message
+
+log = logging.getLogger(__name__)
+
+_FATAL_FOR_A_BATCH: Final = (
+    ClusterAuthorizationError,
+    TransactionalIdAuthorizationError,
+    ProducerFencedError,
+    UnsupportedVersionError,
+    InvalidPidMappingError,
+)
+_MAY_BECOME_ABORTABLE: Final = frozenset(
+    {State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTABLE_ERROR}
+)
+_LOST: Final = frozenset({State.ABORTABLE_ERROR, State.ABORTING})
+
+
+class TransactionalExchange(TransactionManager):
+    """States as the table of `State` has them."""
+
+    is_transactional = True
+    recovers_by_itself = False
+
+    def __init__(self, transactional_id: str, transaction_timeout_ms: int, retry_backoff: ExponentialBackoff) -> None:
+        super().__init__(retry_backoff)
+        self.transactional_id = transactional_id
+        self.transaction_version = 1
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._lock = threading.RLock()
+        self._queue = TransactionalQueue(retry_backoff)
+        self._pending = PendingOperation()
+        self._content = TransactionContent()
+        self._must_bump_epoch = False
+        """What was sent in this epoch has a gap, or may still arrive: under version 1 the next transaction takes
+        another.
+        """
+        self._is_resumed = False
+
+    @property
+    def name_of_transactions(self) -> str | None:
+        return self.transactional_id
+
+    @property
+    def lost_transaction(self) -> KafkaError | None:
+        with self._lock:
+            if self.state is State.ABORTING:
+                return KafkaError(f"The transaction of {self.transactional_id} was aborted.")
+            return self.last_error if self.state is State.ABORTABLE_ERROR else None
+
+    # ---- batches: the Sender and the accumulator -------------------------------------------------------------------
+
+    @property
+    def is_completing(self) -> bool:
+        return self.state in {State.COMMITTING, State.ABORTING}
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        with self._lock:
+            if batch.topic_partition not in self._content or (not batch.has_sequence and self.state in _LOST):
+                return True
+            return super().must_wait(batch)
+
+    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
+        with self._lock:
+            self.sequences.entry(batch.topic_partition).remove(batch)
+            if isinstance(error, _FATAL_FOR_A_BATCH):
+                self.fail(error)
+                return
+            self._must_bump_epoch = True
+            if self.state in _MAY_BECOME_ABORTABLE:
+                self._to_abortable(error)
+
+    def handle_refused_record(self, error: KafkaError) -> None:
+        """A record that belongs to the transaction was not taken into it."""
+        with self._lock:
+            if self.state is State.IN_TRANSACTION:
+                self._to_abortable(error)
+
+    def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:  # noqa: ARG002
+        """Not in a transaction that is lost already, and not where the leader has lost records of it."""
+        with self._lock:
+            if self.state in _LOST or self.has_fatal_error:
+                return False
+            if isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
+                in_flight = self.sequences.entry(batch.topic_partition).in_flight
+                return bool(in_flight) and in_flight[0] is not batch
+            return error.retriable
+
+    # ---- requests: the Sender thread -------------------------------------------------------------------------------
+
+    def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:
+        """What to send next, if anything. The end of a transaction waits until no batch is incomplete, which is asked
+        once the end is in the queue: no record can come after that.
+        """
+        with self._lock:
+            if self._queue.in_flight is not None or self.has_fatal_error:
+                return None
+            self._enqueue_new_partitions()
+            first = self._queue.first()
+            if first is None or (first.priority is Priority.END_TXN and has_incomplete()):
+                return None
+            if first.priority is Priority.END_TXN and self._content.is_empty:
+                self._queue.remove(first)
+                self._on_end(None, first.result)
+                return None
+            request, node = self._queue.with_coordinator(first)
+            if request.not_before_ms > now_ms:
+                return None
+            return OutgoingRequest(
+                request=request.request,
+                node=node,
+                sent=lambda: self._on_sent(request),
+                answered=lambda body, answered_ms: self._on_answer(request, body, answered_ms),
+                refused=self.fail,
+                unreachable=lambda: self._on_unreachable(request, now_ms),
+            )
+
+    def request_delay_ms(self, now_ms: int) -> int:
+        """How long until a request that waits out its backoff may go."""
+        with self._lock:
+            return self._queue.delay_ms(now_ms)
+
+    def fail(self, error: KafkaError) -> None:
+        with self._lock:
+            if self.state is State.INITIALIZING and not self._pending.is_under_way("init_transactions"):
+                self._pending.give_up(None)  # the transaction had ended before; what comes after it cannot be
+            super().fail(error)
+            self._queue.clear()
+            self._pending.give_up(error)
+
+    def give_up(self, error: KafkaError) -> None:
+        with self._lock:
+            self._pending.give_up(error)
+
+    def _enqueue_new_partitions(self) -> None:
+        added = self._content.ask_for_new() if self.state in {State.IN_TRANSACTION, State.COMMITTING} else None
+        if added:
+            result = TransactionalResult("add partitions")
+            self._queue.add(
+                requests.add_partitions(
+                    self.transactional_id, self.producer, added, lambda _: self._content.give_in(added), result
+                )
+            )
+
+    def _enqueue_init(self, producer: ProducerIdAndEpoch, result: TransactionalResult) -> None:
+        def succeeded(body: Message) -> None:
+            self._on_initialized(body, result)
+
+        who = (self.transactional_id, self._transaction_timeout_ms, producer)
+        self._queue.add(requests.init_producer_id(*who, succeeded, result))
+
+    def _enqueue_end(self, result: TransactionalResult, *, committed: bool) -> TransactionalResult:
+        def succeeded(body: Message) -> None:
+            self._on_end(body, result)
+
+        who = (self.transactional_id, self.producer)
+        self._queue.add(requests.end_txn(*who, committed, self.transaction_version, succeeded, result))
+        return result
+
+    def _on_sent(self, request: TransactionalRequest) -> None:
+        with self._lock:
+            self._queue.sent(request)
+
+    def _on_unreachable(self, request: TransactionalRequest, now_ms: int) -> None:
+        with self._lock:
+            if request in self._queue:
+                self._queue.forget_coordinator(request)
+                self._queue.again(request, 0, now_ms)
+
+    def _on_answer(self, request: TransactionalRequest, body: Message, now_ms: int) -> None:
+        """`body` None: the connection went before an answer came."""
+        with self._lock:
+            self._queue.in_flight = None
+            if self.has_fatal_error or request.result.is_done:
+                return
+            if body is None:
+                self._must_bump_epoch |= request.may_be_late
+                self._queue.forget_coordinator(request)
+                self._queue.again(request, 0, now_ms)
+                return
+            refusals = list(request.refusals(body))
+            if not refusals:
+                request.succeeded(body)
+                return
+            worst = max(refusals, key=lambda refusal: requests.action_for(refusal.error_code))
+            self._on_refusal(request, worst, now_ms)
+
+    def _on_refusal(self, request: TransactionalRequest, refusal: Refusal, now_ms: int) -> None:
+        action = requests.action_for(refusal.error_code)
+        error = refusal.error()
+        if action is Action.FIND_COORDINATOR:
+            self._queue.forget_coordinator(request)
+        if action <= Action.FIND_COORDINATOR:
+            self._pending.last_refusal = error
+            self._queue.again(request, refusal.error_code, now_ms)
+        elif isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
+            self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
+            request.result.finish(error)
+        elif action is Action.ABORT and self.state in _LOST and request.priority is not Priority.END_TXN:
+            request.result.finish(error)
+        elif action is Action.FAIL or self.state not in _MAY_BECOME_ABORTABLE:
+            self.fail(_as_fenced(error, refusal))
+        else:
+            request.result.finish(error)
+            self._must_bump_epoch |= isinstance(error, (UnknownProducerIdError, InvalidPidMappingError))
+            self._to_abortable(error)
+
+    # ---- what answers lead to, with the lock held ------------------------------------------------------------------
+
+    def _on_initialized(self, body: Message, result: TransactionalResult) -> None:
+        self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+        log.info("%s: producer id %d, epoch %d", self.transactional_id, *self.producer)
+        self._forget_transaction()
+        self._move_to(State.READY)
+        result.finish()
+
+    def _on_end(self, body: Message, result: TransactionalResult) -> None:
+        """The transaction has ended; `body` is None where there was nothing to end."""
+        if body is not None and getattr(body, "producer_id", -1) >= 0:
+            self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+        must_bump = self._must_bump_epoch and self.transaction_version < 2 and not self._is_resumed
+        next_state = State.UNINITIALIZED if self._is_resumed else State.READY
+        self._forget_transaction()
+        if must_bump:
+            self._move_to(State.INITIALIZING)
+            self._enqueue_init(self.producer, result)
+            return
+        self._move_to(next_state)
+        result.finish()
+
+    def _forget_transaction(self) -> None:
+        self._content.forget()
+        self._must_bump_epoch = False
+        self._is_resumed = False
+
+    # ---- errors, with the lock held --------------------------------------------------------------------------------
+
+    def _to_abortable(self, error: KafkaError) -> None:
+        first = self.last_error if self.state is State.ABORTABLE_ERROR else None
+        self._move_to(State.ABORTABLE_ERROR, first or error)
+        self._pending.give_up(error)
+        self._queue.clear_for_abort()
+
+    def _raise_error(self) -> None:
+        if self.last_error is not None and self.state in {State.ABORTABLE_ERROR, State.FATAL_ERROR}:
+            told = type(self.last_error)(f"The producer met an error before: {self.last_error}")
+            told.error_code = self.last_error.error_code
+            raise told
+
+
+def _as_fenced(error: KafkaError, refusal: Refusal) -> KafkaError:
+    """From a coordinator, an invalid epoch says that somebody else has a newer one."""
+    if not isinstance(error, InvalidProducerEpochError):
+        return error
+    return ProducerFencedError(f"{refusal.place}: {ProducerFencedError.sentence}")
