@@ -39,14 +39,13 @@ class Coordinator:
         api_versions: ApiVersions,
         clock: Clock,
         rng: random.Random,
-        request_timeout_ms: int,
         retry_backoff_ms: int,
     ) -> None:
         self._client = client
         self._metadata = metadata
         self._api_versions = api_versions
         self._clock = clock
-        self._calls = CoordinatorCalls(client, metadata, clock, rng, request_timeout_ms)
+        self._calls = CoordinatorCalls(client, metadata, clock, rng)
         self.transactions = Transactions(self._calls)
         self.groups = GroupOffsets(self._calls)
         self.topics = TopicTail(client, metadata, clock, retry_backoff_ms)
@@ -59,7 +58,7 @@ class Coordinator:
         )
         api_versions = ApiVersions()
         client = consumer_network_client(config, metadata, clock, rng, api_versions)
-        return cls(client, metadata, api_versions, clock, rng, config.request_timeout_ms, config.retry_backoff_ms)
+        return cls(client, metadata, api_versions, clock, rng, config.retry_backoff_ms)
 
     def __enter__(self) -> Self:
         return self

@@ -73,14 +73,12 @@ class CoordinatorCalls:
         metadata: Metadata,
         clock: Clock,
         rng: random.Random,
-        request_timeout_ms: int,
     ) -> None:
         self.client = client
         self.metadata = metadata
         self.clock = clock
         self.lookup = CoordinatorLookup(client)
         self._backoff = ExponentialBackoff(_FIRST_BACKOFF_MS, 2, _MAX_BACKOFF_MS, 0.2, rng)
-        self._request_timeout_ms = request_timeout_ms
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
@@ -99,9 +97,6 @@ class CoordinatorCalls:
 
     def backoff_ms(self, attempts: int) -> int:
         return self._backoff.backoff_ms(attempts)
-
-    def request_timeout_ms(self, timer: Timer) -> int:
-        return max(1, min(timer.remaining_ms, self._request_timeout_ms))
 
 
 @dataclass(slots=True)
@@ -145,15 +140,14 @@ class _Call(Generic[Item, Value]):
             self._look_up(homeless)
 
     def _ask(self, node: Node, works: Sequence[_Work[Item]]) -> None:
-        timeout_ms = self.calls.request_timeout_ms(self.timer)
         for request, items in self.api.requests([work.item for work in works]):
             asked = [self.works[item] for item in items]
             for work in asked:
                 work.is_in_flight = True
-            self.flights.append(_Flight(node, asked, self.calls.client.send(node, request, timeout_ms)))
+            self.flights.append(_Flight(node, asked, self.calls.client.send(node, request)))
 
     def _look_up(self, homeless: Mapping[str, Sequence[_Work[Item]]]) -> None:
-        flights = self.calls.lookup.send(self.api.key_type, list(homeless), self.calls.request_timeout_ms(self.timer))
+        flights = self.calls.lookup.send(self.api.key_type, list(homeless))
         if not flights:
             for work in _flat(homeless.values()):
                 self._retry(work, "No node could be asked for the coordinator.")

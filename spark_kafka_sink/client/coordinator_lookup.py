@@ -92,7 +92,7 @@ class CoordinatorLookup:
         """The node said that it is not the coordinator, or does not answer."""
         self._nodes.pop((key_type, key), None)
 
-    def send(self, key_type: int, keys: Sequence[str], timeout_ms: int) -> list[LookupFlight]:
+    def send(self, key_type: int, keys: Sequence[str]) -> list[LookupFlight]:
         """Ask the node with the least to do, in one request where it takes several keys. None where there is no node
         to ask now.
         """
@@ -101,10 +101,8 @@ class CoordinatorLookup:
             return []
         if len(keys) > 1 and self.takes_several_keys:
             request: Request = FindCoordinatorsRequest(tuple(keys), key_type)
-            return [LookupFlight(self, node, key_type, keys, self._client.send(node, request, timeout_ms))]
+            return [LookupFlight(self, node, key_type, keys, self._client.send(node, request))]
         return [
-            LookupFlight(
-                self, node, key_type, [key], self._client.send(node, FindCoordinatorRequest(key, key_type), timeout_ms)
-            )
+            LookupFlight(self, node, key_type, [key], self._client.send(node, FindCoordinatorRequest(key, key_type)))
             for key in keys
         ]

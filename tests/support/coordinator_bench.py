@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
+from support.client_rig import ClientRig
 from support.raw_transactions import RawTransactions
 from support.scripted_broker.exchange import Exchange
 
@@ -31,7 +31,6 @@ class CoordinatorBench:
             self.rig.api_versions,
             self.rig.clock,
             random.Random(7),
-            REQUEST_TIMEOUT_MS,
             100,
         )
         self.raw = RawTransactions(self.coordinator, version)

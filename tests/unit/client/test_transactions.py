@@ -197,6 +197,7 @@ def test_a_broker_that_has_gone_is_not_waited_for(bench: CoordinatorBench) -> No
     started_ms = bench.rig.now_ms
     assert listed(bench)[::2] == [("a", 0), ("c", 2)]  # `b` moved after its new node had answered, or before
     assert 9_000 <= bench.rig.now_ms - started_ms <= 13_000
+    assert [exchange.node_id for exchange in bench.asked(LIST)] == [0, 2]
 
 
 def test_a_list_that_lacks_a_broker_is_an_error_that_names_it(bench: CoordinatorBench) -> None:
