@@ -11,9 +11,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
+from spark_kafka_sink.producer.windows import Sample, Windows
+
+
+@dataclass(slots=True)
+class WaitSample(Sample):
+    """Time in ms that callers waited for memory, theirs added up, and how many waited in vain."""
+
+    wait_ms: int = 0
+    exhausted: int = 0
 
 
 class BufferPool:
@@ -26,8 +36,8 @@ class BufferPool:
         self._available = total_memory
         self._waiters: deque[threading.Condition] = deque()
         self._closed = False
-        self.wait_time_ms = 0
-        """Time that callers have waited for memory, in all."""
+        self.waits = Windows(WaitSample)
+        """Written under the lock."""
 
     def __repr__(self) -> str:
         return f"BufferPool({self._available} of {self.total_memory} bytes free, {len(self._waiters)} waiting)"
@@ -78,18 +88,20 @@ class BufferPool:
                     gathered += taken
                     continue
                 if now_ms - started_ms >= max_block_ms:
+                    self.waits.at(now_ms).exhausted += 1
                     raise BufferExhaustedError(
                         f"buffer.memory={self.total_memory} stayed full for max.block.ms={max_block_ms}: brokers take"
                         f" records more slowly than they are written ({len(self._waiters)} sends are waiting)."
                     )
                 self._clock.wait(turn, max_block_ms - (now_ms - started_ms))
-                now_ms = self._clock.now_ms()
+                woke_ms = self._clock.now_ms()
+                self.waits.at(woke_ms).wait_ms += woke_ms - now_ms
+                now_ms = woke_ms
             gathered = 0
             return now_ms - started_ms
         finally:
             self._available += gathered
             self._waiters.remove(turn)
-            self.wait_time_ms += now_ms - started_ms
             self._notify_first()
 
     def deallocate(self, size: int) -> None:

@@ -38,6 +38,7 @@ from spark_kafka_sink.producer.futures import (
     RecordThunk,
     RunCallback,
 )
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import StickyPartitioner
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
@@ -91,6 +92,7 @@ class KafkaProducer(TransactionMethods):
         api_versions = ApiVersions()
         self._transaction_manager = self._make_transaction_manager(api_versions)
         self._pool = BufferPool(self.config.buffer_memory, self._clock)
+        self._metrics = ProducerMetrics(self._pool, self._metadata)
         self._accumulator = RecordAccumulator(
             batch_size=self.config.batch_size,
             linger_ms=self.config.linger_ms,
@@ -108,10 +110,11 @@ class KafkaProducer(TransactionMethods):
             metadata=self._metadata,
             accumulator=self._accumulator,
             transaction_manager=self._transaction_manager,
+            metrics=self._metrics,
             on_loads=self._update_loads,
             clock=self._clock,
         )
-        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self.sender.wakeup)
+        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, self.sender.wakeup)
         self._thread: threading.Thread | None = None
         if client is None:
             name = f"kafka-producer-network-thread-{self.config.client_id or next(_numbers)}"
@@ -213,6 +216,7 @@ class KafkaProducer(TransactionMethods):
             raise
         except KafkaError as error:
             self._lose_transaction(error)
+            self._metrics.records_failed(1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire()
             return failed
@@ -321,6 +325,13 @@ class KafkaProducer(TransactionMethods):
         cluster, _ = self._topics.wait_for(topic)
         return cluster.partitions_for_topic(topic)
 
+    def metrics(self) -> Mapping[str, float]:
+        """What the producer has done and does, by the names of Kafka's producer-metrics: totals since the start; rates
+        per second, averages and maxima over the last 60 to 90 seconds, NaN where there was nothing. At any time, from
+        any thread; what differs from the Java client's is in `producer/metrics.py`.
+        """
+        return self._metrics.snapshot(self._clock.now_ms())
+
     # ---- flush and close -------------------------------------------------------------------------------------------
 
     def flush(self, timeout_ms: int | None = None) -> None:
@@ -333,7 +344,8 @@ class KafkaProducer(TransactionMethods):
         self._ensure_same_process()
         if threading.current_thread() is self._thread:
             raise IllegalStateError("A callback cannot flush: it would wait for its own thread.")
-        deadline_ms = None if timeout_ms is None else self._clock.now_ms() + timeout_ms
+        started_ms = self._clock.now_ms()
+        deadline_ms = None if timeout_ms is None else started_ms + timeout_ms
 
         def wait(batch: ProducerBatch) -> bool:
             if deadline_ms is None:
@@ -344,6 +356,7 @@ class KafkaProducer(TransactionMethods):
         self.sender.wakeup()
         if not self._accumulator.await_flush_completion(wait):
             raise KafkaTimeoutError(f"Records were still on their way after a flush of {timeout_ms} ms.")
+        self._metrics.call_returned("flush", self._clock.now_ms() - started_ms)
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Send what there is, waiting up to `timeout_ms` (None: as long as it takes), then fail the rest and end.

@@ -25,11 +25,12 @@ from spark_kafka_sink.common.errors import (
     RequestTimedOutError,
     error_for_code,
 )
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.messages import Message, to_ms
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class BatchOutcomes:
         accumulator: RecordAccumulator,
         metadata: ProducerMetadata,
         transaction_manager: TransactionManager | None,
+        metrics: ProducerMetrics,
         retries: int,
         delivery_timeout_ms: int,
         guarantees_order: bool,
@@ -62,6 +64,7 @@ class BatchOutcomes:
         self._accumulator = accumulator
         self._metadata = metadata
         self._transaction_manager = transaction_manager
+        self._metrics = metrics
         self._retries = retries
         self._delivery_timeout_ms = delivery_timeout_ms
         self._guarantees_order = guarantees_order
@@ -83,6 +86,7 @@ class BatchOutcomes:
     def _handle_body(
         self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch], now_ms: int
     ) -> None:
+        self._metrics.response_received(response.latency_ms, to_ms(response.body.throttle_time), now_ms)
         outcomes = dict(_outcomes(response.body))
         leaders = {tp: outcome.leader for tp, outcome in outcomes.items() if outcome.leader is not None}
         if leaders:
@@ -102,11 +106,12 @@ class BatchOutcomes:
     def _settle(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         error = outcome.error
         if error is None or isinstance(error, DuplicateSequenceError):
-            self._complete(batch, outcome)
+            self._complete(batch, outcome, now_ms)
         elif isinstance(error, RecordTooLargeError) and batch.record_count > 1 and not batch.is_done:
             self._split(batch, now_ms)
         elif self._can_retry(batch, error, outcome.log_start_offset, now_ms):
             log.debug("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
+            self._metrics.records_retried(batch.record_count, now_ms)
             self._accumulator.reenqueue(batch, error, now_ms)
         else:
             self._fail_answered(batch, outcome, error, now_ms)
@@ -115,9 +120,11 @@ class BatchOutcomes:
         if self._guarantees_order:
             self._accumulator.unmute(batch.topic_partition)
 
-    def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome) -> None:
+    def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         if self._transaction_manager is not None:
             self._transaction_manager.handle_completed_batch(batch, outcome.base_offset)
+        if not batch.is_done:
+            self._metrics.batch_acknowledged(now_ms)
         batch.complete(outcome.base_offset if outcome.error is None else -1, outcome.log_append_time_ms)
         self._accumulator.deallocate(batch)
 
@@ -125,6 +132,7 @@ class BatchOutcomes:
         if self._transaction_manager is not None:
             self._transaction_manager.handle_split_batch(batch)
         parts = self._accumulator.split_and_reenqueue(batch, now_ms)
+        self._metrics.batch_split(now_ms)
         log.warning(
             "%s does not take a batch of %d records in %d bytes: sending it in %d parts. Lower batch.size, or raise"
             " max.message.bytes of the topic.",
@@ -152,28 +160,29 @@ class BatchOutcomes:
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
                 f" {error}"
             )
-        self._fail(batch, told, own)
+        self._fail(batch, told, own, now_ms)
         self._accumulator.deallocate(batch)
 
-    def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError]) -> None:
+    def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], now_ms: int) -> None:
         """Fail the batch; what others hear of it comes after what we know of it is set right."""
         if batch.is_done:
             return
         if self._transaction_manager is not None:
             self._transaction_manager.handle_failed_batch(batch, error)
+        self._metrics.records_failed(batch.record_count, now_ms)
         batch.fail(error, record_errors)
 
-    def fail_unsendable(self, batch: ProducerBatch, cause: Exception) -> None:
+    def fail_unsendable(self, batch: ProducerBatch, cause: Exception, now_ms: int) -> None:
         """The batch was drained and cannot be put into bytes: no broker will ever have it."""
         text = f"{batch.record_count} records for {batch.topic_partition} could not be encoded: {cause}"
         log.error("%s", text, exc_info=cause)
-        self._fail(batch, KafkaError(text), {})
+        self._fail(batch, KafkaError(text), {}, now_ms)
         self._accumulator.deallocate(batch)
 
-    def expire(self, batch: ProducerBatch) -> None:
+    def expire(self, batch: ProducerBatch, now_ms: int) -> None:
         """delivery.timeout.ms is over. One that is in flight keeps its memory until its request has ended."""
         error = self.expiry_error(batch)
-        self._fail(batch, error, {})
+        self._fail(batch, error, {}, now_ms)
         if not batch.is_in_flight:
             self._accumulator.deallocate(batch)
 

@@ -54,7 +54,9 @@ class ProducerBatch:
         self.base_timestamp_ms = base_timestamp_ms
         self.max_timestamp_ms = base_timestamp_ms
         self.size = HEADER_SIZE
-        """Bytes before compression: an upper bound while records come in."""
+        """Bytes before compression: an upper bound until the batch is sealed."""
+        self.largest_record = 0
+        """Bytes that the largest record does not exceed, known when the batch is sealed."""
         self.is_open = True
         self.result = BatchResult(topic_partition)
         self.final_state: FinalState | None = None
@@ -156,6 +158,7 @@ class ProducerBatch:
         self._chunks[place] = run.chunk
         self._empty_places -= 1
         self.size += len(run.chunk) - reserved_size
+        self.largest_record = max(self.largest_record, run.largest_record)
         if run.max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = run.max_timestamp_ms
 
@@ -207,6 +210,7 @@ class ProducerBatch:
         if self._sealed is None:
             self._encode_rows()
             chunks = [chunk for chunk in self._chunks if chunk is not None]
+            self.size = HEADER_SIZE + sum(map(len, chunks))
             self._sealed = seal(chunks, self.record_count, self.base_timestamp_ms, self.max_timestamp_ms, codec, *state)
             self._chunks = []
         elif self._sealed_stale:
@@ -231,6 +235,7 @@ class ProducerBatch:
                 run.keys, run.values, run.headers, run.timestamps_ms, run.base_offset_delta, self.base_timestamp_ms
             )
             self._chunks[run.place] = encoded.chunk
+            self.largest_record = max(self.largest_record, encoded.largest_record)
         self._row_runs = []
 
     def has_reached_delivery_timeout(self, delivery_timeout_ms: int, now_ms: int) -> bool:

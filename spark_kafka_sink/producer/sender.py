@@ -17,6 +17,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.node_availability import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -46,6 +47,7 @@ class Sender:
         metadata: ProducerMetadata,
         accumulator: RecordAccumulator,
         transaction_manager: TransactionManager | None,
+        metrics: ProducerMetrics,
         on_loads: LoadListener,
         clock: Clock,
     ) -> None:
@@ -54,6 +56,7 @@ class Sender:
         self._metadata = metadata
         self._accumulator = accumulator
         self._transaction_manager = transaction_manager
+        self._metrics = metrics
         self._on_loads = on_loads
         self._clock = clock
         self._codec = codec
@@ -64,6 +67,7 @@ class Sender:
             accumulator=accumulator,
             metadata=metadata,
             transaction_manager=transaction_manager,
+            metrics=metrics,
             retries=config.retries,
             delivery_timeout_ms=config.delivery_timeout_ms,
             guarantees_order=self._guarantees_order,
@@ -111,7 +115,7 @@ class Sender:
             self._maybe_send_request(manager, now_ms)
             if manager.has_fatal_error:
                 self._abort_after(manager)
-                self._client.poll(self._config.retry_backoff_ms, now_ms)
+                self._poll(self._config.retry_backoff_ms, now_ms)
                 return
             lost = manager.lost_transaction
             if lost is not None:
@@ -119,6 +123,10 @@ class Sender:
         timeout_ms = self._send_producer_data(now_ms)
         if manager is not None:
             timeout_ms = min(timeout_ms, self._request_delay_ms(manager, now_ms))
+        self._poll(timeout_ms, now_ms)
+
+    def _poll(self, timeout_ms: int, now_ms: int) -> None:
+        self._metrics.requests_in_flight = self._client.in_flight_request_count()
         self._client.poll(timeout_ms, now_ms)
 
     def wakeup(self) -> None:
@@ -171,6 +179,7 @@ class Sender:
                 outgoing.answered(response.body, response.received_ms)
 
         outgoing.sent()
+        self._metrics.request_sent(now_ms)
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
 
@@ -194,14 +203,14 @@ class Sender:
         nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
         self._tell_loads(check, cache, now_ms)
         drained = self._sealed(
-            self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms)
+            self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms), now_ms
         )
         if self._guarantees_order:
             for batches in drained.values():
                 for batch in batches:
                     self._accumulator.mute(batch.topic_partition)
         for batch in self._accumulator.expired_batches(now_ms):
-            self._outcomes.expire(batch)
+            self._outcomes.expire(batch, now_ms)
         for node_id, batches in drained.items():
             self._send_produce_request(node_id, batches, now_ms)
         if drained:
@@ -211,7 +220,7 @@ class Sender:
             timeout_ms = min(timeout_ms, self._config.retry_backoff_ms)
         return max(0, timeout_ms)
 
-    def _sealed(self, drained: Mapping[int, list[ProducerBatch]]) -> dict[int, list[ProducerBatch]]:
+    def _sealed(self, drained: Mapping[int, list[ProducerBatch]], now_ms: int) -> dict[int, list[ProducerBatch]]:
         """The batches, ready for the wire. One that cannot be encoded fails alone."""
         sealed: dict[int, list[ProducerBatch]] = {}
         for node_id, batches in drained.items():
@@ -219,7 +228,7 @@ class Sender:
                 try:
                     batch.seal(self._codec)
                 except Exception as cause:
-                    self._outcomes.fail_unsendable(batch, cause)
+                    self._outcomes.fail_unsendable(batch, cause, now_ms)
                 else:
                     sealed.setdefault(node_id, []).append(batch)
         return sealed
@@ -268,6 +277,7 @@ class Sender:
             self._has_zstd,
         )
         expects_response = config.acks != 0
+        self._metrics.batches_sent(batches, now_ms)
 
         def settle(response: ClientResponse) -> None:
             self._outcomes.handle_response(response, by_partition)

@@ -11,6 +11,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 
 
@@ -18,11 +19,17 @@ class TopicMetadata:
     """`wake_sender` makes the Sender look at what was asked for."""
 
     def __init__(
-        self, config: ProducerConfig, metadata: ProducerMetadata, clock: Clock, wake_sender: Callable[[], None]
+        self,
+        config: ProducerConfig,
+        metadata: ProducerMetadata,
+        clock: Clock,
+        metrics: ProducerMetrics,
+        wake_sender: Callable[[], None],
     ) -> None:
         self._config = config
         self._metadata = metadata
         self._clock = clock
+        self._metrics = metrics
         self._wake_sender = wake_sender
 
     def wait_for(self, topic: str, partition: int | None = None) -> tuple[Cluster, int]:
@@ -50,6 +57,8 @@ class TopicMetadata:
             self._metadata.maybe_raise_error_for_topic(topic)
             if left_ms <= 0 and not _knows(cluster, topic, partition):
                 raise KafkaTimeoutError(self._missing(topic, partition))
+        if left_ms < self._config.max_block_ms:
+            self._metrics.call_returned("metadata-wait", self._config.max_block_ms - left_ms)
         return cluster, max(0, left_ms)
 
     def _missing(self, topic: str, partition: int | None) -> str:

@@ -12,6 +12,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
@@ -26,6 +27,7 @@ class TransactionMethods:
     config: ProducerConfig
     sender: Sender
     _clock: Clock
+    _metrics: ProducerMetrics
     _thread: threading.Thread | None
     _transaction_manager: TransactionManager | None
 
@@ -42,11 +44,13 @@ class TransactionMethods:
         Again after `prepare_transaction`, when somebody else ends what was prepared. Raises KafkaTimeoutError after
         max.block.ms, and the fatal error of a producer that may not have the id.
         """
-        self._operate(lambda manager: manager.begin_initialize())
+        self._operate("txn-init", lambda manager: manager.begin_initialize())
 
     def begin_transaction(self) -> None:
         """From now on records belong to a new transaction."""
+        started_ms = self._clock.now_ms()
         self._manager().begin_transaction()
+        self._metrics.call_returned("txn-begin", self._clock.now_ms() - started_ms)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata | str
@@ -58,7 +62,7 @@ class TransactionMethods:
             self._manager()
             return
         metadata = GroupMetadata(group) if isinstance(group, str) else group
-        self._operate(lambda manager: manager.begin_send_offsets(offsets, metadata))
+        self._operate("txn-send-offsets", lambda manager: manager.begin_send_offsets(offsets, metadata))
 
     def prepare_transaction(self) -> PreparedTransaction:
         """Wait until every record is acknowledged, and leave the transaction open: who has what this returns can end
@@ -78,11 +82,11 @@ class TransactionMethods:
         """Make the transaction's records count. Raises KafkaTimeoutError after max.block.ms (call it again),
         ProducerFencedError, and the error of a record that failed: then only `abort_transaction` is left.
         """
-        self._operate(lambda manager: manager.begin_commit())
+        self._operate("txn-commit", lambda manager: manager.begin_commit())
 
     def abort_transaction(self) -> None:
         """Make the transaction as if it had never been; records that were not sent fail."""
-        self._operate(lambda manager: manager.begin_abort())
+        self._operate("txn-abort", lambda manager: manager.begin_abort())
 
     def _join_transaction(self, topic: str, partitions: Iterable[int]) -> None:
         """Records of these partitions are about to be appended: they belong to a transaction, where there is an id."""
@@ -97,7 +101,8 @@ class TransactionMethods:
         if isinstance(manager, TransactionalManager):
             manager.handle_refused_record(error)
 
-    def _operate(self, begin: Callable[[TransactionalManager], TransactionalResult]) -> None:
+    def _operate(self, call: str, begin: Callable[[TransactionalManager], TransactionalResult]) -> None:
+        started_ms = self._clock.now_ms()
         manager = self._manager()
         if threading.current_thread() is self._thread:
             raise IllegalStateError("A callback cannot wait for a transaction: its own thread would have to do it.")
@@ -112,6 +117,7 @@ class TransactionMethods:
             )
         if result.error is not None:
             raise result.error
+        self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
     def _manager(self) -> TransactionalManager:
         self._ensure_usable()

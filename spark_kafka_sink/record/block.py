@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -139,7 +139,7 @@ class Block:
             latest = np.maximum.reduceat(np.append(times, times[-1]), bounds)[::2].tolist()
         view = data_view(encoded)
         chunks = [view[begin:end] for begin, end in zip(offsets[starts].tolist(), offsets[ends].tolist(), strict=True)]
-        return list(map(EncodedRun, chunks, counts.tolist(), latest))
+        return list(map(EncodedRun, chunks, counts.tolist(), latest, repeat(self.largest_record)))
 
 
 def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | None, list[tuple[int, int, int]]]:

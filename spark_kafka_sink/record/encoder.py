@@ -54,11 +54,14 @@ _NO_HEADERS = pa.scalar(b"\0", BINARY)
 
 @dataclass(slots=True)
 class EncodedRun:
-    """Records ready to be put into a batch: their bytes, how many, and the latest of their timestamps."""
+    """Records ready to be put into a batch: their bytes, how many, the latest of their timestamps, and a size that the
+    largest of them does not exceed.
+    """
 
     chunk: memoryview
     count: int
     max_timestamp_ms: int
+    largest_record: int
 
 
 def encode_array(
@@ -134,8 +137,8 @@ def encode_rows(
     columns = RecordColumns.from_rows(values, keys, headers)
     times = np.array(timestamps_ms, np.int64)
     deltas = np.arange(base_offset_delta, base_offset_delta + columns.num_rows, dtype=np.int64)
-    chunk, _ = encode_columns(columns, deltas, times - base_timestamp_ms)
-    return EncodedRun(chunk, columns.num_rows, int(times.max()))
+    chunk, bounds = encode_columns(columns, deltas, times - base_timestamp_ms)
+    return EncodedRun(chunk, columns.num_rows, int(times.max()), int(np.diff(bounds).max()))
 
 
 def record_size_upper_bound(key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()) -> int:

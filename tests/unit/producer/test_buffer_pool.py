@@ -66,7 +66,7 @@ def test_a_wait_ends_at_max_block_ms_and_leaves_nothing_taken() -> None:
     assert clock.now_ms() - before_ms == 250
     assert pool.available_memory == 30  # what was gathered meanwhile came back
     assert pool.queued == 0
-    assert pool.wait_time_ms == 250
+    assert pool.waits.read(clock.now_ms()).total.wait_ms == 250
 
 
 def test_a_wait_of_no_length_fails_at_once() -> None:
@@ -91,7 +91,7 @@ def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
     clock.on_wait = give_back
     assert pool.allocate(90, 1_000) == 30  # ms waited
     assert pool.available_memory == 10
-    assert pool.wait_time_ms == 30
+    assert pool.waits.read(clock.now_ms()).total.wait_ms == 30
 
 
 def test_an_allocation_that_needs_no_waiting_says_so() -> None:

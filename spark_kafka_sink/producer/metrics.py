@@ -1,0 +1,202 @@
+"""The producer's metrics, by the names of Kafka's own: group producer-metrics, and byte-* of producer-topic-metrics
+over all topics. Always on: a few additions for each batch, request and response, none for a record, no clock read.
+
+The Sender's thread counts what it does; application threads count under a lock of their own what only they know. Any
+thread may read: nothing waits for a reader, so one count of an event may be seen before another. Reference:
+org.apache.kafka.clients.producer.internals.SenderMetricsRegistry, KafkaProducerMetrics, BufferPool.
+
+Where a number is not made as the Java client makes it:
+
+- Samples are shared by all metrics and begin together; there each has its own.
+- record-size-avg is bytes by records, before compression; there it is the mean of the batches' largest records.
+- record-size-max is exact for records that were sent one by one; for columns it is the bound by which room was reserved
+  for the largest row of the block, up to about 30 bytes more.
+- request-rate and -total count what the Sender sends (Produce, and the requests for a producer id and for
+  transactions), not the client's own Metadata and ApiVersions.
+- requests-in-flight is from the beginning of the Sender's poll.
+- Times in ns are measured in whole milliseconds.
+- batch-send-total is ours: batches acknowledged, or sent where acks=0.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from spark_kafka_sink.client.backoff import NEVER_MS
+from spark_kafka_sink.producer.buffer_pool import BufferPool
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.windows import Sample, Windows
+from spark_kafka_sink.record.batch import HEADER_SIZE
+
+_NS_PER_MS: Final = 1_000_000
+TIMED_CALLS: Final = ("flush", "metadata-wait", "txn-init", "txn-begin", "txn-send-offsets", "txn-commit", "txn-abort")
+"""What application threads may spend their time in; each has a `…-time-ns-total`."""
+
+
+@dataclass(slots=True)
+class SenderSample(Sample):
+    """What the Sender did. Sizes in bytes, times in ms."""
+
+    requests: int = 0
+    produce_requests: int = 0
+    batches: int = 0
+    records: int = 0
+    batch_bytes: int = 0
+    """On the wire, headers of the batches included."""
+    record_bytes: int = 0
+    """Before compression, headers of the batches left out."""
+    compression_rates: float = 0.0
+    queue_ms: int = 0
+    responses: int = 0
+    latency_ms: int = 0
+    throttle_ms: int = 0
+    retried_records: int = 0
+    splits: int = 0
+    acknowledged_batches: int = 0
+    max_batch_bytes: int = 0
+    max_record_bytes: int = 0
+    max_queue_ms: int = 0
+    max_latency_ms: int = 0
+    max_throttle_ms: int = 0
+
+
+@dataclass(slots=True)
+class ErrorSample(Sample):
+    """Records that failed for good."""
+
+    records: int = 0
+
+
+class ProducerMetrics:
+    """The counts of one producer, and what they come to."""
+
+    def __init__(self, pool: BufferPool, metadata: ProducerMetadata) -> None:
+        self._pool = pool
+        self._metadata = metadata
+        self._sender = Windows(SenderSample)
+        self.requests_in_flight = 0
+        """Set by the Sender before it polls."""
+        self._lock = threading.Lock()
+        self._errors = Windows(ErrorSample)
+        self._call_ms = dict.fromkeys(TIMED_CALLS, 0)
+
+    # ---- the Sender thread -----------------------------------------------------------------------------------------
+
+    def request_sent(self, now_ms: int) -> None:
+        """A request other than Produce."""
+        self._sender.at(now_ms).requests += 1
+
+    def batches_sent(self, batches: Iterable[ProducerBatch], now_ms: int) -> None:
+        """A Produce request with these batches, sealed; a batch that is sent again is counted again."""
+        sample = self._sender.at(now_ms)
+        for batch in batches:
+            size, body, queue_ms = batch.wire_size, batch.size - HEADER_SIZE, batch.drained_ms - batch.created_ms
+            sample.batches += 1
+            sample.records += batch.record_count
+            sample.batch_bytes += size
+            sample.record_bytes += body
+            sample.compression_rates += (size - HEADER_SIZE) / body
+            sample.queue_ms += queue_ms
+            if size > sample.max_batch_bytes:
+                sample.max_batch_bytes = size
+            if queue_ms > sample.max_queue_ms:
+                sample.max_queue_ms = queue_ms
+            if batch.largest_record > sample.max_record_bytes:
+                sample.max_record_bytes = batch.largest_record
+        sample.requests += 1
+        sample.produce_requests += 1
+
+    def response_received(self, latency_ms: int, throttle_ms: int, now_ms: int) -> None:
+        """The answer to a Produce request, that long after the request was made, with that throttle."""
+        sample = self._sender.at(now_ms)
+        sample.responses += 1
+        sample.latency_ms += latency_ms
+        sample.throttle_ms += throttle_ms
+        if latency_ms > sample.max_latency_ms:
+            sample.max_latency_ms = latency_ms
+        if throttle_ms > sample.max_throttle_ms:
+            sample.max_throttle_ms = throttle_ms
+
+    def batch_acknowledged(self, now_ms: int) -> None:
+        self._sender.at(now_ms).acknowledged_batches += 1
+
+    def records_retried(self, count: int, now_ms: int) -> None:
+        """A batch of `count` records is queued again."""
+        self._sender.at(now_ms).retried_records += count
+
+    def batch_split(self, now_ms: int) -> None:
+        self._sender.at(now_ms).splits += 1
+
+    # ---- any thread ------------------------------------------------------------------------------------------------
+
+    def records_failed(self, count: int, now_ms: int) -> None:
+        """The futures or callbacks of `count` records are about to tell of an error.
+
+        Two kinds are not told of here: as in Kafka, records that are given up by a close, an aborted transaction or a
+        fatal error; and rows that `send_columns` raised for and never took.
+        """
+        with self._lock:
+            self._errors.at(now_ms).records += count
+
+    def call_returned(self, call: str, duration_ms: int) -> None:
+        """One of TIMED_CALLS took that long. As in Kafka one that raises does not count."""
+        with self._lock:
+            self._call_ms[call] += duration_ms
+
+    def snapshot(self, now_ms: int) -> dict[str, float]:
+        """Every metric by its name. Rates per second, times in ms unless the name says ns, metadata-age in seconds;
+        an average or maximum of nothing is NaN, and so is the age of metadata that has not come.
+        """
+        sender, errors, pool = self._sender.read(now_ms), self._errors.read(now_ms), self._pool.waits.read(now_ms)
+        recent, total, per_s = sender.recent, sender.total, 1 / sender.window_s
+        refreshed_ms = self._metadata.last_successful_refresh_ms
+        return {
+            "record-send-rate": recent.records * per_s,
+            "record-send-total": float(total.records),
+            "record-error-rate": errors.recent.records / errors.window_s,
+            "record-error-total": float(errors.total.records),
+            "record-retry-rate": recent.retried_records * per_s,
+            "record-retry-total": float(total.retried_records),
+            "byte-rate": recent.batch_bytes * per_s,
+            "byte-total": float(total.batch_bytes),
+            "batch-send-total": float(total.acknowledged_batches),
+            "batch-split-rate": recent.splits * per_s,
+            "batch-split-total": float(total.splits),
+            "batch-size-avg": _average(recent.batch_bytes, recent.batches),
+            "batch-size-max": _peak(recent.max_batch_bytes, recent.batches),
+            "compression-rate-avg": _average(recent.compression_rates, recent.batches),
+            "record-size-avg": _average(recent.record_bytes, recent.records),
+            "record-size-max": _peak(recent.max_record_bytes, recent.records),
+            "record-queue-time-avg": _average(recent.queue_ms, recent.batches),
+            "record-queue-time-max": _peak(recent.max_queue_ms, recent.batches),
+            "records-per-request-avg": _average(recent.records, recent.produce_requests),
+            "request-rate": recent.requests * per_s,
+            "request-total": float(total.requests),
+            "request-latency-avg": _average(recent.latency_ms, recent.responses),
+            "request-latency-max": _peak(recent.max_latency_ms, recent.responses),
+            "requests-in-flight": float(self.requests_in_flight),
+            "produce-throttle-time-avg": _average(recent.throttle_ms, recent.responses),
+            "produce-throttle-time-max": _peak(recent.max_throttle_ms, recent.responses),
+            "bufferpool-wait-ratio": pool.recent.wait_ms / 1000 / pool.window_s,
+            "bufferpool-wait-time-ns-total": float(pool.total.wait_ms * _NS_PER_MS),
+            "buffer-exhausted-rate": pool.recent.exhausted / pool.window_s,
+            "buffer-exhausted-total": float(pool.total.exhausted),
+            "buffer-total-bytes": float(self._pool.total_memory),
+            "buffer-available-bytes": float(self._pool.available_memory),
+            "waiting-threads": float(self._pool.queued),
+            "metadata-age": math.nan if refreshed_ms == NEVER_MS else (now_ms - refreshed_ms) / 1000,
+            **{f"{call}-time-ns-total": float(spent_ms * _NS_PER_MS) for call, spent_ms in self._call_ms.items()},
+        }
+
+
+def _average(amount: float, count: int) -> float:
+    return amount / count if count else math.nan
+
+
+def _peak(highest: int, count: int) -> float:
+    return float(highest) if count else math.nan
