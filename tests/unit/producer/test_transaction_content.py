@@ -1,0 +1,76 @@
+"""What is in a transaction, under both versions."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.producer.transaction_content import TransactionContent
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 3)
+
+
+def test_under_version_1_a_partition_is_asked_for_once_and_then_in() -> None:
+    content = TransactionContent()
+    content.add(A, 1)
+    content.add(A, 1)
+    assert A not in content
+    assert content.ask_for_new() == {A}
+    content.add(A, 1)  # while it is asked for
+    assert content.ask_for_new() == frozenset()
+    content.give_in(frozenset({A}))
+    assert A in content
+    content.add(A, 1)
+    content.add(B, 1)
+    assert content.ask_for_new() == {B}
+
+
+def test_under_version_1_nothing_is_to_be_ended_before_the_coordinator_took_a_partition() -> None:
+    content = TransactionContent()
+    content.add(A, 1)
+    assert content.is_empty
+    asked = content.ask_for_new()
+    assert content.is_empty
+    content.give_in(asked)
+    assert not content.is_empty
+
+
+def test_under_version_2_the_first_record_puts_its_partition_in() -> None:
+    content = TransactionContent()
+    content.add(A, 2)
+    assert A in content
+    assert B not in content
+    assert not content.is_empty
+    assert content.ask_for_new() == frozenset()
+
+
+def test_what_is_not_a_record_starts_it_too() -> None:
+    content = TransactionContent()
+    assert content.is_empty
+    content.start()
+    assert not content.is_empty
+
+
+def test_new_partitions_are_forgotten_and_those_asked_for_are_not() -> None:
+    content = TransactionContent()
+    content.add(A, 1)
+    asked = content.ask_for_new()
+    content.add(B, 1)
+    content.forget_new()
+    assert content.ask_for_new() == frozenset()
+    content.give_in(asked)
+    assert A in content
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_next_transaction_begins_with_nothing(version: int) -> None:
+    content = TransactionContent()
+    content.add(A, version)
+    content.give_in(content.ask_for_new())
+    content.add(B, version)
+    content.ask_for_new()
+    content.forget()
+    assert content.is_empty
+    assert A not in content
+    content.add(B, 1)
+    assert content.ask_for_new() == {B}

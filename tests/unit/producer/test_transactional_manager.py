@@ -1,0 +1,387 @@
+"""Transactions of a whole producer under both protocol versions: what goes over the wire, and what readers see."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from support.producer_harness import TOPIC
+from support.scripted_broker import faults
+from support.scripted_broker.batches import check_batch
+from support.transaction_harness import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    END_TXN,
+    FIND_COORDINATOR,
+    GROUP,
+    ID,
+    INIT_PRODUCER_ID,
+    PLACE,
+    PRODUCE,
+    TXN_OFFSET_COMMIT,
+    TransactionHarness,
+)
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.record.columns import RecordColumns
+
+both_versions = pytest.mark.parametrize("version", [1, 2])
+SMALL = {"batch.size": "1"}
+
+
+# ---- the calls of a transaction --------------------------------------------------------------------------------------
+
+
+def test_version_1_adds_partitions_before_records_and_groups_before_offsets() -> None:
+    harness = TransactionHarness(1).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.producer.send_offsets_to_transaction({PLACE: (7, "rows=1")}, GROUP)
+    harness.producer.commit_transaction()
+    calls = [ADD_PARTITIONS, PRODUCE, ADD_OFFSETS, FIND_COORDINATOR, TXN_OFFSET_COMMIT, END_TXN]
+    assert harness.calls() == calls
+    versions = {exchange.api_key: exchange.version for exchange in harness.cluster.requests}
+    assert versions[PRODUCE] <= 11
+    assert versions[TXN_OFFSET_COMMIT] <= 4
+    assert versions[END_TXN] <= 4
+    assert harness.committed() == [b"a"]
+    assert harness.offsets() == {(TOPIC, 0): (7, "rows=1", -1)}
+
+
+def test_version_2_leaves_adding_to_the_brokers() -> None:
+    harness = TransactionHarness(2).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.producer.send_offsets_to_transaction({PLACE: (7, None)}, GroupMetadata(GROUP))
+    harness.producer.commit_transaction()
+    assert harness.calls() == [PRODUCE, FIND_COORDINATOR, TXN_OFFSET_COMMIT, END_TXN]
+    versions = {exchange.api_key: exchange.version for exchange in harness.cluster.requests}
+    assert versions[PRODUCE] >= 12
+    assert versions[TXN_OFFSET_COMMIT] == versions[END_TXN] == 5
+    assert harness.committed() == [b"a"]
+    assert harness.offsets() == {(TOPIC, 0): (7, None, -1)}
+
+
+def test_under_version_1_epoch_and_sequences_go_on() -> None:
+    harness = TransactionHarness(1)
+    harness.producer.init_transactions()
+    for value in (b"a", b"b", b"c"):
+        harness.commit(value)
+    assert harness.stored() == [(0, 0), (0, 1), (0, 2)]
+    assert harness.committed() == [b"a", b"b", b"c"]
+
+
+def test_under_version_2_every_transaction_has_an_epoch_and_begins_at_sequence_0() -> None:
+    harness = TransactionHarness(2, SMALL)
+    harness.producer.init_transactions()
+    harness.commit(b"a", b"b")
+    harness.commit(b"c", b"d")
+    harness.producer.begin_transaction()
+    harness.send(b"lost", partition=0)
+    harness.producer.abort_transaction()
+    harness.commit(b"e")
+    assert harness.committed() == [b"a", b"b", b"c", b"d", b"e"]
+    assert [each for each in harness.stored() if each[0] != 2] == [(0, 0), (0, 1), (1, 0), (1, 1), (3, 0)]
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+
+
+@both_versions
+def test_every_request_carries_one_producer_id_and_its_transactional_id(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.producer.init_transactions()
+    for number in range(3):
+        harness.producer.begin_transaction()
+        for partition in (0, 1):
+            harness.send(b"%d" % number, partition=partition)
+        harness.producer.commit_transaction()
+    produced = [exchange.request for exchange in harness.cluster.requests_of(PRODUCE)]
+    headers = [
+        [check_batch(bytes(data.records)) for topic in request.topic_data for data in topic.partition_data]
+        for request in produced
+    ]
+    assert {request.transactional_id for request in produced} == {ID}
+    assert all(len({(each.producer_id, each.producer_epoch) for each in one}) == 1 for one in headers)
+    assert all(each.is_transactional for one in headers for each in one)
+    assert harness.committed(0) == harness.committed(1) == [b"0", b"1", b"2"]
+
+
+@both_versions
+def test_partitions_of_a_transaction_are_added_once(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    for partition in (0, 1, 0, 1):
+        harness.send(b"v", partition=partition)
+        harness.settle()
+    harness.producer.commit_transaction()
+    asked = harness.cluster.requests_of(ADD_PARTITIONS)
+    assert len(asked) == (2 if version == 1 else 0)
+    assert harness.committed(0) == harness.committed(1) == [b"v", b"v"]
+
+
+@both_versions
+def test_columns_belong_to_the_transaction_too(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    columns = RecordColumns(
+        pa.array([b"%d" % index for index in range(40)]), partition=pa.array([0, 1] * 20, pa.int32())
+    )
+    sent = harness.send_columns(columns)
+    assert harness.committed(0) == []
+    harness.producer.commit_transaction()
+    assert sent.settled_rows == 40
+    assert harness.committed(0) == [b"%d" % index for index in range(0, 40, 2)]
+    assert harness.committed(1) == [b"%d" % index for index in range(1, 40, 2)]
+
+
+@both_versions
+def test_a_commit_sends_what_lingers_and_waits_for_it(version: int) -> None:
+    harness = TransactionHarness(version, {"linger.ms": "60000", "delivery.timeout.ms": "120000"}).started()
+    harness.cluster.on(PRODUCE, faults.delay(700))
+    delivery = harness.send(b"a", partition=0)
+    began_ms = harness.now_ms
+    harness.producer.commit_transaction()
+    assert delivery.error is None
+    assert 700 <= harness.now_ms - began_ms < 1_500
+    assert harness.calls()[-2:] == [PRODUCE, END_TXN]
+    assert harness.committed() == [b"a"]
+
+
+@both_versions
+def test_an_abort_drops_what_was_not_sent_and_hides_what_was(version: int) -> None:
+    harness = TransactionHarness(version, {"linger.ms": "60000", "delivery.timeout.ms": "120000"}).started()
+    sent = harness.send(b"sent", partition=0)
+    harness.accumulator.begin_flush()
+    harness.settle()
+    harness.accumulator.await_flush_completion(lambda batch: True)
+    lingering = harness.send(b"lingering", partition=1)
+    harness.producer.abort_transaction()
+    assert sent.error is None
+    assert isinstance(lingering.error, KafkaError)
+    assert ID in str(lingering.error)
+    assert harness.committed(0) == harness.committed(1) == []
+    assert harness.values(partition=1) == []
+    assert harness.memory_in_use == 0
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
+
+
+@both_versions
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_nothing_is_asked_of_a_broker_for_a_transaction_with_nothing_in_it(version: int, end: str) -> None:
+    harness = TransactionHarness(version).started()
+    getattr(harness.producer, end)()
+    assert harness.calls() == []
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
+
+
+@both_versions
+def test_no_offsets_are_nothing(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.producer.send_offsets_to_transaction({}, GROUP)
+    harness.producer.commit_transaction()
+    assert harness.calls() == []
+
+
+@both_versions
+def test_offsets_alone_make_a_transaction_and_go_with_it(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.producer.send_offsets_to_transaction({PLACE: (1, None)}, GROUP)
+    harness.producer.abort_transaction()
+    assert harness.offsets() == {}
+    harness.producer.begin_transaction()
+    harness.producer.send_offsets_to_transaction({PLACE: (2, None), TopicPartition(TOPIC, 1): (3, "x")}, GROUP)
+    assert harness.offsets() == {}
+    harness.producer.commit_transaction()
+    assert {place: commit.offset for place, commit in harness.offsets().items()} == {(TOPIC, 0): 2, (TOPIC, 1): 3}
+
+
+def test_the_version_is_latched_for_a_transaction_and_changes_with_the_next() -> None:
+    harness = TransactionHarness(1)
+    harness.producer.init_transactions()
+    harness.commit(b"a")
+    levels = {"transaction.version": 1}
+    harness.manager._finalized_feature = levels.__getitem__
+    harness.producer.begin_transaction()
+    harness.send(b"b", partition=0)
+    levels["transaction.version"] = 2
+    harness.cluster.requests.clear()
+    harness.producer.commit_transaction()
+    assert [exchange.version for exchange in harness.cluster.requests_of(END_TXN)] == [4]
+    assert len(harness.cluster.requests_of(ADD_PARTITIONS)) == 1
+    harness.cluster.requests.clear()
+    harness.commit(b"c")
+    assert harness.calls() == [PRODUCE, END_TXN]
+    assert [exchange.version for exchange in harness.cluster.requests_of(END_TXN)] == [5]
+    harness.commit(b"d")
+    assert harness.committed() == [b"a", b"b", b"c", b"d"]
+    assert harness.stored()[-1] == (1, 0)
+
+
+# ---- when it may be called -------------------------------------------------------------------------------------------
+
+
+@both_versions
+def test_a_record_outside_a_transaction_is_misuse(version: int) -> None:
+    harness = TransactionHarness(version)
+    with pytest.raises(IllegalStateError, match="has no producer id"):
+        harness.send(b"v")
+    harness.producer.init_transactions()
+    with pytest.raises(IllegalStateError, match="begin_transaction"):
+        harness.send(b"v")
+    with pytest.raises(IllegalStateError, match="begin_transaction"):
+        harness.producer.send_columns(TOPIC, RecordColumns(pa.array([b"v"])))
+    with pytest.raises(IllegalStateError, match="Offsets"):
+        harness.producer.send_offsets_to_transaction({PLACE: (1, None)}, GROUP)
+    harness.run_for(500)
+    assert harness.values() == []
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
+
+
+@both_versions
+def test_calls_out_of_order_say_what_the_producer_does(version: int) -> None:
+    harness = TransactionHarness(version)
+    producer = harness.producer
+    for call in (producer.begin_transaction, producer.commit_transaction, producer.abort_transaction):
+        with pytest.raises(IllegalStateError, match="has no producer id"):
+            call()
+    producer.init_transactions()
+    for call in (producer.commit_transaction, producer.abort_transaction):
+        with pytest.raises(IllegalStateError, match="A producer that has a producer id cannot"):
+            call()
+    producer.begin_transaction()
+    for call in (producer.begin_transaction, producer.init_transactions):
+        with pytest.raises(IllegalStateError, match="is in a transaction"):
+            call()
+    producer.commit_transaction()
+
+
+def test_a_producer_without_an_id_has_no_transactions() -> None:
+    harness = TransactionHarness(2, {"transactional.id": None})
+    producer = harness.producer
+    calls = [
+        producer.init_transactions,
+        producer.begin_transaction,
+        producer.prepare_transaction,
+        producer.commit_transaction,
+        producer.abort_transaction,
+        lambda: producer.send_offsets_to_transaction({}, GROUP),
+    ]
+    for call in calls:
+        with pytest.raises(IllegalStateError, match=r"set transactional\.id"):
+            call()
+
+
+@both_versions
+def test_a_callback_cannot_end_a_transaction(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    told: list[IllegalStateError] = []
+
+    def end(*_: object) -> None:
+        try:
+            harness.producer.commit_transaction()
+        except IllegalStateError as error:
+            told.append(error)
+
+    harness.producer._thread = threading.current_thread()  # the callback's, here
+    harness.producer.send(TOPIC, b"v", partition=0, on_completion=end)
+    harness.run_until(lambda: told)
+    assert "callback" in str(told[0])
+    harness.producer._thread = None
+    harness.producer.commit_transaction()
+
+
+# ---- time-outs, and calling again ------------------------------------------------------------------------------------
+
+
+@both_versions
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_commit_that_timed_out_is_called_again_for_its_outcome(version: int, has_ended: bool) -> None:
+    harness = TransactionHarness(version).started()
+    harness.cluster.on(END_TXN, faults.delay(7_000))
+    harness.send(b"a", partition=0)
+    began_ms = harness.now_ms
+    with pytest.raises(KafkaTimeoutError, match=rf"commit_transaction of transactional\.id {ID} .*max\.block\.ms=5000"):
+        harness.producer.commit_transaction()
+    assert harness.now_ms - began_ms == pytest.approx(5_000, abs=10)
+    if has_ended:
+        harness.run_for(4_000)
+        assert harness.state is State.READY
+    for call in (harness.producer.begin_transaction, harness.producer.abort_transaction):
+        with pytest.raises(IllegalStateError, match="outcome of commit_transaction is open"):
+            call()
+    harness.producer.commit_transaction()
+    assert len(harness.cluster.requests_of(END_TXN)) == 1
+    with pytest.raises(IllegalStateError):
+        harness.producer.commit_transaction()
+    harness.commit(b"b")
+    assert harness.committed() == [b"a", b"b"]
+
+
+@both_versions
+def test_a_time_out_tells_the_last_answer(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
+    with pytest.raises(KafkaTimeoutError, match=rf"init_transactions of .* last answer was: transactional\.id {ID}: "):
+        harness.producer.init_transactions()
+    harness.cluster.scripts.clear()
+    harness.producer.init_transactions()
+    harness.commit(b"a")
+    assert harness.committed() == [b"a"]
+
+
+@both_versions
+def test_offsets_for_a_topic_that_is_not_there_time_out_and_can_be_aborted(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.send(b"a", partition=0)
+    offsets = {TopicPartition("nowhere", 4): (1, None)}
+    with pytest.raises(KafkaTimeoutError, match=f"group {GROUP}, nowhere-4"):
+        harness.producer.send_offsets_to_transaction(offsets, GROUP)
+    with pytest.raises(IllegalStateError, match="outcome of send_offsets_to_transaction is open"):
+        harness.producer.commit_transaction()
+    harness.producer.abort_transaction()
+    harness.commit(b"b")
+    assert harness.committed() == [b"b"]
+    assert harness.offsets() == {}
+
+
+# ---- closing ---------------------------------------------------------------------------------------------------------
+
+
+@both_versions
+def test_closing_aborts_what_is_open(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    delivery = harness.send(b"a", partition=0)
+    harness.settle()
+    harness.close()
+    assert delivery.error is None
+    assert harness.coordinated.state == "CompleteAbort"
+    assert harness.committed() == []
+
+
+@both_versions
+def test_closing_brings_a_commit_that_has_begun_to_its_end(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.send(b"a", partition=0)
+    result = harness.manager.begin_commit()
+    harness.close()
+    assert result.is_done
+    assert result.error is None
+    assert harness.committed() == [b"a"]
+
+
+@both_versions
+def test_a_forced_close_tells_who_waits(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.network.held.add(0)
+    delivery = harness.send(b"a", partition=0)
+    result = harness.manager.begin_commit()
+    harness.run_for(100)
+    harness.producer.sender.force_close()
+    harness.producer.sender.run()
+    assert delivery.error is not None
+    assert result.is_done
+    assert "closed" in str(result.error)

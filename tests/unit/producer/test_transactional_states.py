@@ -1,0 +1,57 @@
+"""The table of states: every move that is legal, and that no other is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.producer.transaction_manager import State, TransactionManager
+
+S = State
+LEGAL = {
+    (S.UNINITIALIZED, S.INITIALIZING),
+    (S.UNINITIALIZED, S.PREPARED),  # by resuming
+    (S.INITIALIZING, S.READY),
+    (S.INITIALIZING, S.UNINITIALIZED),  # refused, and to be asked for again
+    (S.READY, S.IN_TRANSACTION),
+    (S.READY, S.INITIALIZING),
+    (S.READY, S.UNINITIALIZED),  # out of epochs
+    (S.IN_TRANSACTION, S.PREPARED),
+    (S.IN_TRANSACTION, S.COMMITTING),
+    (S.IN_TRANSACTION, S.ABORTING),
+    (S.IN_TRANSACTION, S.ABORTABLE_ERROR),
+    (S.PREPARED, S.INITIALIZING),
+    (S.PREPARED, S.COMMITTING),
+    (S.PREPARED, S.ABORTING),
+    (S.PREPARED, S.ABORTABLE_ERROR),
+    (S.COMMITTING, S.READY),
+    (S.COMMITTING, S.UNINITIALIZED),  # it was resumed
+    (S.COMMITTING, S.INITIALIZING),  # and another epoch is needed
+    (S.COMMITTING, S.ABORTABLE_ERROR),
+    (S.ABORTING, S.READY),
+    (S.ABORTING, S.UNINITIALIZED),
+    (S.ABORTING, S.INITIALIZING),
+    (S.ABORTABLE_ERROR, S.ABORTABLE_ERROR),
+    (S.ABORTABLE_ERROR, S.ABORTING),
+    *((state, S.FATAL_ERROR) for state in S),
+}
+
+
+@pytest.mark.parametrize("target", State, ids=lambda state: f"to-{state.name}")
+@pytest.mark.parametrize("source", State, ids=lambda state: f"from-{state.name}")
+def test_a_move_is_made_or_refused_as_the_table_has_it(source: State, target: State) -> None:
+    manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0.2, random.Random(1)))
+    manager.state = source
+    error = KafkaError("why")
+    if (source, target) in LEGAL:
+        manager._move_to(target, error)
+        assert (manager.state, manager.last_error) == (target, error)
+        return
+    with pytest.raises(IllegalStateError) as caught:
+        manager._move_to(target, error)
+    assert source.value in str(caught.value)
+    assert target.value in str(caught.value)
+    assert (manager.state, manager.last_error) == (source, None)
