@@ -50,7 +50,7 @@ _Acknowledged: TypeAlias = dict[tuple[str, int], list[tuple[int, tuple[int, int,
 def check(run: Simulation) -> list[Finding]:
     findings = [*run.flush_findings, *_outcomes(run), *_returns(run), *_at_rest(run)]
     if not run.plan.is_hostile:
-        findings += [*_logs(run), *_arrivals(run), *_leaders(run)]
+        findings += [*_logs(run), *_arrivals(run), *_in_time(run), *_leaders(run)]
     return findings
 
 
@@ -225,6 +225,13 @@ def _arrivals(run: Simulation) -> Iterator[Finding]:
             for error in errors:
                 if error is not None and not isinstance(error, (RecordTooLargeError, KafkaTimeoutError)):
                     yield Finding(f"{call} failed though nothing ever went wrong: {error!r}")
+
+
+def _in_time(run: Simulation) -> Iterator[Finding]:
+    """What had time left when all became well did not use it up."""
+    for call in run.must_not_time_out:
+        if any(isinstance(outcome.error, KafkaTimeoutError) for outcome in call.outcomes):
+            yield Finding(f"{call} timed out though it had time enough when all was well: {call.outcomes}")
 
 
 def _leaders(run: Simulation) -> Iterator[Finding]:

@@ -19,6 +19,9 @@ from spark_kafka_sink.record.columns import RecordColumns
 
 _STEPS_MS = (0, 1, 1, 2, 3, 5, 10, 30, 100, 400, 2_000)
 _PAUSES_MS = (50, 500, 2_000)
+_RECOVERY_MS = 15_000
+"""After this long and a request time-out nothing of the troubles is left: connections, metadata and producer ids are
+had anew, retries and backoffs are over."""
 _REST_MS = 60_000
 """Longer than any time-out of a connection or request, backoff or throttle that began before everything was well."""
 
@@ -37,6 +40,8 @@ class Simulation:
         self.longest_pause_ms = 0
         self.must_arrive: list[Call] = []
         """Calls made after everything was well again."""
+        self.must_not_time_out: list[Call] = []
+        """Calls that had time left when everything was well again."""
         self._rng = rng
         self._verbose = verbose
         self._standstill_ms = 0
@@ -173,6 +178,11 @@ class Simulation:
         """All is well again: everything ends, and new records arrive."""
         world = self.world
         self.troubles.heal()
+        latest_ms = world.now_ms + world.config.request_timeout_ms + _RECOVERY_MS - self.plan.delivery_timeout_ms
+        if self.plan.settings["batch.size"] == 1:  # else a record's time may be that of an older one in its batch
+            self.must_not_time_out = [
+                call for call in self.ledger if not call.outcomes and call.began_ms > latest_ms + self.longest_pause_ms
+            ]
         world.run_for(_REST_MS)
         for topic in world.topics:
             for partition in range(len(world.cluster.topics[topic].partitions)):
