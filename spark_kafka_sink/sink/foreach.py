@@ -1,35 +1,44 @@
 """`KafkaSink`: the sink as a value, made on the driver, pickled to the tasks, and called by Spark there.
 
-On the driver it checks its options and opens nothing. In a task it is Spark's ForeachWriter (open, process, close) or
-a function of a partition's rows; both write through a `PartitionWriter` and the process's pooled producer. Delivery
-is at least once: a task that fails is run again by Spark, and writes its rows again.
+On the driver it checks its options and opens nothing. In a task it is Spark's ForeachWriter (open, process, close), a
+function of a partition's rows, or a function of its Arrow batches; all write through a `TaskDelivery` and the
+process's pooled producer. Delivery is at least once: a task that fails is run again by Spark, and writes its rows
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.frame import projection
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.write_report import REPORT_DDL, WriteReport
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row
+
+log = logging.getLogger(__name__)
 
 
 class KafkaSink:
     """Writes the rows of a DataFrame to Kafka.
 
-        sink = KafkaSink({"kafka.bootstrap.servers": "h1:9092,h2:9092", "topic": "orders"})
-        df.writeStream.foreach(sink)
-        df.foreachPartition(sink.write_partition)
+    sink = KafkaSink({"kafka.bootstrap.servers": "h1:9092,h2:9092", "topic": "orders"}) df.writeStream.foreach(sink)
+    df.foreachPartition(sink.write_partition) df.writeStream.foreachBatch(sink.write_batch) report = sink.write(df)
 
-    Columns: `value` (string or binary, required), `key` (string or binary), `topic` (string; the option wins),
-    `partition` (int), `headers` (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms);
-    others are ignored. Options: see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or
-    both. Raises ConfigError at once for an option that is unknown, malformed or of no use here.
+    The last two go by columns, several times as fast as by rows. Columns: `value` (string or binary, required), `key`
+    (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
+    (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms); others are ignored. Options:
+    see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or both. Raises ConfigError at once
+    for an option that is unknown, malformed or of no use here.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
@@ -76,6 +85,28 @@ class KafkaSink:
             writer.finish()
         finally:
             writer.abandon()
+
+    def write(self, df: DataFrame) -> WriteReport:
+        """Write a batch DataFrame by columns, and wait until every row is acknowledged.
+
+        Raises SchemaError before any task where a column is missing or of a wrong type; a task that fails is run
+        again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
+        """
+        config = self._config
+        columns = projection(df.schema, config.topic)
+
+        def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_arrow(config, process_pool(), batches)
+
+        clock = SystemClock()
+        started_ms = clock.now_ms()
+        rows = df.selectExpr(*columns).mapInArrow(write_task, REPORT_DDL).collect()
+        return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+
+    def write_batch(self, df: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
+        report = self.write(df)
+        log.info("Batch %d: %s", batch_id, report)
 
     def _new_writer(self) -> PartitionWriter:
         return PartitionWriter(self._config, process_pool())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -36,6 +36,8 @@ class Producer(Protocol):
     def flush(self, timeout_ms: int | None = None) -> None: ...
 
     def close(self, timeout_ms: int | None = None) -> None: ...
+
+    def metrics(self) -> Mapping[str, float]: ...
 
     @property
     def has_failed(self) -> bool: ...

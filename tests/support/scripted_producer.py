@@ -61,3 +61,6 @@ class ScriptedProducer:
 
     def close(self, timeout_ms: int | None = None) -> None:
         self.closed_with.append(timeout_ms)
+
+    def metrics(self) -> dict[str, float]:
+        return {"batch-send-total": float(len(self.sent)), "record-retry-total": 0.0}

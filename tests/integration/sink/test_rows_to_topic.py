@@ -1,4 +1,4 @@
-"""A DataFrame, written by rows, read back from a real broker: the same."""
+"""A DataFrame, written by rows and by columns, read back from a real broker: the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 Write = Callable[[DataFrame, KafkaSink], None]
 
 
-@pytest.fixture(params=["foreach", "foreachPartition", "foreachBatch"])
+@pytest.fixture(params=["foreach", "foreachPartition", "foreachBatch", "write", "write_batch"])
 def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Write:
     """Each way by which rows reach the sink."""
 
@@ -29,6 +29,8 @@ def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows")).writeStream
         if request.param == "foreach":
             stream = stream.foreach(sink)
+        elif request.param == "write_batch":
+            stream = stream.foreachBatch(sink.write_batch)
         else:
             stream = stream.foreachBatch(lambda batch, _: batch.foreachPartition(sink.write_partition))
         stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -37,7 +39,10 @@ def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
     def as_batch(frame: DataFrame, sink: KafkaSink) -> None:
         frame.foreachPartition(sink.write_partition)
 
-    return as_batch if request.param == "foreachPartition" else as_stream
+    def as_columns(frame: DataFrame, sink: KafkaSink) -> None:
+        assert sink.write(frame).records == frame.count()
+
+    return {"foreachPartition": as_batch, "write": as_columns}.get(request.param, as_stream)
 
 
 def sink_of(kafka: Admin | EmbeddedKafka, **options: str) -> KafkaSink:

@@ -1,0 +1,64 @@
+"""The Arrow batches of a task into its delivery: no Python object for a row. Used by the task's thread alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.topics import by_topic
+from spark_kafka_sink.sink.columns import NULL_TOPIC
+from spark_kafka_sink.sink.frame import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.task_delivery import TaskDelivery
+from spark_kafka_sink.sink.write_report import task_report
+
+
+def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write every row of `batches`, whose columns are those of `frame.projection`; yields the task's report once all
+    are acknowledged.
+
+    Raises KafkaError if a row is not, SchemaError for a row that cannot be written.
+    """
+    delivery = TaskDelivery(config, pool)
+    try:
+        for batch in batches:
+            for topic, columns in _columns_by_topic(config, batch):
+                delivery.send(topic, columns)
+        delivery.finish()
+    finally:
+        delivery.abandon()
+    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries)
+
+
+def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:
+    if batch.num_rows == 0:
+        return
+    named = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+    columns = RecordColumns(
+        value=named[VALUE],
+        key=named.get(KEY),
+        headers=named.get(HEADERS),
+        timestamp_ms=_checked_times(named.get(TIMESTAMP)),
+        partition=named.get(PARTITION),
+    )
+    if config.topic is not None:
+        yield config.topic, columns
+    else:
+        yield from by_topic(columns, named[TOPIC], NULL_TOPIC)
+
+
+def _checked_times(times: pa.Array | None) -> pa.Array | None:
+    """Raises SchemaError for a time before 1970, which Kafka's brokers and clients do not take."""
+    if times is not None and times.null_count < len(times):
+        earliest = pc.min(times).as_py()
+        if earliest < 0:
+            raise SchemaError(
+                f"A timestamp of {earliest} ms lies before 1970, and Kafka has no such timestamps: correct it, or make"
+                " it null for the time of writing."
+            )
+    return times

@@ -1,0 +1,84 @@
+"""What a DataFrame must have to be written, decided on the driver before any task, in the words of Spark's own Kafka
+sink.
+
+`projection` says which columns travel to the tasks, under fixed names: what is not needed stays in the JVM, and
+timestamps become milliseconds there. Plain functions of the schema; the driver's thread. Reference:
+org.apache.spark.sql.kafka010.KafkaWriter (validateQuery), KafkaRowWriter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.sink.columns import NO_TOPIC, NO_VALUE
+
+VALUE, KEY, TOPIC, PARTITION, HEADERS, TIMESTAMP = "value", "key", "topic", "partition", "headers", "timestamp"
+
+
+def _is_text_or_bytes(data_type: DataType) -> bool:
+    return isinstance(data_type, (StringType, BinaryType))
+
+
+def _is_headers(data_type: DataType) -> bool:
+    element = data_type.elementType if isinstance(data_type, ArrayType) else None
+    if not isinstance(element, StructType):
+        return False
+    fields = [(field.name, type(field.dataType)) for field in element.fields]
+    return fields == [("key", StringType), ("value", BinaryType)]
+
+
+_RULES: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
+    VALUE: (_is_text_or_bytes, "string or binary"),
+    KEY: (_is_text_or_bytes, "string or binary"),
+    TOPIC: (lambda data_type: isinstance(data_type, StringType), "string"),
+    PARTITION: (lambda data_type: isinstance(data_type, IntegerType), "int"),
+    HEADERS: (_is_headers, "array<struct<key:string,value:binary>>"),
+    TIMESTAMP: (
+        lambda data_type: isinstance(data_type, (TimestampType, TimestampNTZType, LongType)),
+        "timestamp or bigint",
+    ),
+}
+
+
+def projection(schema: StructType, topic_option: str | None) -> list[str]:
+    """SQL expressions of the columns that the tasks get, in the order of the rules; `topic` only where the option is
+    not set.
+
+    Raises SchemaError: no `value`, no topic, or a column of a wrong type.
+    """
+    types = {field.name: field.dataType for field in schema.fields}
+    if VALUE not in types:
+        raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(types)}.")
+    if topic_option is None and TOPIC not in types:
+        raise SchemaError(NO_TOPIC)
+    expressions = []
+    for name, (fits, wanted) in _RULES.items():
+        data_type = types.get(name)
+        if data_type is None or (name == TOPIC and topic_option is not None):
+            continue
+        if not fits(data_type):
+            raise SchemaError(
+                f"{name} attribute unsupported type {data_type.simpleString()}. {name} must be a(n) {wanted}"
+            )
+        expressions.append(_expression(name, data_type))
+    return expressions
+
+
+def _expression(name: str, data_type: DataType) -> str:
+    if name == TIMESTAMP and not isinstance(data_type, LongType):
+        return f"unix_millis(CAST(`{name}` AS TIMESTAMP)) AS `{name}`"
+    return f"`{name}`"

@@ -1,0 +1,78 @@
+"""What a columnar write did: what the tasks send back to the driver, and the driver's summary. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.sink.task_delivery import Delivered
+
+REPORT_DDL: Final = (
+    "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT"
+)
+_REPORT_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("records", pa.int64()),
+        ("bytes", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("batches", pa.int64()),
+        ("retries", pa.int64()),
+    ]
+)
+
+
+def task_report(delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int) -> pa.RecordBatch:
+    """The rows that a task sends back: one for each topic-partition, and one without a topic for the task's own
+    counts.
+    """
+    rows: list[tuple[Any, ...]] = [
+        (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
+        for place, part in delivered.items()
+    ]
+    rows.append((None, None, 0, 0, -1, batches, retries))
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteReport:
+    """A write that succeeded. `str()` of it is one line."""
+
+    records: int
+    bytes: int
+    """Of encoded records, before compression."""
+    batches: int
+    retries: int
+    """Records that were sent again by the producers. Tasks that Spark ran again are not counted."""
+    duration_s: float
+    last_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The highest offset written in each partition; -1 where the broker did not tell (acks=0)."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Any], duration_s: float) -> WriteReport:
+        """From the rows of `REPORT_DDL` that the tasks sent back."""
+        counts = dict.fromkeys(("records", "bytes", "batches", "retries"), 0)
+        last_offsets: dict[TopicPartition, int] = {}
+        for row in rows:
+            for name in counts:
+                counts[name] += row[name]
+            if row["topic"] is not None:
+                place = TopicPartition(row["topic"], row["partition"])
+                last_offsets[place] = max(last_offsets.get(place, -1), row["last_offset"])
+        return cls(duration_s=duration_s, last_offsets=dict(sorted(last_offsets.items())), **counts)
+
+    def __str__(self) -> str:
+        topics = sorted({place.topic for place in self.last_offsets})
+        where = f" to {len(self.last_offsets)} partitions of {', '.join(topics)}" if topics else ""
+        rate = f", {self.records / self.duration_s:,.0f} records/s" if self.duration_s > 0 else ""
+        return (
+            f"{self.records:,} records, {self.bytes / 1e6:,.1f} MB in {self.batches:,} batches{where},"
+            f" {self.retries:,} retries, {self.duration_s:.2f} s{rate}"
+        )

@@ -1,0 +1,96 @@
+"""Arrow batches of a task into a producer that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from support.fake_clock import FakeClock
+from support.scripted_producer import ScriptedProducer, Sent
+
+from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
+from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+
+OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+def config(topic: str | None = "orders") -> SinkConfig:
+    return SinkConfig.from_options({**OPTIONS, "topic": topic})
+
+
+def pool_of(producer: ScriptedProducer) -> ProducerPool:
+    return ProducerPool(lambda _: producer, FakeClock())
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() -> None:
+    producer = ScriptedProducer()
+    batches = [
+        batch(value=pa.array(["a", "b"]), key=pa.array(["x", None])),
+        batch(value=pa.array(["c"]), key=pa.array(["y"])),
+    ]
+    (report,) = write_arrow(config(), pool_of(producer), batches)
+    assert [sent.rows("value", "key") for sent in producer.sent] == [[(b"a", b"x"), (b"b", None)], [(b"c", b"y")]]
+    assert producer.flushes == 1
+    assert report.to_pylist()[0]["records"] == 3
+
+
+def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
+    producer = ScriptedProducer()
+    rows = batch(value=pa.array(["a", "b", "c"]), topic=pa.array(["t2", "t1", "t2"]))
+    list(write_arrow(config(None), pool_of(producer), [rows]))
+    assert {sent.topic: sent.rows("value") for sent in producer.sent} == {"t2": [(b"a",), (b"c",)], "t1": [(b"b",)]}
+
+
+def test_a_null_topic_is_refused() -> None:
+    rows = batch(value=pa.array(["a"]), topic=pa.array([None], pa.string()))
+    with pytest.raises(SchemaError, match="KAFKA_NULL_TOPIC_IN_DATA"):
+        list(write_arrow(config(None), pool_of(ScriptedProducer()), [rows]))
+
+
+def test_a_time_before_1970_is_refused() -> None:
+    rows = batch(value=pa.array(["a", "b"]), timestamp=pa.array([5, -1]))
+    with pytest.raises(SchemaError, match="-1 ms lies before 1970"):
+        list(write_arrow(config(), pool_of(ScriptedProducer()), [rows]))
+
+
+def test_a_row_that_fails_fails_the_task_with_its_place() -> None:
+    def refuse(unreported: list[Sent]) -> None:
+        for sent in unreported:
+            sent.report(RecordTooLargeError("too large"), partition=3)
+
+    producer = ScriptedProducer(on_flush=refuse)
+    with pytest.raises(RecordTooLargeError, match="orders-3: too large"):
+        list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
+
+
+def test_a_row_of_which_nothing_is_heard_fails_the_task() -> None:
+    producer = ScriptedProducer(on_flush=lambda _: None)
+    with pytest.raises(KafkaError, match="1 of 1 rows were sent and neither acknowledged nor refused"):
+        list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
+
+
+def test_an_error_of_the_rows_themselves_is_passed_on_without_a_flush() -> None:
+    producer = ScriptedProducer()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch(value=pa.array(["a"]))
+        raise OSError("upstream")
+
+    with pytest.raises(OSError, match="upstream"):
+        list(write_arrow(config(), pool_of(producer), rows()))
+    assert producer.flushes == 0
+
+
+def test_a_partition_without_rows_makes_no_producer() -> None:
+    def unwanted(_: object) -> ScriptedProducer:
+        raise AssertionError("a producer was made")
+
+    (report,) = write_arrow(config(), ProducerPool(unwanted, FakeClock()), [batch(value=pa.array([], pa.string()))])
+    assert report.to_pylist()[0]["records"] == 0

@@ -1,0 +1,72 @@
+"""What the driver asks of a DataFrame's schema, in the words of Spark's own sink."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.sink.frame import projection
+
+TEXT, BYTES, INT, LONG = StringType(), BinaryType(), IntegerType(), LongType()
+HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BYTES)]))
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, data_type) for name, data_type in columns.items()])
+
+
+def test_only_the_columns_that_matter_travel_and_in_a_fixed_order() -> None:
+    given = schema(extra=INT, headers=HEADERS, partition=INT, value=TEXT, key=BYTES)
+    assert projection(given, "orders") == ["`value`", "`key`", "`partition`", "`headers`"]
+
+
+def test_the_topic_option_wins_over_the_column() -> None:
+    given = schema(value=TEXT, topic=TEXT)
+    assert projection(given, "orders") == ["`value`"]
+    assert projection(given, None) == ["`value`", "`topic`"]
+
+
+def test_timestamps_become_milliseconds_in_the_jvm_and_milliseconds_stay() -> None:
+    made = "unix_millis(CAST(`timestamp` AS TIMESTAMP)) AS `timestamp`"
+    assert projection(schema(value=TEXT, timestamp=TimestampType()), "t")[1] == made
+    assert projection(schema(value=TEXT, timestamp=TimestampNTZType()), "t")[1] == made
+    assert projection(schema(value=TEXT, timestamp=LONG), "t")[1] == "`timestamp`"
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"key": TEXT, "topic": TEXT}, "Required attribute 'value' not found"),
+        ({"value": TEXT}, "topic option required when no 'topic' attribute is present"),
+        ({"value": INT, "topic": TEXT}, "value attribute unsupported type int. value must be a(n) string or binary"),
+        ({"value": TEXT, "topic": TEXT, "key": INT}, "key attribute unsupported type int. key must be a(n) string or"),
+        ({"value": TEXT, "topic": INT}, "topic attribute unsupported type int. topic must be a(n) string"),
+        ({"value": TEXT, "topic": TEXT, "partition": LONG}, "partition attribute unsupported type bigint"),
+        (
+            {"value": TEXT, "topic": TEXT, "headers": ArrayType(TEXT)},
+            "headers attribute unsupported type array<string>",
+        ),
+        ({"value": TEXT, "topic": TEXT, "timestamp": DateType()}, "timestamp attribute unsupported type date"),
+    ],
+)
+def test_a_wrong_schema_is_refused_in_sparks_words(columns: dict[str, DataType], text: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        projection(schema(**columns), None)
+    assert text in str(refused.value)
+
+
+def test_a_column_that_the_topic_option_makes_needless_is_not_checked() -> None:
+    assert projection(schema(value=TEXT, topic=INT), "orders") == ["`value`"]
