@@ -229,6 +229,7 @@ class TransactionalExchange(TransactionManager):
             self._queue.again(request, refusal.error_code, now_ms)
         elif isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
+            self._queue.clear()
             request.result.finish(error)
         elif action is Action.ABORT and self.state in _LOST and request.priority is not Priority.END_TXN:
             request.result.finish(error)

@@ -1,0 +1,417 @@
+"""Records that fail within a transaction: it can only be aborted, quickly, and the next one works."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from support.producer_harness import TOPIC, Delivery
+from support.scripted_broker import faults
+from support.transaction_harness import (
+    ADD_PARTITIONS,
+    END_TXN,
+    ID,
+    INIT_PRODUCER_ID,
+    PLACE,
+    PRODUCE,
+    TransactionHarness,
+)
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    BufferExhaustedError,
+    ClusterAuthorizationError,
+    InvalidPidMappingError,
+    InvalidProducerEpochError,
+    InvalidTopicError,
+    InvalidTxnStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    RecordTooLargeError,
+    TopicAuthorizationError,
+    TransactionAbortableError,
+    TransactionalIdAuthorizationError,
+    UnknownProducerIdError,
+)
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.record.columns import RecordColumns
+
+both_versions = pytest.mark.parametrize("version", [1, 2])
+SMALL = {"batch.size": "1"}
+SHORT = {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "1000", "max.block.ms": "20000"}
+
+
+def warm(version: int, settings: dict[str, str] | None = None, partitions: int = 2) -> TransactionHarness:
+    """A transaction behind it, so that leaders know the producer, and one begun."""
+    harness = TransactionHarness(version, settings or SMALL, partitions=partitions)
+    harness.producer.init_transactions()
+    harness.commit(b"warm-up")
+    harness.producer.begin_transaction()
+    harness.send(b"first", partition=0)
+    harness.settle()
+    harness.deliveries.clear()
+    harness.cluster.requests.clear()
+    return harness
+
+
+def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:
+    return [harness.send(b"%d" % index, partition=0) for index in range(count)]
+
+
+def aborted_and_next_works(harness: TransactionHarness) -> None:
+    harness.producer.abort_transaction()
+    assert harness.memory_in_use == 0
+    assert harness.committed() == [b"warm-up"]
+    for number in range(3):
+        harness.commit(b"next %d" % number, b"more %d" % number)
+    expected = [b"warm-up"] + [text % number for number in range(3) for text in (b"next %d", b"more %d")]
+    assert harness.committed() == expected
+
+
+@both_versions
+@pytest.mark.parametrize(
+    ("error_code", "error_class"),
+    [
+        (29, TopicAuthorizationError),
+        (45, OutOfOrderSequenceError),
+        (47, InvalidProducerEpochError),
+        (48, InvalidTxnStateError),
+        (59, UnknownProducerIdError),
+        (120, TransactionAbortableError),
+        (87, KafkaError),
+        (18, KafkaError),
+        (-1, KafkaError),
+    ],
+)
+def test_a_batch_that_fails_costs_the_transaction_and_no_more(
+    version: int, error_code: int, error_class: type[KafkaError]
+) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    refused = harness.send(b"refused", partition=0)
+    harness.settle()
+    assert isinstance(refused.error, error_class)
+    assert TOPIC in str(refused.error)
+    assert harness.state is State.ABORTABLE_ERROR
+    with pytest.raises(error_class, match=rf"met an error before.*{TOPIC}"):
+        harness.producer.commit_transaction()
+    assert isinstance(harness.send(b"too late", partition=0).error, error_class)
+    aborted_and_next_works(harness)
+
+
+@pytest.mark.parametrize(("version", "asked"), [(1, 1), (2, 0)])
+def test_under_version_1_an_abort_after_a_failed_batch_takes_another_epoch(version: int, asked: int) -> None:
+    harness = warm(version)
+    before = harness.manager.producer
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.send(b"refused", partition=0)
+    harness.settle()
+    harness.producer.abort_transaction()
+    requests = [exchange.request for exchange in harness.cluster.requests_of(INIT_PRODUCER_ID)]
+    assert [(each.producer_id, each.producer_epoch) for each in requests] == [before] * asked
+    assert harness.manager.producer == (before.producer_id, before.epoch + 1)
+    harness.commit(b"next")
+    assert harness.stored()[-1] == (before.epoch + 1, 0)
+
+
+@both_versions
+@pytest.mark.parametrize(
+    ("error_code", "error_class"),
+    [
+        (31, ClusterAuthorizationError),
+        (49, InvalidPidMappingError),
+        (53, TransactionalIdAuthorizationError),
+        (90, ProducerFencedError),
+    ],
+)
+def test_what_a_leader_says_of_the_producer_for_good_is_fatal(
+    version: int, error_code: int, error_class: type[KafkaError]
+) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    refused = send_all(harness, 3)
+    harness.settle()
+    assert isinstance(refused[0].error, error_class)
+    assert all(each.error is not None for each in refused)
+    assert harness.producer.has_failed
+    for call in (harness.producer.abort_transaction, harness.producer.commit_transaction):
+        with pytest.raises(error_class):
+            call()
+
+
+@both_versions
+def test_what_waits_behind_a_failed_batch_fails_at_once_and_is_not_sent(version: int) -> None:
+    harness = warm(version, {"batch.size": "100", "linger.ms": "5000"})
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    lingering = harness.send(b"lingering", partition=1)
+    harness.send(b"x" * 200, partition=0)
+    harness.settle()
+    assert lingering.error is not None
+    assert lingering.settled_ms - lingering.sent_ms < 200
+    harness.producer.flush()  # nothing to wait for
+    assert harness.values(partition=1) == []
+    aborted_and_next_works(harness)
+
+
+@both_versions
+def test_a_commit_that_waits_for_a_batch_that_fails_raises_its_error(version: int) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.send(b"refused", partition=0)
+    with pytest.raises(TopicAuthorizationError, match=TOPIC):
+        harness.producer.commit_transaction()
+    assert harness.cluster.requests_of(END_TXN) == []
+    aborted_and_next_works(harness)
+
+
+@both_versions
+@pytest.mark.parametrize("error_code", [2, 6, 7, 19, 51])
+def test_a_batch_that_may_be_sent_again_costs_nothing(version: int, error_code: int) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code), skip=1, times=2)
+    deliveries = send_all(harness, 6)
+    harness.producer.commit_transaction()
+    assert [each.error for each in deliveries] == [None] * 6
+    assert harness.committed() == [b"warm-up", b"first", *(b"%d" % index for index in range(6))]
+    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+
+
+@both_versions
+def test_a_batch_that_is_not_the_oldest_waits_out_a_gap(version: int) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    deliveries = send_all(harness, 4)  # the others meet OUT_OF_ORDER_SEQUENCE
+    harness.producer.commit_transaction()
+    assert [each.error for each in deliveries] == [None] * 4
+    assert harness.committed()[2:] == [b"%d" % index for index in range(4)]
+
+
+@both_versions
+@pytest.mark.parametrize("fault", [faults.close_after(), faults.lose_response(), faults.lose_request()])
+def test_a_lost_answer_doubles_nothing(version: int, fault: faults.Hook) -> None:
+    harness = warm(version, {**SMALL, "request.timeout.ms": "1000"})
+    harness.cluster.on(PRODUCE, fault, skip=1)
+    send_all(harness, 4)
+    harness.producer.commit_transaction()
+    assert harness.committed()[2:] == [b"%d" % index for index in range(4)]
+
+
+@both_versions
+@pytest.mark.parametrize("fault", [faults.lose_request(), faults.lose_response(), faults.fail_with(7)])
+def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.Hook) -> None:
+    harness = warm(version, SHORT)
+    harness.cluster.on(PRODUCE, fault, times=None)
+    deliveries = send_all(harness, 3)
+    with pytest.raises(KafkaTimeoutError, match=r"delivery\.timeout\.ms=4000"):
+        harness.producer.commit_transaction()
+    assert deliveries[0].settled_ms - deliveries[0].sent_ms in range(4_000, 4_400)
+    harness.cluster.scripts.clear()
+    harness.settle()
+    assert all(each.error is not None for each in deliveries)
+    aborted_and_next_works(harness)
+
+
+def test_records_whose_partition_cannot_be_added_expire() -> None:
+    harness = TransactionHarness(1, SHORT).started()
+    harness.cluster.on(ADD_PARTITIONS, faults.fail_with(14), times=None)
+    delivery = harness.send(b"a", partition=0)
+    with pytest.raises(KafkaTimeoutError):
+        harness.producer.commit_transaction()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    harness.cluster.scripts.clear()
+    harness.producer.abort_transaction()
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
+
+
+@both_versions
+def test_a_batch_that_is_in_flight_at_an_abort_is_waited_for(version: int) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.delay(500))
+    delivery = harness.send(b"in flight", partition=0)
+    harness.run_for(20)
+    assert harness.cluster.requests_of(PRODUCE)
+    began_ms = harness.now_ms
+    harness.producer.abort_transaction()
+    assert harness.now_ms - began_ms >= 450
+    assert delivery.error is None
+    harness.producer.begin_transaction()
+    harness.producer.abort_transaction()
+    aborted = harness.committed()
+    assert aborted == [b"warm-up"]
+    harness.commit(b"next")
+    assert harness.committed() == [b"warm-up", b"next"]
+
+
+@both_versions
+@pytest.mark.parametrize("fault", [faults.close_before(), faults.close_after(), faults.fail_with(7)])
+def test_a_batch_that_fails_during_an_abort_leaves_no_gap_for_the_next_transaction(
+    version: int, fault: faults.Hook
+) -> None:
+    harness = warm(version)
+    harness.cluster.on(
+        PRODUCE,
+        lambda cluster, exchange, proceed: faults.delay(200)(
+            cluster, exchange, lambda: fault(cluster, exchange, proceed)
+        ),
+    )
+    delivery = harness.send(b"in flight", partition=0)
+    harness.run_for(20)
+    assert harness.cluster.requests_of(PRODUCE)
+    harness.producer.abort_transaction()
+    assert delivery.error is not None
+    assert harness.state is State.READY
+    for number in range(3):
+        harness.commit(b"%d" % number)
+    assert harness.committed() == [b"warm-up", b"0", b"1", b"2"]
+
+
+@both_versions
+def test_a_batch_that_waits_for_its_retry_at_an_abort_leaves_no_gap(version: int) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(7), times=None)
+    delivery = harness.send(b"retried", partition=0)
+    harness.run_for(250)
+    harness.producer.abort_transaction()
+    assert delivery.error is not None
+    harness.cluster.scripts.clear()
+    harness.commit(b"next")
+    assert harness.committed() == [b"warm-up", b"next"]
+
+
+@both_versions
+def test_a_batch_too_large_is_split_within_its_transaction(version: int) -> None:
+    harness = warm(version, {"linger.ms": "5"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 400
+    deliveries = [harness.send(b"%d" % index * 60, partition=0) for index in range(8)]
+    harness.producer.commit_transaction()
+    assert [each.error for each in deliveries] == [None] * 8
+    assert harness.committed()[2:] == [b"%d" % index * 60 for index in range(8)]
+    assert len(harness.cluster.requests_of(PRODUCE)) > 1
+    harness.commit(b"next")
+    assert harness.committed()[-1] == b"next"
+
+
+@both_versions
+def test_a_record_too_large_for_the_broker_costs_the_transaction(version: int) -> None:
+    harness = warm(version)
+    harness.cluster.topics[TOPIC].max_message_bytes = 400
+    large = harness.send(b"x" * 500, partition=0)
+    with pytest.raises(RecordTooLargeError):
+        harness.producer.commit_transaction()
+    assert isinstance(large.error, RecordTooLargeError)
+    aborted_and_next_works(harness)
+
+
+# ---- records that do not even get into a batch -----------------------------------------------------------------------
+
+
+@both_versions
+def test_a_record_that_is_refused_at_once_is_not_left_out_of_a_commit(version: int) -> None:
+    harness = warm(version, {"max.request.size": "1000"})
+    large = harness.send(b"x" * 2_000, partition=0)
+    assert isinstance(large.error, RecordTooLargeError)
+    with pytest.raises(RecordTooLargeError, match=r"max\.request\.size"):
+        harness.producer.commit_transaction()
+    aborted_and_next_works(harness)
+
+
+@both_versions
+def test_a_topic_that_cannot_be_is_not_left_out_of_a_commit(version: int) -> None:
+    harness = warm(version)
+    assert isinstance(harness.send(b"v", "no such name").error, InvalidTopicError)
+    with pytest.raises(InvalidTopicError, match="no such name"):
+        harness.producer.commit_transaction()
+    aborted_and_next_works(harness)
+
+
+@both_versions
+def test_a_record_that_finds_no_memory_is_not_left_out_of_a_commit(version: int) -> None:
+    harness = warm(version, {"buffer.memory": "4000", "batch.size": "1000", "max.block.ms": "300"})
+    harness.network.held.add(0)
+    deliveries = [harness.send(b"x" * 900, partition=0) for _ in range(8)]
+    assert isinstance(deliveries[-1].error, BufferExhaustedError)
+    harness.network.held.clear()
+    with pytest.raises(BufferExhaustedError):
+        harness.producer.commit_transaction()
+    aborted_and_next_works(harness)
+
+
+@both_versions
+def test_columns_that_were_taken_in_part_are_not_committed(version: int) -> None:
+    harness = warm(version, {"max.request.size": "1000"})
+    rows = pa.array([b"small", b"x" * 2_000])
+    with pytest.raises(RecordTooLargeError):
+        harness.producer.send_columns(TOPIC, RecordColumns(rows, partition=pa.array([0, 0], pa.int32())))
+    with pytest.raises(RecordTooLargeError, match="met an error before"):
+        harness.producer.commit_transaction()
+    aborted_and_next_works(harness)
+
+
+@both_versions
+def test_misuse_costs_no_transaction(version: int) -> None:
+    harness = warm(version)
+    with pytest.raises(KafkaError):
+        harness.send(3.5, partition=0)  # type: ignore[arg-type]
+    harness.producer.commit_transaction()
+    assert harness.committed() == [b"warm-up", b"first"]
+
+
+# ---- the order of records and ends -----------------------------------------------------------------------------------
+
+
+def manager_in_transaction(version: int) -> TransactionalManager:
+    harness = TransactionHarness(version).started()
+    return harness.manager
+
+
+def test_a_record_that_comes_between_two_looks_goes_before_the_end() -> None:
+    """A record appended and a commit begun while the Sender is on its way from one look to the next."""
+    harness = TransactionHarness(2).started()
+    manager, accumulator = harness.manager, harness.accumulator
+
+    def send_and_commit() -> bool:
+        return accumulator.has_incomplete
+
+    before = accumulator.has_incomplete
+    harness.send(b"a", partition=0)
+    manager.begin_commit()
+    assert not before
+    assert manager.next_request(harness.now_ms, send_and_commit) is None
+    harness.run_until(lambda: harness.state is State.READY)
+    assert harness.calls() == [PRODUCE, END_TXN]
+
+
+@both_versions
+def test_a_batch_of_no_transaction_waits(version: int) -> None:
+    manager = manager_in_transaction(version)
+    batch = ProducerBatch(TopicPartition(TOPIC, 1), 0, 1_000, 0)
+    assert manager.must_wait(batch)
+    manager.add_partition(batch.topic_partition)
+    assert manager.must_wait(batch) is (version == 1)
+    manager._content.give_in(frozenset({batch.topic_partition}))
+    assert not manager.must_wait(batch)
+
+
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+def test_whether_something_is_lost_or_completing_follows_from_the_state(state: State) -> None:
+    manager = manager_in_transaction(2)
+    manager.add_partition(PLACE)
+    batch = ProducerBatch(PLACE, 0, 1_000, 0)
+    manager.state, manager.last_error = state, KafkaError("why")
+    is_lost = state in {State.ABORTABLE_ERROR, State.ABORTING}
+    assert (manager.lost_transaction is not None) is is_lost
+    assert manager.must_wait(batch) is (is_lost or state is State.FATAL_ERROR)
+    assert manager.is_completing is (state in {State.COMMITTING, State.ABORTING})
+    if state is State.ABORTING:
+        assert ID in str(manager.lost_transaction)
+
+
+def test_an_id_is_told_with_its_records() -> None:
+    manager = TransactionalManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0)  # type: ignore[arg-type]
+    assert manager.name_of_transactions == ID
+    assert manager.is_transactional

@@ -1,0 +1,245 @@
+"""Transactions that one producer prepares and another one ends."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from support.producer_harness import TOPIC
+from support.scripted_broker import faults
+from support.transaction_harness import END_TXN, GROUP, ID, INIT_PRODUCER_ID, PLACE, PRODUCE, TransactionHarness
+
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    InvalidTxnStateError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transaction_manager import State
+
+both_versions = pytest.mark.parametrize("version", [1, 2])
+both_ends = pytest.mark.parametrize("committed", [True, False])
+
+
+def prepared_by_another(version: int, *values: bytes) -> tuple[TransactionHarness, PreparedTransaction]:
+    harness = TransactionHarness(version).started()
+    for value in values:
+        harness.send(value, partition=0)
+    harness.settle()
+    return harness, harness.producer.prepare_transaction()
+
+
+def end(harness: TransactionHarness, committed: bool) -> None:
+    (harness.producer.commit_transaction if committed else harness.producer.abort_transaction)()
+
+
+@both_versions
+def test_what_is_prepared_says_all_that_another_needs(version: int) -> None:
+    harness, prepared = prepared_by_another(version, b"a")
+    assert prepared == PreparedTransaction(ID, 1000, 0, version, is_empty=False)
+    assert pickle.loads(pickle.dumps(prepared)) == prepared
+    assert harness.state is State.PREPARED
+    assert harness.coordinated.state == "Ongoing"
+    assert harness.committed() == []
+
+
+@both_versions
+@both_ends
+def test_another_producer_ends_what_was_prepared(version: int, committed: bool) -> None:
+    task, prepared = prepared_by_another(version, b"a", b"b")
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.cluster.requests.clear()
+    end(driver, committed)
+    assert driver.calls()[-1] == END_TXN
+    assert driver.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert driver.committed() == ([b"a", b"b"] if committed else [])
+    assert driver.coordinated.state == ("CompleteCommit" if committed else "CompleteAbort")
+
+
+@both_versions
+@both_ends
+def test_the_producer_that_prepared_may_end_it_itself_and_go_on(version: int, committed: bool) -> None:
+    harness, _ = prepared_by_another(version, b"a")
+    end(harness, committed)
+    harness.commit(b"b")
+    assert harness.committed() == ([b"a"] if committed else []) + [b"b"]
+
+
+@both_versions
+@both_ends
+def test_an_end_may_be_repeated_and_not_turned_round(version: int, committed: bool) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    for _ in range(2):
+        driver = TransactionHarness(version, beside=task)
+        driver.producer.resume_transaction(prepared)
+        end(driver, committed)
+    other = TransactionHarness(version, beside=task)
+    other.producer.resume_transaction(prepared)
+    with pytest.raises(InvalidTxnStateError, match=ID):
+        end(other, not committed)
+    assert task.committed() == ([b"a"] if committed else [])
+
+
+@both_versions
+def test_what_was_prepared_with_offsets_goes_with_them(version: int) -> None:
+    task = TransactionHarness(version).started()
+    task.producer.send_offsets_to_transaction({PLACE: (12, "rows=3")}, GROUP)
+    prepared = task.producer.prepare_transaction()
+    assert not prepared.is_empty
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    assert driver.offsets() == {(TOPIC, 0): (12, "rows=3", -1)}
+
+
+@both_versions
+@both_ends
+def test_of_a_transaction_with_nothing_in_it_no_broker_is_told(version: int, committed: bool) -> None:
+    task, prepared = prepared_by_another(version)
+    assert prepared.is_empty
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.cluster.requests.clear()
+    end(driver, committed)
+    assert driver.calls() == []
+    end(task, committed)
+    assert task.calls() == []
+
+
+@both_versions
+def test_who_resumed_has_no_id_of_its_own_and_may_resume_the_next_or_get_one(version: int) -> None:
+    task, first = prepared_by_another(version, b"a")
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(first)
+    driver.producer.commit_transaction()
+    with pytest.raises(IllegalStateError, match="has no producer id"):
+        driver.producer.begin_transaction()
+    task.producer.init_transactions()
+    task.producer.begin_transaction()
+    task.send(b"b", partition=0)
+    task.settle()
+    driver.producer.resume_transaction(task.producer.prepare_transaction())
+    driver.producer.commit_transaction()
+    driver.producer.init_transactions()
+    driver.commit(b"c")
+    assert driver.committed() == [b"a", b"b", b"c"]
+
+
+@both_versions
+def test_a_new_init_after_preparing_goes_on_when_another_has_ended_it(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    task.producer.init_transactions()
+    task.commit(b"b")
+    assert task.committed() == [b"a", b"b"]
+
+
+@both_versions
+def test_a_new_init_aborts_what_nobody_ended_and_fences_who_would(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    task.producer.init_transactions()
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    with pytest.raises(ProducerFencedError, match=ID):
+        driver.producer.commit_transaction()
+    task.commit(b"b")
+    assert task.committed() == [b"b"]
+
+
+@both_versions
+def test_a_prepared_transaction_takes_no_more(version: int) -> None:
+    harness, _ = prepared_by_another(version, b"a")
+    with pytest.raises(IllegalStateError, match="has a prepared transaction"):
+        harness.send(b"more")
+    with pytest.raises(IllegalStateError, match="has a prepared transaction"):
+        harness.producer.send_offsets_to_transaction({PLACE: (1, None)}, GROUP)
+    for call in (harness.producer.prepare_transaction, harness.producer.begin_transaction):
+        with pytest.raises(IllegalStateError, match="has a prepared transaction"):
+            call()
+    harness.producer.commit_transaction()
+    assert harness.committed() == [b"a"]
+
+
+@both_versions
+def test_what_failed_cannot_be_prepared(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.send(b"a", partition=0)
+    harness.settle()
+    with pytest.raises(TopicAuthorizationError, match=TOPIC):
+        harness.producer.prepare_transaction()
+    harness.producer.abort_transaction()
+
+
+def test_what_has_offsets_on_their_way_cannot_be_prepared() -> None:
+    harness = TransactionHarness(2, {"max.block.ms": "100"}).started()
+    harness.cluster.on(28, faults.delay(2_000))
+    with pytest.raises(KafkaTimeoutError):
+        harness.producer.send_offsets_to_transaction({PLACE: (1, None)}, GROUP)
+    with pytest.raises(IllegalStateError, match="outcome of send_offsets_to_transaction is open"):
+        harness.producer.prepare_transaction()
+
+
+@both_versions
+def test_closing_leaves_a_prepared_transaction_open(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    task.close()
+    assert task.coordinated.state == "Ongoing"
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.close()
+    assert task.coordinated.state == "Ongoing"
+    last = TransactionHarness(version, beside=task)
+    last.producer.resume_transaction(prepared)
+    last.producer.commit_transaction()
+    assert last.committed() == [b"a"]
+
+
+@both_versions
+def test_only_a_producer_of_the_same_id_with_nothing_of_its_own_resumes(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    stranger = TransactionHarness(version, {"transactional.id": "other"}, beside=task)
+    with pytest.raises(IllegalStateError, match=f"{ID} cannot be resumed by other"):
+        stranger.producer.resume_transaction(prepared)
+    busy = TransactionHarness(version, {"transactional.id": "other"}, beside=task)
+    busy.producer.init_transactions()
+    own = prepared._replace(transactional_id="other")
+    with pytest.raises(IllegalStateError, match="has a producer id"):
+        busy.producer.resume_transaction(own)
+    busy.producer.begin_transaction()
+    with pytest.raises(IllegalStateError, match="is in a transaction"):
+        busy.producer.resume_transaction(own)
+    busy.send(b"own", partition=1)
+    busy.producer.commit_transaction()
+    assert busy.committed(1) == [b"own"]
+
+
+@both_versions
+def test_what_was_prepared_ends_in_its_own_version(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    task.cluster.finalized_features["transaction.version"] = 3 - version
+    driver = TransactionHarness(3 - version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.cluster.requests.clear()
+    driver.producer.commit_transaction()
+    (asked,) = driver.cluster.requests_of(END_TXN)
+    assert (asked.version >= 5) is (version == 2)
+    assert driver.committed() == [b"a"]
+
+
+@both_versions
+def test_a_refused_end_of_a_resumed_transaction_can_be_aborted(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    driver = TransactionHarness(version, beside=task)
+    driver.cluster.on(END_TXN, faults.fail_with(120))
+    driver.producer.resume_transaction(prepared)
+    with pytest.raises(Exception, match=ID):
+        driver.producer.commit_transaction()
+    driver.producer.abort_transaction()
+    assert driver.coordinated.state == "CompleteAbort"
+    assert driver.state is State.UNINITIALIZED
