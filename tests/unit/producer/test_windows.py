@@ -1,0 +1,93 @@
+"""Samples over two windows of 30 s: what counts, for how long, and over which time a rate is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from spark_kafka_sink.producer.windows import WINDOW_MS, Sample, Windows
+
+
+@dataclass(slots=True)
+class Counts(Sample):
+    things: int = 0
+    max_size: int = 0
+
+
+def count(windows: Windows[Counts], now_ms: int, things: int, size: int = 0) -> None:
+    sample = windows.at(now_ms)
+    sample.things += things
+    sample.max_size = max(sample.max_size, size)
+
+
+def seen(windows: Windows[Counts], now_ms: int) -> tuple[int, int, int]:
+    """(total, recent, recent peak)."""
+    reading = windows.read(now_ms)
+    return reading.total.things, reading.recent.things, reading.recent.max_size
+
+
+def test_nothing_is_counted_before_the_first_event() -> None:
+    windows = Windows(Counts)
+    assert seen(windows, 5_000) == (0, 0, 0)
+    assert windows.read(5_000).window_s == 30
+
+
+def test_what_is_counted_within_a_window_goes_into_one_sample() -> None:
+    windows = Windows(Counts)
+    count(windows, 1_000, 2, 7)
+    first = windows.at(1_000)
+    count(windows, 1_000 + WINDOW_MS - 1, 3, 5)
+    assert windows.at(1_000 + WINDOW_MS - 1) is first
+    assert seen(windows, 31_000) == (5, 5, 7)
+    assert windows.at(1_000 + WINDOW_MS) is not first
+
+
+def test_a_peak_ends_when_its_whole_window_is_two_windows_old_and_a_total_does_not() -> None:
+    windows = Windows(Counts)
+    count(windows, 0, 1, 100)
+    count(windows, 30_000, 10, 20)
+    count(windows, 60_000, 100, 30)
+    assert seen(windows, 89_999) == (111, 111, 100)
+    assert seen(windows, 90_000) == (111, 110, 30)
+    count(windows, 90_000, 1_000, 1)
+    assert seen(windows, 90_000) == (1_111, 1_110, 30)
+    assert seen(windows, 120_000) == (1_111, 1_100, 30)
+    assert seen(windows, 150_000) == (1_111, 1_000, 1)
+    assert seen(windows, 180_000) == (1_111, 0, 0)
+
+
+def test_what_is_over_is_summed_up_however_long_it_goes_on() -> None:
+    windows = Windows(Counts)
+    for now_ms in range(0, 3_600_000, 10_000):
+        count(windows, now_ms, 1)
+    assert seen(windows, 3_599_999)[0] == 360
+    assert len(windows._past_and_kept[1]) == 3
+
+
+def test_a_sample_begins_with_its_first_event_and_not_where_the_last_one_ended() -> None:
+    windows = Windows(Counts)
+    count(windows, 0, 1)
+    count(windows, 80_000, 2)
+    count(windows, 109_999, 3)
+    assert seen(windows, 110_000) == (6, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "window_s"), [(0, 30), (10_000, 40), (29_999, 59.999), (30_000, 30), (59_000, 59), (89_999, 89.999)]
+)
+def test_a_rate_is_over_the_time_since_the_oldest_sample_and_a_young_one_has_a_window_before_it(
+    now_ms: int, window_s: float
+) -> None:
+    windows = Windows(Counts)
+    count(windows, 0, 1)
+    count(windows, 30_000, 1)
+    assert windows.read(now_ms).window_s == window_s
+
+
+def test_the_time_of_a_rate_moves_on_with_the_samples() -> None:
+    windows = Windows(Counts)
+    for now_ms in (0, 30_000, 60_000):
+        count(windows, now_ms, 1)
+    assert windows.read(90_000).window_s == 60
+    assert windows.read(300_000).window_s == 30
