@@ -168,3 +168,14 @@ def test_only_loop_owners_read_the_clock() -> None:
 def test_no_room_is_overfull() -> None:
     overfull = {dotted(path): lines for path in modules() if (lines := len(path.read_text().splitlines())) > MAX_LINES}
     assert overfull == {}
+
+
+def test_the_file_map_names_every_module() -> None:
+    file_map = (PACKAGE / "ARCHITECTURE.md").read_text()
+    missing = [
+        dotted(path)
+        for path in modules()
+        if path.stem not in {"__init__", "__main__"}
+        if f"`{path.stem}`" not in file_map
+    ]
+    assert missing == []
