@@ -37,10 +37,6 @@ def increment_sequence(sequence: int, increment: int) -> int:
     return (sequence + increment) % (MAX_SEQUENCE + 1)
 
 
-def decrement_sequence(sequence: int, decrement: int) -> int:
-    return (sequence - decrement) % (MAX_SEQUENCE + 1)
-
-
 class PartitionSequences:
     """One partition's numbers."""
 
@@ -105,18 +101,6 @@ class PartitionSequences:
         self.producer = producer
         self.next_sequence = sequence
         self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
-
-    def close_gap(self, failed: ProducerBatch) -> None:
-        """Number what follows `failed` as if that had never been: the broker waits for its numbers."""
-        self.next_sequence = decrement_sequence(self.next_sequence, failed.record_count)
-        for batch in self.in_flight:
-            if batch.ordinal > failed.ordinal:
-                batch.reset_producer_state(
-                    batch.producer_id,
-                    batch.producer_epoch,
-                    decrement_sequence(batch.base_sequence, failed.record_count),
-                    batch.is_transactional,
-                )
 
 
 def _is_after(sequence: int, other: int) -> bool:

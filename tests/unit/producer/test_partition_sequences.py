@@ -12,7 +12,6 @@ from spark_kafka_sink.producer.partition_sequences import (
     PartitionSequences,
     ProducerIdAndEpoch,
     SequenceTable,
-    decrement_sequence,
     increment_sequence,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -48,7 +47,6 @@ def entry_at(next_sequence: int = 0) -> PartitionSequences:
 )
 def test_sequences_go_on_at_0_after_the_last(sequence: int, step: int, expected: int) -> None:
     assert increment_sequence(sequence, step) == expected
-    assert decrement_sequence(expected, step) == sequence
 
 
 def test_batches_get_consecutive_numbers_and_are_counted_in_flight() -> None:
@@ -94,18 +92,6 @@ def test_beginning_again_numbers_what_is_in_flight_from_0() -> None:
     assert entry.next_sequence == 5
     assert entry.is_next(0)
     assert entry.producer.epoch == 2
-
-
-def test_closing_a_gap_moves_what_follows_and_nothing_before() -> None:
-    entry = entry_at(MAX_SEQUENCE - 2)
-    before, failed, after = taken(entry, 2, 3, 2)
-    entry.remove(failed)
-    entry.close_gap(failed)
-    assert before.base_sequence == MAX_SEQUENCE - 2
-    assert not before.sequence_has_been_reset
-    assert after.base_sequence == MAX_SEQUENCE
-    assert after.sequence_has_been_reset
-    assert entry.next_sequence == 1
 
 
 def test_parts_are_in_flight_in_their_places() -> None:
