@@ -24,11 +24,21 @@ def produce(bootstrap_servers: str, topic: str, values: Iterable[str], *, timeou
     assert not failures, failures
 
 
-def read_topic(bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_s: float = 30.0) -> list[Message]:
-    """Every record of a topic, by partition and offset."""
+def read_topic(
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int = 1,
+    *,
+    timeout_s: float = 30.0,
+    isolation_level: str = "read_committed",
+) -> list[Message]:
+    """Every record of a topic, by partition and offset; under read_committed none of an aborted or open transaction,
+    nor any after the first open one.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
+            "isolation.level": isolation_level,
             "group.id": "unused",
             "check.crcs": True,
             "enable.partition.eof": True,
@@ -58,7 +68,26 @@ def read_topic(bootstrap_servers: str, topic: str, partitions: int = 1, *, timeo
     return sorted(records, key=lambda message: (message.partition(), message.offset()))
 
 
-def read_values(bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_s: float = 30.0) -> list[str]:
+def read_values(
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int = 1,
+    *,
+    timeout_s: float = 30.0,
+    isolation_level: str = "read_committed",
+) -> list[str]:
     """The values of `read_topic`, as text."""
-    records = read_topic(bootstrap_servers, topic, partitions, timeout_s=timeout_s)
+    records = read_topic(bootstrap_servers, topic, partitions, timeout_s=timeout_s, isolation_level=isolation_level)
     return [record.value().decode() for record in records]
+
+
+def committed_offset(
+    bootstrap_servers: str, group: str, topic: str, partition: int = 0, *, timeout_s: float = 30.0
+) -> tuple[int, str | None]:
+    """A group's offset and the text that goes with it; (-1001, None) where there is none."""
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=timeout_s)
+    finally:
+        consumer.close()
+    return found.offset, found.metadata

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
 from support.transaction_harness import (
     ADD_PARTITIONS,
     END_TXN,
-    ID,
     INIT_PRODUCER_ID,
-    PLACE,
     PRODUCE,
     TransactionHarness,
 )
 
-from spark_kafka_sink.client.backoff import ExponentialBackoff
-from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
-    BufferExhaustedError,
     ClusterAuthorizationError,
     InvalidPidMappingError,
     InvalidProducerEpochError,
-    InvalidTopicError,
     InvalidTxnStateError,
     KafkaError,
     KafkaTimeoutError,
@@ -35,10 +28,7 @@ from spark_kafka_sink.common.errors import (
     TransactionalIdAuthorizationError,
     UnknownProducerIdError,
 )
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
-from spark_kafka_sink.record.columns import RecordColumns
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
 SMALL = {"batch.size": "1"}
@@ -305,113 +295,3 @@ def test_a_record_too_large_for_the_broker_costs_the_transaction(version: int) -
         harness.producer.commit_transaction()
     assert isinstance(large.error, RecordTooLargeError)
     aborted_and_next_works(harness)
-
-
-# ---- records that do not even get into a batch -----------------------------------------------------------------------
-
-
-@both_versions
-def test_a_record_that_is_refused_at_once_is_not_left_out_of_a_commit(version: int) -> None:
-    harness = warm(version, {"max.request.size": "1000"})
-    large = harness.send(b"x" * 2_000, partition=0)
-    assert isinstance(large.error, RecordTooLargeError)
-    with pytest.raises(RecordTooLargeError, match=r"max\.request\.size"):
-        harness.producer.commit_transaction()
-    aborted_and_next_works(harness)
-
-
-@both_versions
-def test_a_topic_that_cannot_be_is_not_left_out_of_a_commit(version: int) -> None:
-    harness = warm(version)
-    assert isinstance(harness.send(b"v", "no such name").error, InvalidTopicError)
-    with pytest.raises(InvalidTopicError, match="no such name"):
-        harness.producer.commit_transaction()
-    aborted_and_next_works(harness)
-
-
-@both_versions
-def test_a_record_that_finds_no_memory_is_not_left_out_of_a_commit(version: int) -> None:
-    harness = warm(version, {"buffer.memory": "4000", "batch.size": "1000", "max.block.ms": "300"})
-    harness.network.held.add(0)
-    deliveries = [harness.send(b"x" * 900, partition=0) for _ in range(8)]
-    assert isinstance(deliveries[-1].error, BufferExhaustedError)
-    harness.network.held.clear()
-    with pytest.raises(BufferExhaustedError):
-        harness.producer.commit_transaction()
-    aborted_and_next_works(harness)
-
-
-@both_versions
-def test_columns_that_were_taken_in_part_are_not_committed(version: int) -> None:
-    harness = warm(version, {"max.request.size": "1000"})
-    rows = pa.array([b"small", b"x" * 2_000])
-    with pytest.raises(RecordTooLargeError):
-        harness.producer.send_columns(TOPIC, RecordColumns(rows, partition=pa.array([0, 0], pa.int32())))
-    with pytest.raises(RecordTooLargeError, match="met an error before"):
-        harness.producer.commit_transaction()
-    aborted_and_next_works(harness)
-
-
-@both_versions
-def test_misuse_costs_no_transaction(version: int) -> None:
-    harness = warm(version)
-    with pytest.raises(KafkaError):
-        harness.send(3.5, partition=0)  # type: ignore[arg-type]
-    harness.producer.commit_transaction()
-    assert harness.committed() == [b"warm-up", b"first"]
-
-
-# ---- the order of records and ends -----------------------------------------------------------------------------------
-
-
-def manager_in_transaction(version: int) -> TransactionalManager:
-    harness = TransactionHarness(version).started()
-    return harness.manager
-
-
-def test_a_record_that_comes_between_two_looks_goes_before_the_end() -> None:
-    """A record appended and a commit begun while the Sender is on its way from one look to the next."""
-    harness = TransactionHarness(2).started()
-    manager, accumulator = harness.manager, harness.accumulator
-
-    def send_and_commit() -> bool:
-        return accumulator.has_incomplete
-
-    before = accumulator.has_incomplete
-    harness.send(b"a", partition=0)
-    manager.begin_commit()
-    assert not before
-    assert manager.next_request(harness.now_ms, send_and_commit) is None
-    harness.run_until(lambda: harness.state is State.READY)
-    assert harness.calls() == [PRODUCE, END_TXN]
-
-
-@both_versions
-def test_a_batch_of_no_transaction_waits(version: int) -> None:
-    manager = manager_in_transaction(version)
-    batch = ProducerBatch(TopicPartition(TOPIC, 1), 0, 1_000, 0)
-    assert manager.must_wait(batch)
-    manager.add_partition(batch.topic_partition)
-    assert manager.must_wait(batch) is (version == 1)
-    manager._content.give_in(frozenset({batch.topic_partition}))
-    assert not manager.must_wait(batch)
-
-
-@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_whether_something_is_lost_or_completing_follows_from_the_state(state: State) -> None:
-    manager = manager_in_transaction(2)
-    manager.add_partition(PLACE)
-    batch = ProducerBatch(PLACE, 0, 1_000, 0)
-    manager.state, manager.last_error = state, KafkaError("why")
-    is_lost = state in {State.ABORTABLE_ERROR, State.ABORTING}
-    assert (manager.lost_transaction is not None) is is_lost
-    assert manager.must_wait(batch) is (is_lost or state is State.FATAL_ERROR)
-    assert manager.is_completing is (state in {State.COMMITTING, State.ABORTING})
-    if state is State.ABORTING:
-        assert ID in str(manager.lost_transaction)
-
-
-def test_an_id_is_told_with_its_records() -> None:
-    manager = TransactionalManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0)  # type: ignore[arg-type]
-    assert manager.name_of_transactions == ID
-    assert manager.is_transactional

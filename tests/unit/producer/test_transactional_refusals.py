@@ -1,0 +1,261 @@
+"""What coordinators refuse: fatal, or the end of one transaction, with the resource named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.producer_harness import TOPIC
+from support.scripted_broker import faults
+from support.transaction_harness import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    END_TXN,
+    FIND_COORDINATOR,
+    GROUP,
+    ID,
+    INIT_PRODUCER_ID,
+    PLACE,
+    TXN_OFFSET_COMMIT,
+    TransactionHarness,
+)
+
+from spark_kafka_sink.common.errors import (
+    GroupAuthorizationError,
+    InvalidPidMappingError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
+    KafkaError,
+    ProducerFencedError,
+    SaslAuthenticationError,
+    TopicAuthorizationError,
+    TransactionalIdAuthorizationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.producer.transaction_manager import State
+
+both_versions = pytest.mark.parametrize("version", [1, 2])
+OFFSETS = {PLACE: (7, None)}
+
+Step = Callable[[TransactionHarness], None]
+STEPS: dict[str, tuple[int, int, Step]] = {
+    "init": (2, INIT_PRODUCER_ID, lambda harness: harness.producer.init_transactions()),
+    "partitions": (1, ADD_PARTITIONS, lambda harness: whole_transaction(harness)),
+    "group": (1, ADD_OFFSETS, lambda harness: whole_transaction(harness)),
+    "offsets-1": (1, TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
+    "offsets-2": (2, TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
+    "end-1": (1, END_TXN, lambda harness: whole_transaction(harness)),
+    "end-2": (2, END_TXN, lambda harness: whole_transaction(harness)),
+}
+every_request = pytest.mark.parametrize("step", STEPS)
+
+
+def whole_transaction(harness: TransactionHarness) -> None:
+    if harness.state is State.UNINITIALIZED:
+        harness.producer.init_transactions()
+    harness.producer.begin_transaction()
+    harness.send(b"a", partition=0)
+    harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.commit_transaction()
+
+
+def finish(harness: TransactionHarness) -> None:
+    """Everything in its place, whatever happened on the way, and the next transaction works."""
+    if harness.committed() == []:
+        whole_transaction(harness)
+    assert harness.committed() == [b"a"]
+    assert harness.offsets() == {(TOPIC, 0): (7, None, -1)}
+    harness.commit(b"b")
+    assert harness.committed() == [b"a", b"b"]
+    assert harness.memory_in_use == 0
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@every_request
+@pytest.mark.parametrize(
+    ("error_code", "error_class"), [(90, ProducerFencedError), (47, ProducerFencedError), (48, InvalidTxnStateError)]
+)
+def test_a_coordinator_that_fences_is_believed(step: str, error_code: int, error_class: type[KafkaError]) -> None:
+    version, api_key, run = STEPS[step]
+    harness = TransactionHarness(version)
+    harness.cluster.on(api_key, faults.fail_with(error_code))
+    with pytest.raises(error_class, match=TOPIC if api_key == ADD_PARTITIONS else f"{GROUP}|{ID}"):
+        run(harness)
+    harness.run_for(100)
+    assert harness.producer.has_failed
+    calls = (
+        harness.producer.init_transactions,
+        harness.producer.begin_transaction,
+        harness.producer.commit_transaction,
+        harness.producer.abort_transaction,
+    )
+    for call in calls:
+        with pytest.raises(error_class, match="met an error before"):
+            call()
+    assert harness.memory_in_use == 0
+    assert isinstance(harness.send(b"more").error, error_class)
+
+
+@every_request
+def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(step: str) -> None:
+    version, api_key, run = STEPS[step]
+    harness = TransactionHarness(version)
+    harness.cluster.on(api_key, faults.fail_with(53))
+    with pytest.raises(TransactionalIdAuthorizationError):
+        run(harness)
+    assert harness.producer.has_failed is (step != "init")
+    if step == "init":
+        finish(harness)
+
+
+@both_versions
+def test_an_id_that_may_not_be_looked_up_is_named(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(53))
+    with pytest.raises(TransactionalIdAuthorizationError, match=rf"transactional\.id {ID}: "):
+        harness.producer.init_transactions()
+    finish(harness)
+
+
+@both_versions
+def test_a_time_out_beyond_the_brokers_is_fatal_and_says_what_to_change(version: int) -> None:
+    harness = TransactionHarness(version, {"transaction.timeout.ms": "900001"})
+    with pytest.raises(InvalidTransactionTimeoutError, match=rf"{ID}.*transaction\.max\.timeout\.ms"):
+        harness.producer.init_transactions()
+    assert harness.producer.has_failed
+
+
+@pytest.mark.parametrize(
+    ("version", "api_key", "error_code", "error_class", "place"),
+    [
+        (1, ADD_PARTITIONS, 29, TopicAuthorizationError, f"{TOPIC}-0"),
+        (1, ADD_OFFSETS, 30, GroupAuthorizationError, f"group {GROUP}"),
+        (1, TXN_OFFSET_COMMIT, 30, GroupAuthorizationError, f"group {GROUP}"),
+        (2, TXN_OFFSET_COMMIT, 30, GroupAuthorizationError, f"group {GROUP}"),
+        (2, TXN_OFFSET_COMMIT, 29, TopicAuthorizationError, f"{TOPIC}-0"),
+        (1, TXN_OFFSET_COMMIT, 22, KafkaError, f"group {GROUP}"),
+        (2, TXN_OFFSET_COMMIT, 25, KafkaError, f"group {GROUP}"),
+        (2, TXN_OFFSET_COMMIT, 82, KafkaError, f"group {GROUP}"),
+        (1, ADD_PARTITIONS, 49, InvalidPidMappingError, f"{TOPIC}-0"),
+        (1, ADD_OFFSETS, 49, InvalidPidMappingError, GROUP),
+        (2, END_TXN, 120, KafkaError, ID),
+        (1, END_TXN, 49, InvalidPidMappingError, ID),
+    ],
+)
+def test_what_costs_the_transaction_is_named_and_aborted(
+    version: int, api_key: int, error_code: int, error_class: type[KafkaError], place: str
+) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(api_key, faults.fail_with(error_code))
+    with pytest.raises(error_class, match=place) as caught:
+        whole_transaction(harness)
+    assert caught.value.error_code == error_code
+    with pytest.raises(error_class, match=rf"met an error before.*{place}"):
+        harness.producer.commit_transaction()
+    with pytest.raises(error_class, match=place):
+        harness.producer.begin_transaction()
+    assert isinstance(harness.send(b"too late").error, error_class)
+    harness.producer.abort_transaction()
+    assert harness.committed() == []
+    finish(harness)
+
+
+def test_a_group_whose_coordinator_may_not_be_known_costs_the_transaction() -> None:
+    harness = TransactionHarness(2).started()
+    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(30))
+    with pytest.raises(GroupAuthorizationError, match=f"group {GROUP}"):
+        harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.abort_transaction()
+    finish(harness)
+
+
+@pytest.mark.parametrize("error_code", [49, 59])
+def test_under_version_1_a_producer_id_that_is_not_known_is_followed_by_another_epoch(error_code: int) -> None:
+    harness = TransactionHarness(1).started()
+    harness.cluster.on(ADD_PARTITIONS, faults.fail_with(error_code))
+    harness.send(b"a", partition=0)
+    with pytest.raises(KafkaError):
+        harness.producer.commit_transaction()
+    harness.producer.abort_transaction()
+    assert harness.calls() == [ADD_PARTITIONS, INIT_PRODUCER_ID]
+    assert harness.manager.producer == (1000, 1)
+    harness.commit(b"b")
+    assert harness.committed() == [b"b"]
+
+
+@both_versions
+def test_the_gravest_of_several_errors_counts(version: int) -> None:
+    harness = TransactionHarness(version).started()
+
+    def two_errors(values: dict[str, object]) -> dict[str, object]:
+        partitions = [{"partition_index": 0, "error_code": 3}, {"partition_index": 1, "error_code": 30}]
+        return {"topics": [{"name": TOPIC, "partitions": partitions}]}
+
+    harness.cluster.on(TXN_OFFSET_COMMIT, faults.change(two_errors))
+    with pytest.raises(GroupAuthorizationError, match=f"{TOPIC}-1"):
+        harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.abort_transaction()
+
+
+@both_versions
+def test_a_second_producer_fences_the_first(version: int) -> None:
+    old = TransactionHarness(version).started()
+    old.send(b"old", partition=0)
+    old.settle()
+    new = TransactionHarness(version, beside=old)
+    new.producer.init_transactions()
+    with pytest.raises(ProducerFencedError, match=ID):
+        old.producer.commit_transaction()
+    assert old.producer.has_failed
+    new.commit(b"new")
+    assert new.committed() == [b"new"]
+
+
+@both_versions
+def test_a_producer_that_is_fenced_while_it_sends_hears_of_it(version: int) -> None:
+    old = TransactionHarness(version).started()
+    old.send(b"old", partition=0)
+    old.settle()
+    new = TransactionHarness(version, beside=old)
+    new.producer.init_transactions()
+    refused = old.send(b"more", partition=0)
+    old.settle()
+    assert refused.error is not None
+    assert old.state is State.ABORTABLE_ERROR  # a leader's word is not the coordinator's
+    with pytest.raises(ProducerFencedError, match=ID):
+        old.producer.abort_transaction()
+    assert old.producer.has_failed
+
+
+@both_versions
+def test_a_transaction_that_outlived_its_time_out_is_not_committed(version: int) -> None:
+    harness = TransactionHarness(version, {"transaction.timeout.ms": "1000"}).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.run_for(1_500)
+    with pytest.raises((ProducerFencedError, InvalidTxnStateError), match=ID):
+        harness.producer.commit_transaction()
+    assert harness.committed() == []
+    assert harness.producer.has_failed
+
+
+def test_a_broker_too_old_for_transactions_is_fatal() -> None:
+    harness = TransactionHarness(1)
+    harness.cluster.versions = {key: value for key, value in harness.cluster.versions.items() if key != END_TXN}
+    harness.producer.init_transactions()
+    harness.producer.begin_transaction()
+    harness.send(b"a", partition=0)
+    with pytest.raises(UnsupportedVersionError):
+        harness.producer.commit_transaction()
+    assert harness.producer.has_failed
+
+
+def test_a_node_that_refuses_us_is_fatal() -> None:
+    harness = TransactionHarness(2)
+    refusal = SaslAuthenticationError("wrong password")
+    harness.client.authentication_error = lambda node: refusal
+    with pytest.raises(SaslAuthenticationError):
+        harness.producer.init_transactions()
+    assert harness.producer.has_failed
