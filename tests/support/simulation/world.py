@@ -240,7 +240,8 @@ class ProductLog(logging.Handler):
 
     def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self)
-        self._logger.level, self._logger.propagate = self._was
+        level, self._logger.propagate = self._was
+        self._logger.setLevel(level)  # not by assignment: child loggers remember what they were told
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
