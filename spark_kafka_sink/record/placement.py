@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import BoolArray, null_mask
+from spark_kafka_sink.record.arrow_arrays import BoolArray, int_values, null_mask
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.murmur2 import Int32Array, partitions_for_keys
 
@@ -46,10 +46,12 @@ def place(columns: RecordColumns, partition_count: int, ignore_keys: bool = Fals
         free = _or_false(null_mask(key), rows)
     if given is not None:
         unset = _or_false(null_mask(given), rows)
-        explicit = given.fill_null(0).to_numpy()
+        explicit = int_values(given)
         _check(explicit, unset, partition_count)
         partitions = np.where(unset, partitions, explicit)
         free &= unset
+    if partition_count == 1:  # anywhere is there, and rows keep their order among each other
+        partitions, free = np.zeros(rows, np.int32), np.zeros(rows, np.bool_)
     if not free.any():
         return Placement(columns, partitions, None)
     known = np.flatnonzero(~free)

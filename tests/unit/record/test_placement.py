@@ -63,3 +63,12 @@ def test_the_highest_partition_asked_for_is_known() -> None:
     assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None, 5, 70_000, 0])) == 70_000
     assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None] * 4)) is None
     assert highest_partition(RecordColumns.from_rows(VALUES)) is None
+
+
+def test_on_a_topic_of_one_partition_rows_keep_their_order_whether_they_have_a_key_or_not() -> None:
+    columns = RecordColumns(pa.array([b"0", b"1", b"2"]), pa.array([b"a", None, b"b"]))
+    placement = place(columns, 1)
+    assert placement.free is None
+    assert placement.placed is columns
+    assert placement.partitions is not None
+    assert placement.partitions.tolist() == [0, 0, 0]
