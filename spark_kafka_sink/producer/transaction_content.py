@@ -65,9 +65,6 @@ class TransactionContent:
         self._inside |= partitions
         self._has_started = True
 
-    def forget_new(self) -> None:
-        self._new.clear()
-
     def forget(self) -> None:
         """The transaction has ended, or another begins."""
         self._new.clear()

@@ -54,7 +54,6 @@ class TransactionalManager(TransactionalExchange):
                 return pending
             self._raise_error()
             self._move_to(State.INITIALIZING)
-            self.producer = NO_PRODUCER
             result = self._pending.begin("init_transactions")
             self._enqueue_init(NO_PRODUCER, result)
             return result
@@ -166,7 +165,6 @@ class TransactionalManager(TransactionalExchange):
                 self._raise_error()
             self._move_to(State.ABORTING)
             self._pending.give_up(KafkaError("The transaction was aborted."))
-            self._content.forget_new()
             self._queue.clear_for_abort()
             return self._enqueue_end(self._pending.begin("abort_transaction"), committed=False)
 
@@ -175,5 +173,4 @@ class TransactionalManager(TransactionalExchange):
         with self._lock:
             if self.state in {State.IN_TRANSACTION, State.ABORTABLE_ERROR}:
                 log.info("%s: aborting the open transaction, because the producer closes", self.transactional_id)
-                self._pending.give_up(KafkaError("The producer was closed."))
                 self.begin_abort()

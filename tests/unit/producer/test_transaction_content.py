@@ -51,17 +51,6 @@ def test_what_is_not_a_record_starts_it_too() -> None:
     assert not content.is_empty
 
 
-def test_new_partitions_are_forgotten_and_those_asked_for_are_not() -> None:
-    content = TransactionContent()
-    content.add(A, 1)
-    asked = content.ask_for_new()
-    content.add(B, 1)
-    content.forget_new()
-    assert content.ask_for_new() == frozenset()
-    content.give_in(asked)
-    assert A in content
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_next_transaction_begins_with_nothing(version: int) -> None:
     content = TransactionContent()

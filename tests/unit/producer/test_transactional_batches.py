@@ -106,6 +106,21 @@ def test_under_version_1_an_abort_after_a_failed_batch_takes_another_epoch(versi
     assert harness.manager.producer == (before.producer_id, before.epoch + 1)
     harness.commit(b"next")
     assert harness.stored()[-1] == (before.epoch + 1, 0)
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == asked
+
+
+@both_versions
+def test_the_first_error_is_the_one_that_is_told(version: int) -> None:
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(PRODUCE, faults.fail_with(120))
+    first, second = send_all(harness, 2)
+    harness.settle()
+    assert isinstance(first.error, TopicAuthorizationError)
+    assert isinstance(second.error, TransactionAbortableError)
+    with pytest.raises(TopicAuthorizationError) as caught:
+        harness.producer.commit_transaction()
+    assert caught.value.error_code == 29
 
 
 @both_versions
@@ -154,6 +169,7 @@ def test_a_commit_that_waits_for_a_batch_that_fails_raises_its_error(version: in
     harness.send(b"refused", partition=0)
     with pytest.raises(TopicAuthorizationError, match=TOPIC):
         harness.producer.commit_transaction()
+    harness.run_for(1_000)
     assert harness.cluster.requests_of(END_TXN) == []
     aborted_and_next_works(harness)
 

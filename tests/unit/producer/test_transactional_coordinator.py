@@ -92,11 +92,15 @@ def test_every_request_is_sent_until_it_passes(step: str, fault: faults.Hook) ->
 
 
 @every_request
-@pytest.mark.parametrize("error_code", [15, 16])
-def test_the_coordinator_is_looked_up_again_when_it_is_not_there(step: str, error_code: int) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [faults.fail_with(15), faults.fail_with(16), faults.close_before()],
+    ids=["not-available", "not-coordinator", "cut"],
+)
+def test_the_coordinator_is_looked_up_again_when_it_is_not_there(step: str, fault: faults.Hook) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
-    harness.cluster.on(api_key, faults.fail_with(error_code))
+    harness.cluster.on(api_key, fault)
     run(harness)
     key = GROUP if api_key == TXN_OFFSET_COMMIT else ID
     asked = [exchange.request.coordinator_keys for exchange in harness.cluster.requests_of(FIND_COORDINATOR)]
@@ -326,3 +330,20 @@ def test_an_abort_under_way_refuses_other_operations(version: int) -> None:
             call()
     harness.producer.abort_transaction()
     finish(harness)
+
+
+@both_versions
+def test_offsets_that_an_abort_overtook_are_not_sent_again(version: int) -> None:
+    harness = TransactionHarness(version, {"max.block.ms": "50"}).started()
+    harness.cluster.on(TXN_OFFSET_COMMIT, faults.close_before(), times=None)
+    with pytest.raises(KafkaTimeoutError):
+        harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.cluster.scripts.clear()
+    harness.cluster.on(TXN_OFFSET_COMMIT, faults.lose_request(), times=None)
+    harness.run_for(500)
+    sent = len(harness.cluster.requests_of(TXN_OFFSET_COMMIT))
+    harness.network.cut(0)
+    result = harness.manager.begin_abort()
+    harness.run_until(lambda: result.is_done)
+    assert result.error is None
+    assert len(harness.cluster.requests_of(TXN_OFFSET_COMMIT)) == sent

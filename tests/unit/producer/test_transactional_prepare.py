@@ -243,3 +243,40 @@ def test_a_refused_end_of_a_resumed_transaction_can_be_aborted(version: int) -> 
     driver.producer.abort_transaction()
     assert driver.coordinated.state == "CompleteAbort"
     assert driver.state is State.UNINITIALIZED
+
+
+def test_no_epoch_is_asked_for_after_an_end_that_was_resumed() -> None:
+    task, prepared = prepared_by_another(1, b"a")
+    driver = TransactionHarness(1, beside=task)
+    driver.cluster.on(END_TXN, faults.close_after())
+    driver.producer.resume_transaction(prepared)
+    driver.cluster.requests.clear()
+    driver.producer.commit_transaction()
+    assert driver.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert driver.state is State.UNINITIALIZED
+    assert driver.committed() == [b"a"]
+
+
+@both_versions
+def test_the_next_is_not_resumed_before_the_outcome_of_the_last_is_heard(version: int) -> None:
+    task, prepared = prepared_by_another(version, b"a")
+    driver = TransactionHarness(version, {"max.block.ms": "100"}, beside=task)
+    driver.cluster.on(END_TXN, faults.delay(500))
+    driver.producer.resume_transaction(prepared)
+    with pytest.raises(KafkaTimeoutError):
+        driver.producer.commit_transaction()
+    driver.run_until(lambda: driver.state is State.UNINITIALIZED)
+    with pytest.raises(IllegalStateError, match="outcome of commit_transaction is open"):
+        driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    driver.producer.resume_transaction(prepared)
+
+
+@both_versions
+def test_preparing_waits_until_every_record_is_acknowledged(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = TransactionHarness(version).started()
+    delivery = harness.send(b"a", partition=0)
+    monkeypatch.setattr(harness.producer, "flush", harness.settle)  # its turns are the test's to make
+    harness.producer.prepare_transaction()
+    assert delivery.error is None
+    assert delivery.is_settled
