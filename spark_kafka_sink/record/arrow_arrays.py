@@ -3,9 +3,14 @@
 Holds no state; any thread. What has 32-bit offsets already (`string`, `binary`, slices of them) is taken as it is,
 without a copy; `large_*` columns get new offsets over the same bytes; view, fixed-size and dictionary columns are
 rewritten once, in C++.
+
+What crosses between Arrow and numpy does so by buffers: pyarrow's own ways (`pa.array`, `pa.scalar`, `to_numpy`, a
+Python value for `fill_null`) import pandas where it is installed.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +42,9 @@ def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
     try:
         combined = array.combine_chunks()
     except pa.ArrowInvalid as error:
-        raise _too_large(name) from error
+        raise too_large(name) from error
     if isinstance(combined, pa.ChunkedArray):
-        raise _too_large(name)
+        raise too_large(name)
     return combined
 
 
@@ -79,13 +84,13 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
             array = _within_32_bits(array, name)
         return array.cast(BINARY)
     except pa.ArrowInvalid as error:
-        raise _too_large(name) from error
+        raise too_large(name) from error
 
 
 def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.BinaryArray:
     total = pc.sum(pc.take(pc.cast(pc.binary_length(dictionary), pa.int64()), indices)).as_py()
     if (total or 0) > MAX_COLUMN_BYTES:
-        raise _too_large(name)
+        raise too_large(name)
     return dictionary.take(indices)
 
 
@@ -94,8 +99,8 @@ def _within_32_bits(array: pa.Array, name: str) -> pa.Array:
     offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first > MAX_COLUMN_BYTES:
-        raise _too_large(name)
-    return array if last <= MAX_COLUMN_BYTES else array.take(pa.array(np.arange(len(array))))
+        raise too_large(name)
+    return array if last <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
 
 
 def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
@@ -115,8 +120,20 @@ def null_mask(array: pa.Array) -> BoolArray | None:
     """True where null, one bool per row; None where nothing is null."""
     if array.null_count == 0:
         return None
-    mask: BoolArray = array.is_null().to_numpy(zero_copy_only=False)
+    first, skipped = divmod(array.offset, 8)
+    bits = np.frombuffer(array.buffers()[0], np.uint8, (skipped + len(array) + 7) // 8, first)
+    mask: BoolArray = np.unpackbits(bits, count=skipped + len(array), bitorder="little")[skipped:] == 0
     return mask
+
+
+def int_values(array: pa.Array, null: int = 0) -> npt.NDArray[Any]:
+    """The values of an int32 or int64 array in its own width, `null` where null; no copy where nothing is."""
+    width = array.type.bit_width // 8
+    if len(array) == 0:
+        return np.zeros(0, f"i{width}")
+    values = np.frombuffer(array.buffers()[1], f"i{width}", len(array), array.offset * width)
+    nulls = null_mask(array)
+    return values if nulls is None else np.where(nulls, values.dtype.type(null), values)
 
 
 def byte_lengths(array: pa.BinaryArray) -> Int64Array:
@@ -134,7 +151,19 @@ def binary_from_numpy(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8
     return pa.BinaryArray.from_buffers(BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _too_large(name: str) -> SerializationError:
+def index_array(indices: npt.NDArray[Any]) -> pa.Array:
+    """An int32 or int64 array over these integers of that width; no copy where they are contiguous."""
+    data_type = pa.int32() if indices.itemsize == 4 else pa.int64()
+    return pa.Array.from_buffers(data_type, len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices))])
+
+
+def binary_scalar(content: bytes) -> pa.BinaryScalar:
+    """A `binary` scalar."""
+    return binary_from_numpy(np.array([0, len(content)], np.int32), np.frombuffer(content + b"\0", np.uint8))[0]
+
+
+def too_large(name: str) -> SerializationError:
+    """The error for a column past MAX_COLUMN_BYTES."""
     return SerializationError(
         f"The column '{name}' holds more than {MAX_COLUMN_BYTES} bytes; hand over fewer rows at a time "
         "(spark.sql.execution.arrow.maxRecordsPerBatch)."

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, value_offsets
+from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, index_array, int_values, value_offsets
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import EncodedRun, data_view, encode_array, record_size_upper_bounds
 
@@ -120,7 +120,7 @@ class Block:
             timestamp_deltas = None if timestamp_deltas is None else _unsorted(timestamp_deltas, order)
         encoded = encode_array(columns, offset_deltas, timestamp_deltas)
         if order is not None:
-            encoded = encoded.take(pa.array(order))
+            encoded = encoded.take(index_array(order))
         return self._slices(encoded, starts - first, ends - first, counts, times)
 
     def _slices(
@@ -163,8 +163,7 @@ def _times(columns: RecordColumns, now_ms: int) -> Int64Array | None:
     column = columns.timestamp_ms
     if column is None or column.null_count == len(column):
         return None
-    times: Int64Array = (column.fill_null(now_ms) if column.null_count else column).to_numpy()
-    return times
+    return int_values(column, now_ms)
 
 
 def _unsorted(values: Int64Array, order: npt.NDArray[np.intp]) -> Int64Array:

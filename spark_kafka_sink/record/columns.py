@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.arrow_arrays import BINARY, as_binary, combine
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.record.arrow_arrays import as_binary, combine, index_array
 from spark_kafka_sink.record.headers import Header, headers_from_rows, normalise_headers
+from spark_kafka_sink.record.row_arrays import binary_array, int_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ class RecordColumns:
 
     def take(self, order: Any) -> RecordColumns:
         """The rows at `order` (a numpy or Arrow array of integers), in that order: one copy of each column."""
-        indices = pa.array(order)
+        indices = order if isinstance(order, pa.Array) else index_array(order)
         return self._map(lambda column: column.take(indices))
 
     def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
@@ -82,13 +83,11 @@ class RecordColumns:
         that does not fit.
         """
         return cls(
-            value=_from_rows(values, "value", BINARY, "bytes or str"),
-            key=None if keys is None else _from_rows(keys, "key", BINARY, "bytes or str"),
+            value=binary_array(values, "value"),
+            key=None if keys is None else binary_array(keys, "key"),
             headers=None if headers is None else headers_from_rows(headers),
-            timestamp_ms=None
-            if timestamps_ms is None
-            else _from_rows(timestamps_ms, "timestamp_ms", pa.int64(), "an int"),
-            partition=None if partitions is None else _from_rows(partitions, "partition", pa.int32(), "an int"),
+            timestamp_ms=None if timestamps_ms is None else int_array(timestamps_ms, pa.int64(), "timestamp_ms"),
+            partition=None if partitions is None else int_array(partitions, pa.int32(), "partition"),
         )
 
     def _set(self, name: str, column: pa.Array) -> None:
@@ -100,27 +99,3 @@ def _of_type(column: pa.Array | pa.ChunkedArray, name: str, data_type: pa.DataTy
     if array.type != data_type:
         raise SchemaError(f"The column '{name}' has the Arrow type {array.type}; it must be {data_type}.")
     return array
-
-
-def _from_rows(rows: Sequence[Any], name: str, data_type: pa.DataType, wanted: str) -> pa.Array:
-    try:
-        column = pa.array(rows, data_type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise _first_misfit(rows, name, data_type, wanted, error) from error
-    if isinstance(column, pa.ChunkedArray):
-        return combine(column, name)
-    return column
-
-
-def _first_misfit(
-    rows: Sequence[Any], name: str, data_type: pa.DataType, wanted: str, error: Exception
-) -> SerializationError:
-    for index, row in enumerate(rows):
-        try:
-            pa.array([row], data_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            found = type(row).__name__
-            return SerializationError(
-                f"The {name} of row {index} is a {found} that does not fit; give {wanted} or None."
-            )
-    return SerializationError(f"The column '{name}' cannot be turned into an Arrow array: {error}")

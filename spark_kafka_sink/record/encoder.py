@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import BINARY, MAX_COLUMN_BYTES, Int64Array, byte_lengths, value_offsets
+from spark_kafka_sink.record.arrow_arrays import (
+    MAX_COLUMN_BYTES,
+    Int64Array,
+    binary_from_numpy,
+    binary_scalar,
+    byte_lengths,
+    value_offsets,
+)
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import Header, encode_headers, headers_upper_bounds
 from spark_kafka_sink.record.varints import (
@@ -32,7 +39,7 @@ from spark_kafka_sink.record.varints import (
 MAX_RECORD_OVERHEAD = 21
 """The most bytes of a record's length (5), attributes (1), timestamp delta (10) and offset delta (5)."""
 
-_EMPTY = pa.scalar(b"", BINARY)
+_EMPTY = binary_scalar(b"")
 
 _KEPT_HEAP = 4 << 20
 
@@ -49,7 +56,7 @@ def _keep_freed_heap() -> None:
 
 
 _keep_freed_heap()
-_NO_HEADERS = pa.scalar(b"\0", BINARY)
+_NO_HEADERS = binary_scalar(b"\0")
 
 
 @dataclass(slots=True)
@@ -74,7 +81,7 @@ def encode_array(
     """
     rows = columns.num_rows
     if rows == 0:
-        return pa.array([], BINARY)
+        return binary_from_numpy(np.zeros(1, np.int32), np.zeros(0, np.uint8))
     value_lengths = byte_lengths(columns.value)
     value_size = varint_fields(zigzag(value_lengths))
     body: Int64Array = value_lengths if columns.value.null_count == 0 else np.maximum(value_lengths, 0)

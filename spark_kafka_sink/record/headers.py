@@ -18,10 +18,15 @@ from spark_kafka_sink.record.arrow_arrays import (
     BINARY,
     Int64Array,
     as_binary,
+    binary_scalar,
     byte_lengths,
+    index_array,
+    int_values,
     is_bytes_like,
+    null_mask,
     value_offsets,
 )
+from spark_kafka_sink.record.row_arrays import binary_array
 from spark_kafka_sink.record.varints import to_binary, varint_fields, zigzag
 
 Header = tuple[str, bytes | None]
@@ -30,7 +35,7 @@ Header = tuple[str, bytes | None]
 HEADERS = pa.list_(pa.struct([pa.field("key", BINARY), pa.field("value", BINARY)]))
 """What normalise_headers returns; the key is UTF-8."""
 
-_EMPTY = pa.scalar(b"", BINARY)
+_EMPTY = binary_scalar(b"")
 
 
 class EncodedHeaders(NamedTuple):
@@ -58,13 +63,14 @@ def normalise_headers(array: pa.Array) -> pa.Array:
         raise SchemaError(
             f"The column 'headers' has the Arrow type {data_type}; it must be list<struct<key: string, value: binary>>."
         )
-    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = int_values(pc.list_value_length(array)).astype(np.int64)
     ends = np.cumsum(counts)
     if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
         raise SerializationError("The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time.")
     keys, values = array.flatten().flatten()
-    if keys.null_count:
-        nameless = pc.index(keys.is_null(), True).as_py()
+    unnamed = null_mask(keys)
+    if unnamed is not None:
+        nameless = int(unnamed.argmax())
         row = int(np.searchsorted(ends, nameless, side="right"))
         raise SerializationError(
             f"Row {row} has a header without a key in the column 'headers'; give every header one."
@@ -73,7 +79,7 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     offsets[1:] = ends
     children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
-    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+    return pa.ListArray.from_arrays(index_array(offsets), structs)
 
 
 def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
@@ -126,8 +132,10 @@ def headers_from_rows(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
             keys.append(key)
             values.append(value)
         offsets[index + 1] = len(keys)
-    structs = pa.StructArray.from_arrays([pa.array(keys, BINARY), pa.array(values, BINARY)], ["key", "value"])
-    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+    bounds = offsets.tolist()
+    children = [binary_array(keys, "header key", bounds), binary_array(values, "header value", bounds)]
+    structs = pa.StructArray.from_arrays(children, ["key", "value"])
+    return pa.ListArray.from_arrays(index_array(offsets), structs)
 
 
 def _list_bounds(headers: pa.Array) -> Int64Array:

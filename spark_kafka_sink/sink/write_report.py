@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.record.row_arrays import binary_array, int_array
 from spark_kafka_sink.sink.task_delivery import Delivered
 
 REPORT_DDL: Final = (
@@ -37,8 +38,14 @@ def task_report(delivered: Mapping[TopicPartition, Delivered], batches: int, ret
     ]
     rows.append((None, None, 0, 0, -1, batches, retries))
     columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
+    arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+
+
+def _array(column: tuple[Any, ...], field: pa.Field) -> pa.Array:
+    if pa.types.is_string(field.type):
+        return binary_array(column, field.name).cast(field.type)
+    return int_array(column, field.type, field.name)
 
 
 @dataclass(frozen=True, slots=True)
