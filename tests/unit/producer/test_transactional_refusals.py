@@ -152,8 +152,9 @@ def test_what_costs_the_transaction_is_named_and_aborted(
     with pytest.raises(error_class, match=place) as caught:
         whole_transaction(harness)
     assert caught.value.error_code == error_code
-    with pytest.raises(error_class, match=rf"met an error before.*{place}"):
+    with pytest.raises(error_class, match=rf"met an error before.*{place}") as again:
         harness.producer.commit_transaction()
+    assert again.value.error_code == error_code
     with pytest.raises(error_class, match=place):
         harness.producer.begin_transaction()
     assert isinstance(harness.send(b"too late").error, error_class)
