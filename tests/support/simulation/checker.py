@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from support.scripted_broker.batches import BrokerRecord
@@ -197,14 +196,18 @@ def _ignores_keys(run: Simulation) -> bool:
 
 
 def _order(acked: _Acknowledged) -> Iterator[Finding]:
+    """Calls follow each other, and so do the rows of one call, those that may go anywhere among themselves."""
     for partition, entries in acked.items():
-        entries.sort()
-        for (offset, earlier), (later_offset, later) in pairwise(entries):
-            if earlier >= later:
-                yield Finding(
-                    f"{partition}: call {later[0]}, row {later[2]} at {later_offset} was sent before"
-                    f" call {earlier[0]}, row {earlier[2]} at {offset}"
-                )
+        newest_call = -1
+        newest_row: dict[tuple[int, int], int] = {}
+        for offset, (call, is_free, row) in sorted(entries):
+            if call < newest_call:
+                yield Finding(f"{partition}: call {call}, row {row} at {offset} was sent before call {newest_call}")
+            if row <= newest_row.get((call, is_free), -1):
+                before = newest_row[call, is_free]
+                yield Finding(f"{partition}: call {call}, row {row} at {offset} was sent before row {before}")
+            newest_call = max(newest_call, call)
+            newest_row[call, is_free] = row
 
 
 # ---- after all is well -----------------------------------------------------------------------------------------------
