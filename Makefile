@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test setup check unit loopback integration format clean
+.PHONY: demo test setup check unit loopback integration integration-brokers integration-spark benchmark format clean
 
 setup: $(SETUP)
 
@@ -33,8 +33,19 @@ unit: $(SETUP)
 loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
 
+# Two at a time: those against brokers alone mostly wait, for restarts and time-outs, while Spark computes.
 integration: $(SETUP)
-	$(BIN)/python -m pytest tests/integration -q
+	@$(MAKE) --no-print-directory -j2 --output-sync=target integration-brokers integration-spark
+
+integration-brokers: $(SETUP)
+	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q
+
+integration-spark: $(SETUP)
+	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q
+
+benchmark: $(SETUP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,benchmark]'
+	$(BIN)/python jobs/benchmark.py
 
 format: $(SETUP)
 	$(BIN)/ruff format .
