@@ -1,0 +1,378 @@
+"""What jobs/benchmark.py measures: one contender in a process of its own, as that job starts it.
+
+Reads one assignment, JSON, from the command line; prints a line of JSON for each timed run and one for the workers.
+Linux alone: processor time and memory come from /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+CODECS = ("none", "gzip", "lz4", "zstd", "snappy")
+KEYS = 100_003
+FILLING = (
+    ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku":"A-1000",'
+    '"count":2,"price":19.95},{"sku":"B-2000","count":1,"price":4.5}],"note":"leave it with the neighbours"}'
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination that is measured; as text keyed-lz4-4-100: codec, partitions, bytes of a value."""
+
+    is_keyed: bool
+    codec: str
+    partitions: int
+    value_bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        match text.split("-"):
+            case ["keyed" | "unkeyed" as key, codec, partitions, size] if codec in CODECS:
+                cell = cls(key == "keyed", codec, int(partitions), int(size))
+                if cell.partitions > 0 and cell.value_bytes >= 40:
+                    return cell
+        raise ValueError(f"{text!r}: keyed or unkeyed, {', '.join(CODECS)}, partitions, 40 or more bytes are wanted")
+
+    def __str__(self) -> str:
+        return f"{'keyed' if self.is_keyed else 'unkeyed'}-{self.codec}-{self.partitions}-{self.value_bytes}"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one process is to do."""
+
+    contender: str
+    cell: str
+    servers: str
+    topic: str
+    records: int
+    """Of each run; in a measurement of latency, of each micro-batch."""
+    runs: int
+    """Timed ones: as many records more are written before, to warm up. In a measurement of latency, micro-batches."""
+    cores: int
+    jars: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Producer settings by Kafka's names, over each client's own defaults."""
+    is_latency: bool = False
+
+    def settings(self) -> dict[str, str]:
+        codec = Cell.parse(self.cell).codec
+        return {"bootstrap.servers": self.servers, "compression.type": codec, **self.options}
+
+    def sink_options(self) -> dict[str, str]:
+        """For Spark's sink and for ours."""
+        return {"topic": self.topic} | {f"kafka.{name}": value for name, value in self.settings().items()}
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+# ---- contenders ----------------------------------------------------------------------------------------------------
+
+
+def jvm_sink(df: DataFrame, work: Assignment) -> None:
+    df.write.format("kafka").options(**work.sink_options()).save()
+
+
+def write(df: DataFrame, work: Assignment) -> None:
+    from spark_kafka_sink import KafkaSink
+
+    KafkaSink(work.sink_options()).write(df)
+
+
+def foreach_partition(df: DataFrame, work: Assignment) -> None:
+    from spark_kafka_sink import KafkaSink
+
+    df.foreachPartition(KafkaSink(work.sink_options()).write_partition)
+
+
+def confluent(df: DataFrame, work: Assignment) -> None:
+    settings, topic, is_keyed = work.settings(), work.topic, Cell.parse(work.cell).is_keyed
+
+    def write_rows(rows: Iterator[Row]) -> None:
+        from confluent_kafka import Producer
+
+        failures: list[str] = []
+        producer = Producer(
+            {
+                **settings,
+                "delivery.report.only.error": True,
+                "on_delivery": lambda error, _message: failures.append(str(error)),
+            }
+        )
+        for row in rows:
+            key = row.key if is_keyed else None
+            while True:
+                try:
+                    producer.produce(topic, value=row.value, key=key)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+        if producer.flush(120) or failures:
+            raise RuntimeError(f"confluent-kafka did not deliver all: {failures[:1]}")
+
+    df.foreachPartition(write_rows)
+
+
+def kafka_python(df: DataFrame, work: Assignment) -> None:
+    topic, is_keyed = work.topic, Cell.parse(work.cell).is_keyed
+    settings: dict[str, Any] = {
+        name.replace(".", "_"): int(value) if value.lstrip("-").isdigit() else value
+        for name, value in work.settings().items()
+        if (name, value) != ("compression.type", "none")
+    }
+
+    def write_rows(rows: Iterator[Row]) -> None:
+        from kafka import KafkaProducer
+
+        failures: list[BaseException] = []
+        producer = KafkaProducer(**settings)
+        for row in rows:
+            key = row.key.encode() if is_keyed else None
+            producer.send(topic, value=row.value.encode(), key=key).add_errback(failures.append)
+        producer.flush(120)
+        producer.close()
+        if failures:
+            raise RuntimeError(f"kafka-python did not deliver all: {failures[0]}")
+
+    df.foreachPartition(write_rows)
+
+
+def hand_over(df: DataFrame, _work: Assignment) -> None:
+    """What Spark takes to make the rows and give them to Python, nothing sent: no columnar sink can be faster."""
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        yield pa.record_batch({"records": [sum(batch.num_rows for batch in batches)]})
+
+    df.mapInArrow(count, "records BIGINT").collect()
+
+
+Write = Callable[["DataFrame", Assignment], None]
+
+
+@dataclass(frozen=True)
+class Contender:
+    title: str
+    run: Write
+    share: float = 1.0
+    """Of the records: the slow ones would take minutes, and their rate does not depend on it."""
+    needs_jars: bool = False
+    package: str | None = None
+    """Python package that it needs besides ours."""
+    sends: bool = True
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
+    "write": Contender("KafkaSink.write", write),
+    "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.5),
+    "confluent": Contender("confluent-kafka by rows", confluent, share=0.5, package="confluent_kafka"),
+    "kafka_python": Contender("kafka-python by rows", kafka_python, share=0.1, package="kafka"),
+    "hand_over": Contender("Arrow hand-over, not sent", hand_over, sends=False),
+}
+
+
+def jvm_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.format("kafka").options(**work.sink_options())
+
+
+def batch_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    from spark_kafka_sink import KafkaSink
+
+    return rows.writeStream.foreachBatch(KafkaSink(work.sink_options()).write_batch)
+
+
+def foreach_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    from spark_kafka_sink import KafkaSink
+
+    return rows.writeStream.foreach(KafkaSink(work.sink_options()))
+
+
+def hand_over_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.foreachBatch(lambda batch, _id: hand_over(batch, work))
+
+
+def noop_stream(rows: DataFrame, _work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.format("noop")
+
+
+@dataclass(frozen=True)
+class StreamContender:
+    title: str
+    start: Callable[[DataFrame, Assignment], DataStreamWriter]
+    needs_jars: bool = False
+    sends: bool = True
+
+
+STREAMS: Mapping[str, StreamContender] = {
+    "jvm": StreamContender("Spark's JVM sink", jvm_stream, needs_jars=True),
+    "write_batch": StreamContender("foreachBatch(sink.write_batch)", batch_stream),
+    "foreach": StreamContender("foreach(sink)", foreach_stream),
+    "hand_over": StreamContender("foreachBatch, hand-over, not sent", hand_over_stream, sends=False),
+    "noop": StreamContender("Spark's noop", noop_stream, sends=False),
+}
+
+
+# ---- what the client pays ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of /proc: see proc_pid_stat(5)."""
+
+    pid: int
+    parent: int
+    cpu_s: float
+    """Of its own and of the children that it has waited for."""
+
+
+def processes() -> dict[int, Process]:
+    found = {}
+    ticks = os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # the name before it may hold blanks
+        except OSError:  # it ended meanwhile
+            continue
+        pid = int(path.parent.name)
+        found[pid] = Process(pid, int(fields[1]), sum(map(int, fields[11:15])) / ticks)
+    return found
+
+
+def own_tree() -> list[Process]:
+    """This process, the JVM that it started, the daemon and the workers of that."""
+    everybody = processes()
+
+    def is_ours(pid: int) -> bool:
+        while pid in everybody and pid != os.getpid():
+            pid = everybody[pid].parent
+        return pid == os.getpid()
+
+    return [process for pid, process in everybody.items() if is_ours(pid)]
+
+
+def cpu_seconds() -> float:
+    return sum(process.cpu_s for process in own_tree())
+
+
+def worker_peak_bytes() -> int:
+    """The highest resident memory that one of Spark's Python workers had; 0 where there is none."""
+    tree = own_tree()
+    daemons = {process.pid for process in tree if b"pyspark.daemon" in read(process.pid, "cmdline")}
+    peaks = [0]
+    for process in tree:
+        if process.parent in daemons:
+            lines = read(process.pid, "status").splitlines()
+            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:")]
+    return max(peaks)
+
+
+def read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def open_session(work: Assignment) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{work.cores}]").appName("benchmark")
+    settings = {"ui.enabled": "false", "ui.showConsoleProgress": "false", "log.level": "ERROR"}
+    if work.jars:
+        settings["jars"] = ",".join(work.jars)
+    for name, value in settings.items():
+        builder = builder.config(f"spark.{name}", value)
+    return builder.getOrCreate()
+
+
+def columns(cell: Cell, number: str) -> list[str]:
+    """SQL of the records' columns from a row number. Keys are 20 characters; a value is `value_bytes` of JSON text
+    that compresses as such text does.
+    """
+    start = f"""concat('{{"id":', {number}, ',"amount":', {number} * 7919 % 99991)"""
+    value = f"rpad({start}, {cell.value_bytes}, '{FILLING}')"
+    key = [f"concat('customer-', lpad({number} * 31 % {KEYS}, 11, '0')) AS key"] if cell.is_keyed else []
+    return [*key, f"{value} AS value"]
+
+
+def tell(**result: float) -> None:
+    print(json.dumps(result), flush=True)
+
+
+def measure_rate(session: SparkSession, work: Assignment) -> None:
+    df = session.range(0, work.records, 1, work.cores).selectExpr(*columns(Cell.parse(work.cell), "id"))
+    run = CONTENDERS[work.contender].run
+    run(df, work)
+    for _ in range(work.runs):
+        cpu_s, started = cpu_seconds(), time.perf_counter()
+        run(df, work)
+        seconds = time.perf_counter() - started
+        tell(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
+    tell(worker_peak_bytes=worker_peak_bytes())
+
+
+def measure_latency(session: SparkSession, work: Assignment) -> None:
+    """Micro-batches of Spark's generator, one after the other; the first quarter is warm-up."""
+    source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", work.records)
+    rows = source.option("numPartitions", work.cores).load()
+    warm_up = work.runs // 3
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        writer = STREAMS[work.contender].start(rows.selectExpr(*columns(Cell.parse(work.cell), "value")), work)
+        query = writer.option("checkpointLocation", folder).start()
+        try:
+            for batch_id, milliseconds in batches(query):
+                if batch_id >= warm_up:
+                    tell(add_batch_ms=milliseconds)
+                if batch_id + 1 >= warm_up + work.runs:
+                    break
+        finally:
+            query.stop()
+    tell(worker_peak_bytes=worker_peak_bytes())
+
+
+def batches(query: StreamingQuery) -> Iterator[tuple[int, int]]:
+    """Id and milliseconds of `addBatch` of each micro-batch, as they are done. Raises what ends the query."""
+    next_id = 0
+    while not query.awaitTermination(0.05):
+        for progress in query.recentProgress:
+            if progress.batchId >= next_id and progress.numInputRows:
+                next_id = progress.batchId + 1
+                yield progress.batchId, progress.durationMs["addBatch"]
+    raise RuntimeError("The query ended by itself.")
+
+
+def main(arguments: list[str]) -> None:
+    given = json.loads(arguments[0])
+    work = Assignment(**{**given, "jars": tuple(given["jars"])})
+    session = open_session(work)
+    try:
+        (measure_latency if work.is_latency else measure_rate)(session, work)
+    finally:
+        session.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Tables and plots of what jobs/benchmark.py measured, from the figures as they are in its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark_contenders import CONTENDERS, STREAMS, Cell
+from rich.table import Table
+
+Figures = Mapping[str, Any]
+
+COLOURS = {
+    "jvm": "#8c8c8c",
+    "write": "#1f77b4",
+    "foreach_partition": "#7fb2d9",
+    "confluent": "#e08a3c",
+    "kafka_python": "#c9a227",
+    "hand_over": "#dddddd",
+}
+
+
+def title(cell: str) -> str:
+    parsed = Cell.parse(cell)
+    keys = "keyed" if parsed.is_keyed else "unkeyed"
+    return f"{keys}, {parsed.codec}, {parsed.partitions} partitions, {parsed.value_bytes:,} B"
+
+
+def rate_table(cell: str, rates: Sequence[Figures]) -> Table:
+    table = Table(title=title(cell))
+    table.add_column("", no_wrap=True)
+    for column in ("records/s", "spread", "x JVM", "CPU s/M", "x JVM", "peak MB"):
+        table.add_column(column, justify="right")
+    for rate in rates:
+        seconds = [run["seconds"] for run in rate["runs"]]
+        spread = (max(seconds) - min(seconds)) / min(seconds)
+        table.add_row(
+            CONTENDERS[rate["contender"]].title,
+            f"{rate['records_per_s']:,.0f}",
+            f"{spread:.0%}",
+            f"{rate['rate_ratio']:.2f}" if "rate_ratio" in rate else "",
+            f"{rate['cpu_s_per_million']:.2f}",
+            f"{rate['cpu_ratio']:.2f}" if "cpu_ratio" in rate else "",
+            f"{rate['worker_peak_bytes'] / 1e6:.0f}" if rate["worker_peak_bytes"] else "",
+        )
+    return table
+
+
+def latency_table(latencies: Sequence[Figures], rows: int) -> Table:
+    table = Table(title=f"Micro-batches of {rows:,} rows: addBatch")
+    table.add_column("", no_wrap=True)
+    for column in ("median ms", "fastest - slowest", "batches"):
+        table.add_column(column, justify="right")
+    for latency in latencies:
+        times = latency["add_batch_ms"]
+        spread = f"{min(times):.0f} - {max(times):.0f}"
+        table.add_row(STREAMS[latency["contender"]].title, f"{latency['median_ms']:.0f}", spread, f"{len(times)}")
+    return table
+
+
+def draw(results: Figures, stem: Path) -> list[Path]:
+    """Bars of rate and of processor time for each cell: the paths of STEM.png and STEM.svg. Needs matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "benchmark"  # the same figures make the same file
+    from matplotlib import pyplot as plt
+
+    rates = results["rates"]
+    cells = list(dict.fromkeys(rate["cell"] for rate in rates))
+    names = list(dict.fromkeys(rate["contender"] for rate in rates))
+    height = 0.8 / len(names)
+    panels = (
+        ("records_per_s", 1e6, "million records per second", "rate_ratio"),
+        ("cpu_s_per_million", 1.0, "client processor seconds per million records", "cpu_ratio"),
+    )
+    figure, axes = plt.subplots(1, 2, figsize=(13, 1.0 + 0.26 * len(cells) * (len(names) + 1)), sharey=True)
+    for axis, (figure_name, scale, label, ratio) in zip(axes, panels, strict=True):
+        for rate in rates:
+            number = names.index(rate["contender"])
+            place = cells.index(rate["cell"]) + (number - (len(names) - 1) / 2) * height
+            value = rate[figure_name] / scale
+            axis.barh(place, value, height * 0.92, color=COLOURS[rate["contender"]])
+            text = f" {value:.2f}" + (f"  ({rate[ratio]:.2f} x)" if ratio in rate else "")
+            axis.text(value, place, text, va="center", fontsize=7)
+        axis.set_xlabel(label)
+        axis.set_yticks(range(len(cells)), [title(cell) for cell in cells])
+        axis.margins(x=0.2, y=0.02)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_yaxis()
+    bars = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[name]) for name in names]
+    labels = [CONTENDERS[name].title for name in names]
+    figure.legend(bars, labels, loc="upper center", ncols=len(names), frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]
+    for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
+        figure.savefig(path, dpi=150, metadata=metadata)
+    plt.close(figure)
+    return paths

@@ -1,0 +1,123 @@
+"""The benchmark as it runs: a process for each contender, on topics of its own; here of one tiny cell."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pytest
+
+from jobs.read_topic import read_topic
+from spark_kafka_sink.local import Admin
+
+JOBS = Path(__file__).resolve().parents[3] / "jobs"
+CELL = "keyed-lz4-4-100"
+RECORDS = 10_000
+TINY = ["--cells", CELL, "--records", str(RECORDS), "--rounds", "1", "--runs", "1", "--timeout", "100"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(JOBS)
+    return importlib.import_module("benchmark")
+
+
+class ReadingAdmin(Admin):
+    """Reads each topic before it goes."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        super().__init__(bootstrap_servers)
+        self.read: dict[str, pa.Table] = {}
+
+    def delete_topic(self, name: str) -> None:
+        self.read[name] = read_topic(self.bootstrap_servers, name)
+        super().delete_topic(name)
+
+
+@pytest.mark.slow
+def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
+    benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = benchmark.parse_arguments(
+        [*TINY, "--contenders", "jvm,write", "--json", str(tmp_path / "figures.json"), "--option", "linger.ms=7"]
+    )
+    admin = ReadingAdmin(kafka_broker.bootstrap_servers)
+    benchmark.save(benchmark.measure(admin, settings), settings)
+
+    filling = ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku"'
+    rows = [
+        (
+            f"customer-{n * 31 % 100_003:011}".encode(),
+            f'{{"id":{n},"amount":{n * 7919 % 99_991}{filling}'[:100].encode(),
+        )
+        for n in range(RECORDS)
+    ]
+    assert [name.split("-")[4] for name in admin.read] == ["jvm", "write"]
+    for records in admin.read.values():
+        assert set(records["partition"].to_pylist()) == {0, 1, 2, 3}
+        pairs = list(zip(records["key"].to_pylist(), records["value"].to_pylist(), strict=True))
+        assert pairs.count((None, b"first")) == 4
+        sent = [pair for pair in pairs if pair != (None, b"first")]
+        assert sorted(sent) == sorted(rows * 2)  # the warm-up run and the timed one
+
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["settings"] == {
+        "records": RECORDS,
+        "rounds": 1,
+        "runs": 1,
+        "cores": 2,
+        "option": {"linger.ms": "7"},
+    }
+    jvm, ours = figures["rates"]
+    for name, rate in (("jvm", jvm), ("write", ours)):
+        assert (rate["contender"], rate["cell"], rate["records"]) == (name, CELL, RECORDS)
+        assert rate["records_found"] == rate["records_expected"] == 2 * RECORDS
+        (run,) = rate["runs"]
+        assert 0 < run["cpu_s"] <= run["seconds"] * 64
+        assert rate["records_per_s"] == pytest.approx(RECORDS / run["seconds"])
+        assert rate["cpu_s_per_million"] == pytest.approx(run["cpu_s"] / RECORDS * 1e6)
+    assert jvm["rate_ratio"] == jvm["cpu_ratio"] == 1
+    assert ours["rate_ratio"] == pytest.approx(ours["records_per_s"] / jvm["records_per_s"])
+    assert jvm["worker_peak_bytes"] == 0
+    assert 30e6 < ours["worker_peak_bytes"] < 1e9
+    assert "KafkaSink.write" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        (
+            """print('{"seconds": 1, "cpu_s": 1}'); print('{"worker_peak_bytes": 0}')""",
+            "its topic holds 0 records of 20,000",
+        ),
+        ("import sys; sys.exit('no memory left')", "ended with code 1. The end of its log:\nno memory left"),
+        ("import time; time.sleep(60)", "was not done after 2 s"),
+    ],
+    ids=["loses records", "fails", "hangs"],
+)
+def test_a_process_that_does_not_do_its_work_fails_the_measurement(
+    benchmark: ModuleType,
+    kafka_broker: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    script: str,
+    complaint: str,
+) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(script)
+    monkeypatch.setattr(benchmark, "WORKER", worker)
+    settings = benchmark.parse_arguments([*TINY, "--contenders", "write", "--timeout", "2"])
+    with pytest.raises(benchmark.MeasurementError, match=re.escape(f"write in {CELL}")) as raised:
+        benchmark.measure(kafka_broker, settings)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize("cell", ["keyed-lz4-4", "keyed-lz5-4-100", "keyed-none-0-100", "keyed-none-4-x"])
+def test_a_cell_that_is_none_is_refused(benchmark: ModuleType, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        benchmark.parse_arguments(["--cells", cell])
+    assert "--cells" in capsys.readouterr().err
