@@ -243,18 +243,21 @@ class Bench:
 
 def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
     """All that is asked for, as it goes into the JSON file; tables are printed on the way. Raises MeasurementError."""
-    names = [name for name in settings.contenders if is_installed(CONTENDERS[name])]
-    for name in settings.contenders:
-        if name not in names:
-            console.print(f"{CONTENDERS[name].title} is left out: {CONTENDERS[name].package} is not installed")
-    bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if BASE in names else ())
+    asked = list(itertools.product(settings.cells, settings.contenders))
+    absent = {(cell, name): missing_packages(CONTENDERS[name], Cell.parse(cell).codec) for cell, name in asked}
+    for (cell, name), packages in absent.items():
+        if packages:
+            console.print(f"{cell}: {CONTENDERS[name].title} is left out, without {' and '.join(packages)}")
+    needs_jars = settings.latency or BASE in settings.contenders
+    bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else ())
     rates: list[dict[str, Any]] = []
     latencies = [Latency(name, settings.cells[0]) for name in STREAMS] if settings.latency else []
-    steps = (len(settings.cells) * len(names) + len(latencies)) * settings.rounds
+    steps = (sum(not packages for packages in absent.values()) + len(latencies)) * settings.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=steps)
         for cell in settings.cells:
+            names = [name for name in settings.contenders if not absent[cell, name]]
             here = [Rate(cell, name, max(1, int(settings.records * CONTENDERS[name].share))) for name in names]
             for _, rate in itertools.product(range(settings.rounds), here):
                 progress.update(task, description=f"{cell}: {CONTENDERS[rate.contender].title}")
@@ -279,8 +282,9 @@ def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def is_installed(contender: Contender) -> bool:
-    return contender.package is None or importlib.util.find_spec(contender.package) is not None
+def missing_packages(contender: Contender, codec: str) -> list[str]:
+    wanted = [*contender.packages, *(package for name, package in contender.codec_packages.items() if name == codec)]
+    return [package for package in wanted if importlib.util.find_spec(package) is None]
 
 
 def machine() -> dict[str, Any]:
@@ -347,7 +351,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=at_least_one, default=60, help="timed micro-batches [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
-    return parser.parse_args(arguments)
+    settings = parser.parse_args(arguments)
+    if settings.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'spark-kafka-sink[benchmark]'")
+    return settings
 
 
 def save(results: Mapping[str, Any], settings: argparse.Namespace) -> None:

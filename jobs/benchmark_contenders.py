@@ -175,8 +175,10 @@ class Contender:
     share: float = 1.0
     """Of the records: the slow ones would take minutes, and their rate does not depend on it."""
     needs_jars: bool = False
-    package: str | None = None
-    """Python package that it needs besides ours."""
+    packages: tuple[str, ...] = ()
+    """Python packages that it needs besides ours."""
+    codec_packages: Mapping[str, str] = field(default_factory=dict)
+    """One more for a codec."""
     sends: bool = True
 
 
@@ -184,8 +186,14 @@ CONTENDERS: Mapping[str, Contender] = {
     "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
     "write": Contender("KafkaSink.write", write),
     "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.5),
-    "confluent": Contender("confluent-kafka by rows", confluent, share=0.5, package="confluent_kafka"),
-    "kafka_python": Contender("kafka-python by rows", kafka_python, share=0.1, package="kafka"),
+    "confluent": Contender("confluent-kafka by rows", confluent, share=0.5, packages=("confluent_kafka",)),
+    "kafka_python": Contender(
+        "kafka-python by rows",
+        kafka_python,
+        share=0.1,
+        packages=("kafka",),
+        codec_packages={"zstd": "zstandard", "snappy": "snappy"},
+    ),
     "hand_over": Contender("Arrow hand-over, not sent", hand_over, sends=False),
 }
 
