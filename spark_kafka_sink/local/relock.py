@@ -6,7 +6,7 @@ Without coordinates the lock's own roots are resolved again. With some, they bec
 
     ... relock kafka-3.9 org.apache.kafka:kafka_2.13:3.9.1 org.slf4j:slf4j-reload4j:1.7.36
 
-    ... relock some-jars --no-dependencies GROUP:ARTIFACT:VERSION ...
+    ... relock --no-dependencies some-jars GROUP:ARTIFACT:VERSION ...
 """
 
 from __future__ import annotations
