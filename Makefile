@@ -35,7 +35,7 @@ loopback: $(SETUP)
 
 # Two at a time: those against brokers alone mostly wait, for restarts and time-outs, while Spark computes.
 integration: $(SETUP)
-	@$(MAKE) --no-print-directory -j2 --output-sync=target integration-brokers integration-spark
+	@$(MAKE) --no-print-directory -j2 --output-sync=line integration-brokers integration-spark
 
 integration-brokers: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q
