@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from spark_kafka_sink.local.jars import cache_dir, fetch_jars
 from spark_kafka_sink.local.java import find_java
 from spark_kafka_sink.local.jvm import Jvm
 from spark_kafka_sink.local.node import Node, new_cluster_id
-from spark_kafka_sink.local.ports import ReservedPort
+from spark_kafka_sink.local.ports import HOST, ReservedPort
 from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
 from spark_kafka_sink.local.releases import CURRENT, find_release
 from spark_kafka_sink.local.watchdog import Watchdog
@@ -37,6 +38,9 @@ class EmbeddedKafka:
     properties: broker properties for every node, over Kafka's defaults (topics are auto-created, with one partition).
     features: levels of finalized features to format with, such as {"transaction.version": 1}; else what this Kafka
     release prefers.
+    advertised: by node id, the `host:port` of a proxy in front of it, such as a test's that disturbs the way to the
+    broker. The node has a second listener then, at `proxied_address`, which tells its clients the proxy's address; the
+    nodes themselves, and the clients of `bootstrap_servers`, talk past the proxies.
     data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
     removed at stop.
     start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
@@ -51,6 +55,7 @@ class EmbeddedKafka:
         version: str = CURRENT.version,
         properties: Mapping[str, PropertyValue] | None = None,
         features: Mapping[str, int] | None = None,
+        advertised: Mapping[int, str] | None = None,
         data_dir: Path | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
@@ -61,6 +66,7 @@ class EmbeddedKafka:
         self._properties = dict(properties or {})
         refuse_owned(self._properties)
         self._features = dict(features or {})
+        self._advertised = dict(advertised or {})
         self._data_dir = data_dir.absolute() if data_dir is not None else None
         self._start_timeout_s = start_timeout_s
         self._nodes: dict[int, Node] = {}
@@ -200,6 +206,13 @@ class EmbeddedKafka:
         """The node's `host:port`."""
         return self._node(node_id).address.bootstrap_server
 
+    def proxied_address(self, node_id: int) -> str:
+        """The `host:port` to which the proxy in front of the node connects."""
+        port = self._node(node_id).address.proxied_port
+        if port is None:
+            raise LocalBrokerError(f"Node {node_id} has no proxy: name its address in `advertised`.")
+        return f"{HOST}:{port}"
+
     # ---- topics ------------------------------------------------------------------------------------------------------
 
     def create_topic(
@@ -225,14 +238,17 @@ class EmbeddedKafka:
     def _make_nodes(self, jvm: Jvm) -> None:
         folder = self._data_dir or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-"))
         self._watchdog = Watchdog(doomed_folder=None if self._data_dir else folder)
-        addresses = [
-            NodeAddress(node_id, self._reserve_port(), self._reserve_port())
-            for node_id in range(1, self._node_count + 1)
-        ]
+        addresses = [self._address(node_id) for node_id in range(1, self._node_count + 1)]
         for address in addresses:
             node = Node(address, folder / f"node-{address.node_id}", jvm, self._watchdog)
             self._nodes[address.node_id] = node
             node.write_files(server_properties(address, addresses, node.data, self._properties))
+
+    def _address(self, node_id: int) -> NodeAddress:
+        own = NodeAddress(node_id, self._reserve_port(), self._reserve_port())
+        if node_id not in self._advertised:
+            return own
+        return replace(own, proxied_port=self._reserve_port(), advertised=self._advertised[node_id])
 
     def _reserve_port(self) -> int:
         port = ReservedPort()

@@ -51,6 +51,10 @@ class NodeAddress:
     node_id: int
     port: int
     controller_port: int
+    proxied_port: int | None = None
+    """Of the listener for clients that come through a proxy."""
+    advertised: str | None = None
+    """`host:port` of that proxy, which the listener tells its clients."""
 
     @property
     def bootstrap_server(self) -> str:
@@ -85,8 +89,22 @@ def server_properties(
         "controller.listener.names": "CONTROLLER",
         "listeners": f"PLAINTEXT://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
         "log.dirs": str(data),
+        **_proxied_listener(node),
     }
     return {key: _text(value) for key, value in merged.items()}
+
+
+def _proxied_listener(node: NodeAddress) -> dict[str, PropertyValue]:
+    """A listener beside the broker's own, on which the nodes talk to each other undisturbed."""
+    if node.advertised is None:
+        return {}
+    own, controller = f"PLAINTEXT://{HOST}:{node.port}", f"CONTROLLER://{HOST}:{node.controller_port}"
+    return {
+        "listeners": f"{own},PROXIED://{HOST}:{node.proxied_port},{controller}",
+        "advertised.listeners": f"{own},PROXIED://{node.advertised}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+    }
 
 
 def render(properties: Mapping[str, str]) -> str:

@@ -51,6 +51,16 @@ def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
     assert "auto.create.topics.enable" not in properties, "Kafka's own default holds"
 
 
+def test_behind_a_proxy_clients_are_told_its_address_and_nodes_talk_past_it() -> None:
+    node = NodeAddress(1, 9092, 9093, 9094, "127.0.0.1:5000")
+    properties = server_properties(node, [node], Path("/data"), {})
+    assert properties["listeners"] == (
+        "PLAINTEXT://127.0.0.1:9092,PROXIED://127.0.0.1:9094,CONTROLLER://127.0.0.1:9093"
+    )
+    assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:9092,PROXIED://127.0.0.1:5000"
+    assert properties["inter.broker.listener.name"] == "PLAINTEXT"
+
+
 def test_three_nodes_know_each_other_and_replicate_internal_topics() -> None:
     second = server_properties(THREE[1], THREE, Path("/data"), {})
     assert second["node.id"] == "2"
