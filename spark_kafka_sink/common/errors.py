@@ -192,6 +192,12 @@ class AuthorizationError(KafkaError):
     """The principal lacks a permission; the text names the resource and the operation to grant."""
 
 
+class AuthenticationError(KafkaError):
+    """We are not taken for who we say we are, or the peer is not who it says it is. The text names what to change."""
+
+    fatal = True
+
+
 class TopicAuthorizationError(AuthorizationError):
     error_code = 29
     sentence = "Not authorized for the topic: grant WRITE and DESCRIBE on it."
@@ -213,12 +219,12 @@ class InvalidTimestampError(KafkaError):
     sentence = "A record's timestamp is out of the range that the topic accepts."
 
 
-class UnsupportedSaslMechanismError(KafkaError):
+class UnsupportedSaslMechanismError(AuthenticationError):
     error_code = 33
     sentence = "The server does not offer this SASL mechanism."
 
 
-class IllegalSaslStateError(KafkaError):
+class IllegalSaslStateError(AuthenticationError):
     error_code = 34
     sentence = "A request that does not fit the SASL state; is the port a SASL listener?"
 
@@ -291,10 +297,13 @@ class KafkaStorageError(InvalidMetadataError):
     sentence = "The server could not reach its log folder."
 
 
-class SaslAuthenticationError(AuthorizationError):
+class SaslAuthenticationError(AuthenticationError):
     error_code = 58
     sentence = "SASL authentication failed."
-    fatal = True
+
+
+class SslAuthenticationError(AuthenticationError):
+    """The TLS handshake failed for good: an untrusted, expired or foreign certificate, or no common version."""
 
 
 class UnknownProducerIdError(OutOfOrderSequenceError):
@@ -369,11 +378,7 @@ class RebootstrapRequiredError(KafkaError):
 
 
 def _classes_below(parent: type[KafkaError]) -> list[type[KafkaError]]:
-    found: list[type[KafkaError]] = []
-    for child in parent.__subclasses__():
-        found.append(child)
-        found.extend(_classes_below(child))
-    return found
+    return [each for child in parent.__subclasses__() for each in (child, *_classes_below(child))]
 
 
 _CLASS_BY_CODE: dict[int, type[KafkaError]] = {
