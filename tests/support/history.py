@@ -1,0 +1,190 @@
+"""What was sent and told, compared with what consumers read. Plain data in, anomalies out: nothing is known here of the
+producer, of brokers or of threads.
+
+The rules, for a record that was acknowledged (and whose transaction, if it has one, was committed):
+ - readers under read_committed see it (else LOST), once where that is promised (else DOUBLED), where it was sent to
+   (else WRONG_PLACE), at the offset that was told (else OFFSET_MISMATCH)
+ - records of one stream lie in a partition in the order in which they were sent (else REORDERED)
+A record that failed, or of whose fate nothing was heard, may be there or not, once where that is promised, and in any
+order. A transaction is seen whole or not at all (else TORN), whether its end was heard of or not; one that was aborted,
+or never ended, is not seen (else ABORTED_READ). Nothing is seen that nobody sent (else PHANTOM). Both kinds of reader
+see the same at the same place (else UNSTABLE).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Kind(Enum):
+    LOST = "lost"
+    DOUBLED = "doubled"
+    REORDERED = "reordered"
+    ABORTED_READ = "aborted read"
+    TORN = "torn batch"
+    WRONG_PLACE = "wrong topic or partition"
+    OFFSET_MISMATCH = "offset mismatch"
+    PHANTOM = "phantom"
+    UNSTABLE = "unstable"
+
+
+class Anomaly(NamedTuple):
+    kind: Kind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.text}"
+
+
+class Outcome(Enum):
+    """What the sender heard of a record or of a transaction's end."""
+
+    YES = "acknowledged or committed"
+    NO = "failed or aborted"
+    UNKNOWN = "nothing"
+
+
+@dataclass(slots=True)
+class Sent:
+    """A record. `value` is unique in the history. `stream`: what sends in an order; records of one stream are listed in
+    the order in which they were sent. `partition`: None where it may go anywhere. `offset`: None where it was not told.
+    """
+
+    value: str
+    topic: str
+    partition: int | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    offset: int | None = None
+    stream: str = ""
+    transaction: str | None = None
+
+
+class Read(NamedTuple):
+    """A record as a consumer gives it."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: str
+
+
+@dataclass(frozen=True)
+class History:
+    """`transactions`: how each ended, by the name that its records carry; one that is missing was never ended.
+    `committed` and `uncommitted`: what readers under read_committed and read_uncommitted saw once all had come to rest;
+    `uncommitted` may be left out.
+    """
+
+    sent: Sequence[Sent]
+    committed: Sequence[Read]
+    uncommitted: Sequence[Read] | None = None
+    transactions: Mapping[str, Outcome] | None = None
+
+    def anomalies(self, *, exactly_once: bool = True, in_order: bool = True) -> list[Anomaly]:
+        """`exactly_once=False`: records may be doubled. `in_order=False`: and in another order, as where a task is run
+        again.
+        """
+        found = [*self._places(self.committed), *self._losses(), *self._transactions_seen(), *self._same_sight()]
+        if self.uncommitted is not None:
+            found += self._places(self.uncommitted)
+        if exactly_once:
+            found += self._doubles(self.committed)
+            if self.uncommitted is not None:
+                found += self._doubles(self.uncommitted)
+        if in_order:
+            found += self._orders()
+        return list(dict.fromkeys(found))
+
+    def ending(self, record: Sent) -> Outcome:
+        """Whether readers under read_committed have to see the record."""
+        if record.transaction is None:
+            return record.outcome
+        ended = (self.transactions or {}).get(record.transaction, Outcome.NO)
+        return record.outcome if ended is Outcome.YES else ended
+
+    def _by_value(self) -> dict[str, Sent]:
+        found = {record.value: record for record in self.sent}
+        assert len(found) == len(self.sent), "values are not unique"
+        return found
+
+    def _losses(self) -> Iterator[Anomaly]:
+        seen = {read.value for read in self.committed}
+        for record in self.sent:
+            if self.ending(record) is Outcome.YES and record.value not in seen:
+                yield Anomaly(Kind.LOST, f"{record} was acknowledged and nobody reads it")
+
+    def _doubles(self, reads: Iterable[Read]) -> Iterator[Anomaly]:
+        places: dict[str, list[Read]] = defaultdict(list)
+        for read in reads:
+            places[read.value].append(read)
+        for value, found in places.items():
+            if len(found) > 1:
+                where = ", ".join(f"{read.topic}-{read.partition}@{read.offset}" for read in found)
+                yield Anomaly(Kind.DOUBLED, f"{value!r} is at {where}")
+
+    def _places(self, reads: Iterable[Read]) -> Iterator[Anomaly]:
+        sent = self._by_value()
+        at: dict[str, set[tuple[str, int, int]]] = defaultdict(set)
+        for read in reads:
+            at[read.value].add(read[:3])
+            record = sent.get(read.value)
+            if record is None:
+                yield Anomaly(Kind.PHANTOM, f"{read} was never sent")
+            elif read.topic != record.topic or record.partition not in (None, read.partition):
+                yield Anomaly(Kind.WRONG_PLACE, f"{record} is at {read}")
+        for value, places in at.items():
+            record = sent.get(value)
+            if record is None or record.outcome is not Outcome.YES or record.offset is None or record.offset < 0:
+                continue
+            told = (record.topic, record.partition, record.offset)
+            if record.partition is not None and told not in places:
+                yield Anomaly(Kind.OFFSET_MISMATCH, f"{record} is at {sorted(places)}")
+
+    def _orders(self) -> Iterator[Anomaly]:
+        first: dict[str, Read] = {}
+        for read in self.committed:
+            first.setdefault(read.value, read)
+        last: dict[tuple[str, str, int], tuple[Sent, Read]] = {}
+        for record in self.sent:
+            read = first.get(record.value)
+            if read is None or self.ending(record) is not Outcome.YES:
+                continue
+            key = (record.stream, read.topic, read.partition)
+            before = last.get(key)
+            if before is not None and before[1].offset > read.offset:
+                yield Anomaly(Kind.REORDERED, f"{record} at {read.offset} was sent after {before[0]} at {before[1]}")
+            last[key] = (record, read)
+
+    def _transactions_seen(self) -> Iterator[Anomaly]:
+        seen = {read.value for read in self.committed}
+        counts: dict[str, Counter[bool]] = defaultdict(Counter)
+        for record in self.sent:
+            if record.transaction is not None:
+                counts[record.transaction][record.value in seen] += 1
+        for name, count in counts.items():
+            ended = (self.transactions or {}).get(name, Outcome.NO)
+            if ended is Outcome.NO and count[True]:
+                yield Anomaly(Kind.ABORTED_READ, f"{count[True]} records of {name}, which was not committed, are read")
+            elif count[True] and count[False]:
+                yield Anomaly(Kind.TORN, f"{count[True]} of {count.total()} records of {name} are read")
+
+    def _same_sight(self) -> Iterator[Anomaly]:
+        if self.uncommitted is None:
+            return
+        everything = set(self.uncommitted)
+        for read in self.committed:
+            if read not in everything:
+                yield Anomaly(Kind.UNSTABLE, f"{read} is read under read_committed only")
+
+
+def summary(anomalies: Sequence[Anomaly], most: int = 5) -> str:
+    """Counts by kind, and the first few of each in full."""
+    lines = []
+    for kind, count in Counter(anomaly.kind for anomaly in anomalies).items():
+        lines.append(f"{count} {kind.value}")
+        lines += [f"  {anomaly.text}" for anomaly in [each for each in anomalies if each.kind is kind][:most]]
+    return "\n".join(lines) or "no anomaly"
