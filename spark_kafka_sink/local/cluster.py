@@ -161,13 +161,17 @@ class EmbeddedKafka:
 
     # ---- single nodes ------------------------------------------------------------------------------------------------
 
-    def start_node(self, node_id: int) -> None:
-        """Start a node that was stopped or killed, on its ports and data, and wait until it is a live member again."""
-        node = self._node(node_id)
+    def start_node(self, *node_ids: int) -> None:
+        """Start nodes that were stopped or killed, on their ports and data, and wait until each is a live member again:
+        all at once, because fewer than half of them are no quorum.
+        """
+        nodes = [self._node(node_id) for node_id in node_ids]
         deadline = time.monotonic() + self._start_timeout_s
-        node.begin_start()
+        for node in nodes:
+            node.begin_start()
         try:
-            node.await_start(deadline)
+            for node in nodes:
+                node.await_start(deadline)
         except LocalBrokerError as error:
             raise LocalBrokerError(f"{error}\nLogs: {self.save_logs()}") from error
 
