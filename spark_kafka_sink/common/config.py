@@ -11,65 +11,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 from spark_kafka_sink.common import option_parsers as parsers
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.option_table import OptionRow, field_name_of, key_of, option, parse_value, row_of, table_of
+from spark_kafka_sink.common.secret import Secret as Secret
+from spark_kafka_sink.common.security_config import JAVA_ONLY_SECURITY, SecurityConfig
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
-
-T = TypeVar("T")
-
-
-class Secret:
-    """Text that shows itself to nobody who does not ask for it by name."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def reveal(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
-
-    __str__ = __repr__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-
-class OptionRow(NamedTuple):
-    """A row of the option table as a reader wants it."""
-
-    name: str
-    type: str
-    default: str
-    doc: str
-
-
-def _option(parse: Callable[[object], T], default: object, type_name: str, doc: str) -> Any:
-    """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not
-    give.
-    """
-    metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc}
-    if default is None:
-        return field(default=None, metadata=metadata)
-    return field(default=parse(default), metadata=metadata)
-
 
 _ms = parsers.between(0, LONG_MAX)
 _int_ms = parsers.between(0, INT_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerConfig:
+class ProducerConfig(SecurityConfig):
     """Every setting, typed and checked. Make one with `from_mapping`."""
 
     bootstrap_servers: tuple[tuple[str, int], ...] = field(
@@ -80,112 +38,103 @@ class ProducerConfig:
             "doc": "host:port pairs to learn the cluster from, comma-separated.",
         }
     )
-    client_id: str = _option(
-        parsers.text, "", "string", "Name of this client in the brokers' logs, metrics and quotas."
-    )
-    client_dns_lookup: str = _option(
+    client_id: str = option(parsers.text, "", "string", "Name of this client in the brokers' logs, metrics and quotas.")
+    client_dns_lookup: str = option(
         parsers.one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
         "use_all_dns_ips",
         "string",
         "How a host name becomes addresses; every address is tried either way.",
     )
-    acks: int = _option(
-        parsers.acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0."
-    )
-    enable_idempotence: bool = _option(
+    acks: int = option(parsers.acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0.")
+    enable_idempotence: bool = option(
         parsers.boolean, True, "boolean", "No doubles and no reordering when a send is retried. Needs acks=all."
     )
-    transactional_id: str | None = _option(
+    transactional_id: str | None = option(
         parsers.non_empty_text, None, "string", "The name under which this producer's transactions run."
     )
-    transaction_timeout_ms: int = _option(
+    transaction_timeout_ms: int = option(
         parsers.between(1, INT_MAX), 60_000, "int", "After this long the broker aborts an open transaction."
     )
-    max_in_flight_requests_per_connection: int = _option(
+    max_in_flight_requests_per_connection: int = option(
         parsers.between(1, INT_MAX), 5, "int", "Unanswered requests a connection may have."
     )
-    retries: int = _option(
+    retries: int = option(
         parsers.between(0, INT_MAX),
         INT_MAX,
         "int",
         "How often a batch is sent again; delivery.timeout.ms is the limit to set.",
     )
-    retry_backoff_ms: int = _option(
-        _ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580)."
-    )
-    retry_backoff_max_ms: int = _option(_ms, 1_000, "long", "The longest pause before a retry.")
-    delivery_timeout_ms: int = _option(
+    retry_backoff_ms: int = option(_ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580).")
+    retry_backoff_max_ms: int = option(_ms, 1_000, "long", "The longest pause before a retry.")
+    delivery_timeout_ms: int = option(
         _int_ms, 120_000, "int", "A record is acknowledged or failed within this time of its send."
     )
-    request_timeout_ms: int = _option(_int_ms, 30_000, "int", "How long an answer to one request may take.")
-    linger_ms: int = _option(_ms, 5, "long", "How long a batch that is not full waits for more records.")
-    batch_size: int = _option(
+    request_timeout_ms: int = option(_int_ms, 30_000, "int", "How long an answer to one request may take.")
+    linger_ms: int = option(_ms, 5, "long", "How long a batch that is not full waits for more records.")
+    batch_size: int = option(
         _int_ms,
         262_144,
         "int",
         "Bytes of records after which a batch is full (before compression). Kafka's own default is 16384.",
     )
-    max_request_size: int = _option(_int_ms, 1_048_576, "int", "The largest request, and so the largest record.")
-    buffer_memory: int = _option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
-    max_block_ms: int = _option(_ms, 60_000, "long", "How long a send may wait for metadata and for buffer.memory.")
-    compression_type: str = _option(
+    max_request_size: int = option(_int_ms, 1_048_576, "int", "The largest request, and so the largest record.")
+    buffer_memory: int = option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
+    max_block_ms: int = option(_ms, 60_000, "long", "How long a send may wait for metadata and for buffer.memory.")
+    compression_type: str = option(
         parsers.one_of("none", "gzip", "snappy", "lz4", "zstd"), "none", "string", "Codec of the record batches."
     )
-    compression_gzip_level: int = _option(
+    compression_gzip_level: int = option(
         parsers.gzip_level, -1, "int", "1 (fast) to 9 (small), -1 for the codec's own default."
     )
-    compression_lz4_level: int = _option(
+    compression_lz4_level: int = option(
         parsers.between(1, 17),
         9,
         "int",
         "1 to 17; the default stands for the fast compressor, as in Kafka's own client.",
     )
-    compression_zstd_level: int = _option(parsers.between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
-    partitioner_ignore_keys: bool = _option(
+    compression_zstd_level: int = option(parsers.between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
+    partitioner_ignore_keys: bool = option(
         parsers.boolean, False, "boolean", "Choose partitions as if records had no key."
     )
-    partitioner_adaptive_partitioning_enable: bool = _option(
+    partitioner_adaptive_partitioning_enable: bool = option(
         parsers.boolean, True, "boolean", "Send more of the records without a key to brokers that keep up (KIP-794)."
     )
-    partitioner_availability_timeout_ms: int = _option(
+    partitioner_availability_timeout_ms: int = option(
         _ms, 0, "long", "Pass over a partition whose broker has taken nothing for this long; 0 turns it off."
     )
-    metadata_max_age_ms: int = _option(
+    metadata_max_age_ms: int = option(
         _ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
     )
-    metadata_max_idle_ms: int = _option(
+    metadata_max_idle_ms: int = option(
         parsers.between(5_000, LONG_MAX), 300_000, "long", "A topic that nobody wrote to for this long is forgotten."
     )
-    metadata_recovery_strategy: str = _option(
+    metadata_recovery_strategy: str = option(
         parsers.one_of("none", "rebootstrap"),
         "rebootstrap",
         "string",
         "When no known broker can be reached: start again from bootstrap.servers, or go on as before (KIP-899).",
     )
-    metadata_recovery_rebootstrap_trigger_ms: int = _option(
+    metadata_recovery_rebootstrap_trigger_ms: int = option(
         _ms, 300_000, "long", "Without fresh metadata for this long, start again from bootstrap.servers (KIP-1102)."
     )
-    reconnect_backoff_ms: int = _option(
+    reconnect_backoff_ms: int = option(
         _ms, 50, "long", "Pause before the first reconnect to a broker; it doubles, with jitter."
     )
-    reconnect_backoff_max_ms: int = _option(_ms, 1_000, "long", "The longest pause before a reconnect.")
-    socket_connection_setup_timeout_ms: int = _option(
+    reconnect_backoff_max_ms: int = option(_ms, 1_000, "long", "The longest pause before a reconnect.")
+    socket_connection_setup_timeout_ms: int = option(
         _ms, 10_000, "long", "How long a connection may take to be made, the first time; it doubles, with jitter."
     )
-    socket_connection_setup_timeout_max_ms: int = _option(
+    socket_connection_setup_timeout_max_ms: int = option(
         _ms, 30_000, "long", "The longest a connection may take to be made."
     )
-    connections_max_idle_ms: int = _option(
+    connections_max_idle_ms: int = option(
         parsers.between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."
     )
-    send_buffer_bytes: int = _option(
+    send_buffer_bytes: int = option(
         parsers.between(-1, INT_MAX), 131_072, "int", "SO_SNDBUF; -1 for the system's default."
     )
-    receive_buffer_bytes: int = _option(
+    receive_buffer_bytes: int = option(
         parsers.between(-1, INT_MAX), 32_768, "int", "SO_RCVBUF; -1 for the system's default."
-    )
-    security_protocol: str = _option(
-        parsers.one_of("PLAINTEXT"), "PLAINTEXT", "string", "How connections are secured. So far PLAINTEXT alone."
     )
 
     @classmethod
@@ -195,7 +144,7 @@ class ProducerConfig:
         Raises ConfigError: unknown key, malformed value, missing bootstrap.servers, or settings that contradict each
         other.
         """
-        table = _table()
+        table = table_of(cls)
         for key in settings:
             if key not in table:
                 raise ConfigError(_unknown_key(key, table))
@@ -204,21 +153,20 @@ class ProducerConfig:
                 "bootstrap.servers is missing: give it host:port pairs of the cluster's brokers, comma-separated."
             )
         given = {key: value for key, value in settings.items() if value is not None}
-        parsed = {
-            _field_name(key): _parse_value(key, value, table[key].metadata["parse"]) for key, value in given.items()
-        }
+        parsed = {field_name_of(key): parse_value(key, value, table[key].metadata) for key, value in given.items()}
         config = cls(**_with_dependent_defaults(parsed))
         config._check_rules()
+        config.check_security(frozenset(given))
         return config
 
     @classmethod
     def keys(cls) -> frozenset[str]:
         """Every key that `from_mapping` takes."""
-        return frozenset(_table())
+        return frozenset(table_of(cls))
 
     def canonical(self) -> tuple[tuple[str, object], ...]:
         """Hashable identity: two configurations with equal settings have equal canonical forms."""
-        return tuple((_key(f.name), getattr(self, f.name)) for f in fields(self))
+        return tuple((key_of(f.name), getattr(self, f.name)) for f in fields(self))
 
     @property
     def compression_level(self) -> int | None:
@@ -275,26 +223,8 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
     "metrics.sample.window.ms": "the producer's metrics keep fixed windows; leave it out",
     "metrics.recording.level": "the producer's metrics have one level; leave it out",
     "transaction.two.phase.commit.enable": "brokers offer no stable form of it (KIP-939)",
+    **JAVA_ONLY_SECURITY,
 }
-
-
-def _key(field_name: str) -> str:
-    return field_name.replace("_", ".")
-
-
-def _field_name(key: str) -> str:
-    return key.replace(".", "_")
-
-
-def _table() -> Mapping[str, Any]:
-    return {_key(f.name): f for f in fields(ProducerConfig)}
-
-
-def _parse_value(key: str, value: object, parse: Callable[[object], object]) -> object:
-    try:
-        return parse(value)
-    except parsers.RefusalError as refusal:
-        raise ConfigError(f"{key}={value!r}: {refusal}.") from None
 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
@@ -316,17 +246,12 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
 def _unknown_key(key: str, known: Iterable[str]) -> str:
     if key in _JAVA_ONLY:
         return f"{key} is a setting of the Java client: {_JAVA_ONLY[key]}."
-    if key.startswith(("ssl.", "sasl.")):
-        return f"{key}: connections are PLAINTEXT alone so far, and take no ssl.* or sasl.* setting."
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return f"{key} is not a producer setting. The nearest one is {nearest[0]}."
 
 
 def describe_options() -> list[OptionRow]:
-    """The table as rows for a reader, in its own order."""
-    rows = []
-    for f in fields(ProducerConfig):
-        default = f.metadata["default"]
-        text = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
-        rows.append(OptionRow(_key(f.name), f.metadata["type"], text, f.metadata["doc"]))
-    return rows
+    """The table as rows for a reader: in its own order, security last."""
+    security = table_of(SecurityConfig)
+    rows = {key: row_of(key, f.metadata) for key, f in table_of(ProducerConfig).items()}
+    return [rows[key] for key in rows if key not in security] + [rows[key] for key in security]

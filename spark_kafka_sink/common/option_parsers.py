@@ -5,8 +5,11 @@ Each raises RefusalError with what is wanted instead.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+
+from spark_kafka_sink.common.secret import Secret
 
 
 class RefusalError(Exception):
@@ -29,6 +32,19 @@ def between(low: int, high: int) -> Callable[[object], int]:
         number = whole_number(value)
         if not low <= number <= high:
             raise RefusalError(f"it must lie between {low} and {high}")
+        return number
+
+    return parse
+
+
+def number_between(low: float, high: float) -> Callable[[object], float]:
+    def parse(value: object) -> float:
+        try:
+            number = math.nan if isinstance(value, bool) else float(str(value))
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise RefusalError(f"a number between {low} and {high} is wanted")
         return number
 
     return parse
@@ -59,10 +75,53 @@ def one_of(*allowed: str) -> Callable[[object], str]:
         text = str(value).strip()
         by_lower = {known.lower(): known for known in allowed}
         if text.lower() not in by_lower:
-            raise RefusalError(f"one of {', '.join(allowed)} is wanted")
+            raise RefusalError(f"one of {', '.join(name or 'nothing' for name in allowed)} is wanted")
         return by_lower[text.lower()]
 
     return parse
+
+
+def names(value: object) -> tuple[str, ...]:
+    """Names separated by commas, at least one, each once."""
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    found = tuple(dict.fromkeys(item.strip() for item in items if item.strip()))
+    if not found:
+        raise RefusalError("at least one name is wanted")
+    return found
+
+
+def some_of(*allowed: str) -> Callable[[object], tuple[str, ...]]:
+    """Any of the names but none, in the order of the table."""
+    parse_one = one_of(*allowed)
+
+    def parse(value: object) -> tuple[str, ...]:
+        given = {parse_one(name) for name in names(value)}
+        return tuple(name for name in allowed if name in given)
+
+    return parse
+
+
+def secret(value: object) -> Secret:
+    found = value if isinstance(value, Secret) else Secret(str(value))
+    if not found.reveal():
+        raise RefusalError("it must not be empty")
+    return found
+
+
+def pem(label: str) -> Callable[[object], str]:
+    """PEM text with at least one block whose label ends in `label`."""
+
+    def parse(value: object) -> str:
+        if not re.search(f"-----BEGIN [A-Z0-9 ]*{label}-----", str(value)):
+            raise RefusalError(f"PEM text is wanted, with -----BEGIN {label}-----; for a file there is a .location")
+        return str(value).strip()
+
+    return parse
+
+
+def secret_pem(label: str) -> Callable[[object], Secret]:
+    parse_text = pem(label)
+    return lambda value: Secret(parse_text(secret(value).reveal()))
 
 
 def acks(value: object) -> int:

@@ -1,0 +1,294 @@
+"""How connections are secured: the rows of the settings' table for TLS and SASL, and the rules between them.
+
+Names, types and defaults are Kafka's (org.apache.kafka.common.config.SslConfigs and SaslConfigs of 4.x), but for the
+stores' type, which is PEM here, and `sasl.allow.cleartext.credentials`, which is our own. A setting that would have no
+effect is refused rather than ignored: who gives a truststore believes that connections are encrypted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from spark_kafka_sink.common import jaas
+from spark_kafka_sink.common import option_parsers as parsers
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.jaas import JaasConfig, parse_jaas_config
+from spark_kafka_sink.common.option_table import option
+from spark_kafka_sink.common.secret import Secret
+
+TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
+
+_LOGIN_MODULES: Final[Mapping[str, str]] = {
+    "GSSAPI": jaas.KERBEROS,
+    "PLAIN": jaas.PLAIN,
+    "SCRAM-SHA-256": jaas.SCRAM,
+    "SCRAM-SHA-512": jaas.SCRAM,
+    "OAUTHBEARER": jaas.OAUTHBEARER,
+    "AWS_MSK_IAM": jaas.MSK_IAM,
+}
+"""SASL mechanism → the login module that sasl.jaas.config has to name."""
+_CLEARTEXT: Final = frozenset({"PLAIN", "OAUTHBEARER"})
+"""Mechanisms that send a password or token as it is."""
+
+_int_ms = parsers.between(0, 2**31 - 1)
+_ms = parsers.between(0, 2**63 - 1)
+_store_type = parsers.one_of("PEM", "PKCS12", "JKS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """The settings of TLS and SASL, typed and checked; a part of `ProducerConfig`."""
+
+    security_protocol: str = option(
+        parsers.one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+        "PLAINTEXT",
+        "string",
+        "How connections are secured: SSL and SASL_SSL by TLS, SASL_PLAINTEXT and SASL_SSL with a login.",
+    )
+    ssl_truststore_type: str = option(
+        _store_type, "PEM", "string", "PEM, or PKCS12 with the extra `pkcs12`. Kafka's own default is JKS."
+    )
+    ssl_truststore_location: str | None = option(
+        parsers.non_empty_text,
+        None,
+        "string",
+        "File of the authorities that brokers' certificates may come from; without it, those that the system trusts.",
+    )
+    ssl_truststore_certificates: str | None = option(
+        parsers.pem("CERTIFICATE"), None, "string", "The same as PEM text, instead of a file."
+    )
+    ssl_truststore_password: Secret | None = option(
+        parsers.secret, None, "password", "Of a PKCS12 truststore.", is_secret=True
+    )
+    ssl_keystore_type: str = option(
+        _store_type, "PEM", "string", "PEM, or PKCS12 with the extra `pkcs12`. Kafka's own default is JKS."
+    )
+    ssl_keystore_location: str | None = option(
+        parsers.non_empty_text,
+        None,
+        "string",
+        "File of this client's private key and certificate chain, for brokers that want a certificate.",
+    )
+    ssl_keystore_certificate_chain: str | None = option(
+        parsers.pem("CERTIFICATE"),
+        None,
+        "string",
+        "This client's certificate and those that it hangs on, as PEM text instead of a file.",
+    )
+    ssl_keystore_key: Secret | None = option(
+        parsers.secret_pem("PRIVATE KEY"),
+        None,
+        "password",
+        "This client's private key as PEM text, best encrypted.",
+        is_secret=True,
+    )
+    ssl_keystore_password: Secret | None = option(
+        parsers.secret, None, "password", "Of a PKCS12 keystore.", is_secret=True
+    )
+    ssl_key_password: Secret | None = option(
+        parsers.secret, None, "password", "Of this client's private key, where it is encrypted.", is_secret=True
+    )
+    ssl_endpoint_identification_algorithm: str = option(
+        parsers.one_of("https", ""),
+        "https",
+        "string",
+        "https: a broker's certificate must be for the name or address we connect to. Empty turns that off.",
+    )
+    ssl_enabled_protocols: tuple[str, ...] = option(
+        parsers.some_of(*TLS_VERSIONS), "TLSv1.2,TLSv1.3", "list", "TLS versions that may be spoken."
+    )
+    ssl_protocol: str = option(
+        parsers.one_of("TLS", *TLS_VERSIONS), "TLSv1.3", "string", "The newest TLS version that may be spoken."
+    )
+    ssl_cipher_suites: tuple[str, ...] | None = option(
+        parsers.names,
+        None,
+        "list",
+        "Cipher suites that may be used, by their standard names; those of TLS 1.3 all or none.",
+    )
+    sasl_mechanism: str = option(
+        parsers.one_of(*_LOGIN_MODULES), "GSSAPI", "string", f"How to log in: {', '.join(_LOGIN_MODULES)}."
+    )
+    sasl_jaas_config: JaasConfig | None = option(
+        parse_jaas_config,
+        None,
+        "password",
+        "Who logs in, as Java's login module has it; it is read as text, and no class is loaded.",
+        is_secret=True,
+    )
+    sasl_allow_cleartext_credentials: bool = option(
+        parsers.boolean,
+        False,
+        "boolean",
+        "Let PLAIN send its password, and OAUTHBEARER its token, over SASL_PLAINTEXT. Not a setting of Kafka's.",
+    )
+    sasl_kerberos_service_name: str | None = option(
+        parsers.non_empty_text, None, "string", "First part of the brokers' Kerberos principal, mostly kafka."
+    )
+    sasl_login_refresh_window_factor: float = option(
+        parsers.number_between(0.5, 1.0), 0.8, "double", "A token is renewed after this part of its lifetime."
+    )
+    sasl_login_refresh_window_jitter: float = option(
+        parsers.number_between(0.0, 0.25), 0.05, "double", "Random part of the lifetime added to that."
+    )
+    sasl_login_refresh_min_period_seconds: int = option(
+        parsers.between(0, 900), 60, "int", "A token is not renewed sooner than this after the last time."
+    )
+    sasl_login_refresh_buffer_seconds: int = option(
+        parsers.between(0, 3_600), 300, "int", "A token is renewed at least this long before it ends."
+    )
+    sasl_login_connect_timeout_ms: int = option(
+        _int_ms, 10_000, "int", "How long a connection to the token endpoint may take to be made. Kafka has no limit."
+    )
+    sasl_login_read_timeout_ms: int = option(
+        _int_ms, 10_000, "int", "How long the token endpoint may take to answer. Kafka has no limit."
+    )
+    sasl_login_retry_backoff_ms: int = option(
+        _ms, 100, "long", "Pause before the token endpoint is asked again; it doubles."
+    )
+    sasl_login_retry_backoff_max_ms: int = option(
+        _ms, 10_000, "long", "The longest pause before the token endpoint is asked again."
+    )
+    sasl_oauthbearer_token_endpoint_url: str | None = option(
+        parsers.non_empty_text, None, "string", "Where tokens are to be had, by https."
+    )
+    sasl_oauthbearer_client_credentials_client_id: str | None = option(
+        parsers.non_empty_text, None, "string", "Who asks for a token."
+    )
+    sasl_oauthbearer_client_credentials_client_secret: Secret | None = option(
+        parsers.secret, None, "password", "What proves it.", is_secret=True
+    )
+    sasl_oauthbearer_scope: str | None = option(parsers.non_empty_text, None, "string", "What the token is asked for.")
+    sasl_oauthbearer_header_urlencode: bool = option(
+        parsers.boolean, False, "boolean", "Whether client id and secret are URL-encoded in the request for a token."
+    )
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.security_protocol in {"SSL", "SASL_SSL"}
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.security_protocol in {"SASL_PLAINTEXT", "SASL_SSL"}
+
+    @property
+    def login_module(self) -> str:
+        """The one that goes with sasl.mechanism."""
+        return _LOGIN_MODULES[self.sasl_mechanism]
+
+    def check_security(self, given: frozenset[str]) -> None:
+        """Raises ConfigError where settings contradict each other. `given` are the keys that the caller set."""
+        for prefix, protocols, is_used in (
+            ("ssl.", "SSL or SASL_SSL", self.uses_tls),
+            ("sasl.", "SASL_SSL or SASL_PLAINTEXT", self.uses_sasl),
+        ):
+            idle = sorted(key for key in given if key.startswith(prefix))
+            if idle and not is_used:
+                raise ConfigError(
+                    f"{idle[0]} has no effect with security.protocol={self.security_protocol}:"
+                    f" set {protocols}, or leave it out."
+                )
+        for is_broken, text in (_TLS_RULES if self.uses_tls else ()) + (_SASL_RULES if self.uses_sasl else ()):
+            if is_broken(self):
+                raise ConfigError(text.format(config=self))
+
+
+_Rules = tuple[tuple[Callable[[SecurityConfig], bool], str], ...]
+
+_JKS: Final = (
+    ".type=JKS: only Java reads such stores. Convert it, and set the type to PKCS12: keytool -importkeystore"
+    " -srckeystore <store>.jks -destkeystore <store>.p12 -deststoretype PKCS12"
+)
+
+_TLS_RULES: Final[_Rules] = (
+    (lambda c: c.ssl_truststore_type == "JKS", "ssl.truststore" + _JKS),
+    (lambda c: c.ssl_keystore_type == "JKS", "ssl.keystore" + _JKS),
+    (
+        lambda c: c.ssl_truststore_location is not None and c.ssl_truststore_certificates is not None,
+        "ssl.truststore.location and ssl.truststore.certificates are both given: leave one out.",
+    ),
+    (
+        lambda c: (
+            c.ssl_keystore_location is not None
+            and (c.ssl_keystore_key is not None or c.ssl_keystore_certificate_chain is not None)
+        ),
+        "ssl.keystore.location is given, and so is ssl.keystore.key or ssl.keystore.certificate.chain: leave one out.",
+    ),
+    (
+        lambda c: (c.ssl_keystore_key is None) != (c.ssl_keystore_certificate_chain is None),
+        "ssl.keystore.key and ssl.keystore.certificate.chain go together: one of them is missing.",
+    ),
+    (
+        lambda c: c.ssl_truststore_type == "PKCS12" and c.ssl_truststore_location is None,
+        "ssl.truststore.type=PKCS12 needs ssl.truststore.location, the file.",
+    ),
+    (
+        lambda c: c.ssl_keystore_type == "PKCS12" and c.ssl_keystore_location is None,
+        "ssl.keystore.type=PKCS12 needs ssl.keystore.location, the file.",
+    ),
+    (
+        lambda c: c.ssl_truststore_password is not None and c.ssl_truststore_type == "PEM",
+        "ssl.truststore.password is for ssl.truststore.type=PKCS12; certificates in PEM have none. Leave it out.",
+    ),
+    (
+        lambda c: c.ssl_keystore_password is not None and c.ssl_keystore_type == "PEM",
+        "ssl.keystore.password is for ssl.keystore.type=PKCS12. Give a PEM key's password as ssl.key.password.",
+    ),
+    (
+        lambda c: c.ssl_key_password is not None and c.ssl_keystore_location is None and c.ssl_keystore_key is None,
+        "ssl.key.password is given, but no key: set ssl.keystore.location, or ssl.keystore.key.",
+    ),
+    (
+        lambda c: c.ssl_protocol == "TLSv1.2" and "TLSv1.2" not in c.ssl_enabled_protocols,
+        "ssl.protocol=TLSv1.2 rules out ssl.enabled.protocols=TLSv1.3: no version is left. Leave ssl.protocol out.",
+    ),
+)
+
+_SASL_RULES: Final[_Rules] = (
+    (
+        lambda c: c.sasl_jaas_config is None and c.sasl_mechanism in {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"},
+        "sasl.jaas.config is missing: sasl.mechanism={config.sasl_mechanism} needs a user. Set it to"
+        ' org.apache.kafka.common.security....{config.login_module} required username="..." password="...";',
+    ),
+    (
+        lambda c: c.sasl_jaas_config is not None and c.sasl_jaas_config.login_module != c.login_module,
+        "sasl.jaas.config names another login module than sasl.mechanism={config.sasl_mechanism} needs, which is"
+        " {config.login_module}.",
+    ),
+    (
+        lambda c: (
+            c.sasl_jaas_config is not None
+            and c.login_module in {jaas.PLAIN, jaas.SCRAM}
+            and not (c.sasl_jaas_config.get("username") and c.sasl_jaas_config.get("password"))
+        ),
+        "sasl.jaas.config must have a username and a password for sasl.mechanism={config.sasl_mechanism}.",
+    ),
+    (
+        lambda c: (
+            c.security_protocol == "SASL_PLAINTEXT"
+            and c.sasl_mechanism in _CLEARTEXT
+            and not c.sasl_allow_cleartext_credentials
+        ),
+        "sasl.mechanism={config.sasl_mechanism} with security.protocol=SASL_PLAINTEXT would send what proves who you"
+        " are for all on the way to read: set SASL_SSL, or sasl.allow.cleartext.credentials=true where nobody listens.",
+    ),
+)
+
+_NO_CLASS: Final = "no Java class is loaded here"
+JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
+    "ssl.provider": "TLS is OpenSSL's here; leave it out",
+    "ssl.engine.factory.class": f"{_NO_CLASS}; leave it out",
+    "ssl.keymanager.algorithm": "TLS is OpenSSL's here; leave it out",
+    "ssl.trustmanager.algorithm": "TLS is OpenSSL's here; leave it out",
+    "ssl.secure.random.implementation": "TLS is OpenSSL's here; leave it out",
+    "ssl.client.auth": "it is a broker's: give this client a certificate by ssl.keystore.*",
+    "sasl.login.class": _NO_CLASS,
+    "sasl.client.callback.handler.class": _NO_CLASS,
+    "sasl.login.callback.handler.class": _NO_CLASS,
+    "sasl.oauthbearer.jwt.retriever.class": _NO_CLASS,
+    "sasl.oauthbearer.jwt.validator.class": f"{_NO_CLASS}, and it is the broker that checks a token",
+    "sasl.kerberos.kinit.cmd": "no command is run here; keep the ticket fresh, or give a keytab",
+}
+"""Settings of the Java client's security that have no meaning here: key → why."""

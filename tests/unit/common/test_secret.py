@@ -1,0 +1,20 @@
+"""Text that must not be shown."""
+
+from __future__ import annotations
+
+import pickle
+
+from spark_kafka_sink.common.secret import Secret
+
+
+def test_a_secret_shows_itself_to_nobody_who_does_not_ask() -> None:
+    secret = Secret("hunter2")
+    assert "hunter2" not in f"{secret} {secret!r} {[secret]}"
+    assert secret.reveal() == "hunter2"
+    assert secret == Secret("hunter2") != Secret("other")
+    assert secret != "hunter2"
+    assert hash(secret) == hash(Secret("hunter2"))
+
+
+def test_a_secret_travels_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(Secret("hunter2"))).reveal() == "hunter2"

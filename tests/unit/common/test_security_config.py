@@ -1,0 +1,239 @@
+"""The settings of TLS and SASL: Kafka's names and defaults, what they rule out, and that no secret is shown."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.security_config import SecurityConfig
+
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
+KEY = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nhunter2\n-----END ENCRYPTED PRIVATE KEY-----"
+PLAIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="hunter2";'
+SCRAM = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="hunter2";'
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
+
+
+def config(**settings: Any) -> ProducerConfig:
+    """Settings with underscores for dots."""
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    return ProducerConfig.from_mapping({"bootstrap.servers": "localhost:9092", **given})
+
+
+KAFKAS_DEFAULTS = {
+    "security.protocol": "PLAINTEXT",
+    "ssl.truststore.location": None,
+    "ssl.truststore.certificates": None,
+    "ssl.truststore.password": None,
+    "ssl.keystore.location": None,
+    "ssl.keystore.certificate.chain": None,
+    "ssl.keystore.key": None,
+    "ssl.keystore.password": None,
+    "ssl.key.password": None,
+    "ssl.endpoint.identification.algorithm": "https",
+    "ssl.enabled.protocols": ("TLSv1.2", "TLSv1.3"),
+    "ssl.protocol": "TLSv1.3",
+    "ssl.cipher.suites": None,
+    "sasl.mechanism": "GSSAPI",
+    "sasl.jaas.config": None,
+    "sasl.kerberos.service.name": None,
+    "sasl.login.refresh.window.factor": 0.8,
+    "sasl.login.refresh.window.jitter": 0.05,
+    "sasl.login.refresh.min.period.seconds": 60,
+    "sasl.login.refresh.buffer.seconds": 300,
+    "sasl.login.retry.backoff.ms": 100,
+    "sasl.login.retry.backoff.max.ms": 10_000,
+    "sasl.oauthbearer.token.endpoint.url": None,
+    "sasl.oauthbearer.client.credentials.client.id": None,
+    "sasl.oauthbearer.client.credentials.client.secret": None,
+    "sasl.oauthbearer.scope": None,
+    "sasl.oauthbearer.header.urlencode": False,
+}
+OWN_DEFAULTS = {
+    "ssl.truststore.type": "PEM",
+    "ssl.keystore.type": "PEM",
+    "sasl.login.connect.timeout.ms": 10_000,
+    "sasl.login.read.timeout.ms": 10_000,
+    "sasl.allow.cleartext.credentials": False,
+}
+
+
+def test_defaults_are_kafkas_but_for_those_that_say_so() -> None:
+    defaults = {**KAFKAS_DEFAULTS, **OWN_DEFAULTS}
+    names = SecurityConfig.__dataclass_fields__
+    assert {name.replace("_", "."): getattr(config(), name) for name in names} == defaults
+    for key in OWN_DEFAULTS:
+        assert "Kafka" in names[key.replace(".", "_")].metadata["doc"]
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        ("security.protocol", "ssl", "SSL"),
+        ("ssl.enabled.protocols", " TLSv1.3 ,TLSv1.2", ("TLSv1.2", "TLSv1.3")),
+        ("ssl.enabled.protocols", ["TLSv1.3"], ("TLSv1.3",)),
+        ("ssl.endpoint.identification.algorithm", "", ""),
+        ("ssl.endpoint.identification.algorithm", "HTTPS", "https"),
+        ("ssl.cipher.suites", "A,B,A", ("A", "B")),
+        ("ssl.truststore.certificates", f"\n{CERTIFICATE}\n", CERTIFICATE),
+    ],
+)
+def test_values_are_parsed(key: str, given: object, expected: object) -> None:
+    parsed = config(**{"security.protocol": "SSL", key: given})
+    assert getattr(parsed, key.replace(".", "_")) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "wanted"),
+    [
+        ("security.protocol", "TLS", "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+        ("ssl.endpoint.identification.algorithm", "ldaps", "one of https, nothing"),
+        ("ssl.enabled.protocols", "TLSv1.1,TLSv1.2", "one of TLSv1.2, TLSv1.3"),
+        ("ssl.enabled.protocols", ",", "at least one name"),
+        ("ssl.truststore.certificates", "/etc/ca.pem", "BEGIN CERTIFICATE-----; for a file there is a .location"),
+        ("ssl.truststore.type", "BCFKS", "one of PEM, PKCS12, JKS"),
+        ("sasl.mechanism", "DIGEST-MD5", "one of GSSAPI, PLAIN"),
+        ("sasl.login.refresh.window.factor", "0.4", "between 0.5 and 1.0"),
+        ("sasl.login.refresh.window.factor", "much", "between 0.5 and 1.0"),
+        ("sasl.login.refresh.window.factor", "nan", "between 0.5 and 1.0"),
+        ("sasl.login.refresh.window.factor", True, "between 0.5 and 1.0"),
+    ],
+)
+def test_a_malformed_value_names_its_setting_and_what_is_wanted(key: str, given: object, wanted: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config(**{key: given})
+    assert str(refusal.value).startswith(f"{key}={given!r}: ")
+    assert wanted in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("sasl.jaas.config", "hunter2"),
+        ("sasl.jaas.config", f"{PLAIN} {PLAIN}"),
+        ("ssl.keystore.key", "hunter2"),
+        ("ssl.key.password", ""),
+    ],
+)
+def test_a_malformed_secret_is_not_shown(key: str, given: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config(**{key: given})
+    assert str(refusal.value).startswith(f"{key}=***: ")
+    assert "hunter2" not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ssl_truststore_location": "ca.pem"}, "ssl.truststore.location has no effect with .*PLAINTEXT: set SSL or"),
+        ({"sasl_jaas_config": PLAIN}, "sasl.jaas.config has no effect with .*PLAINTEXT: set SASL_SSL or"),
+        ({"sasl_mechanism": "PLAIN", "security_protocol": "SSL"}, "sasl.mechanism has no effect"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config is missing.*PlainLoginModule"),
+        (
+            {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-256", "sasl_jaas_config": PLAIN},
+            "another login module .* is ScramLoginModule",
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "PLAIN",
+                "sasl_jaas_config": 'PlainLoginModule required username="hunter2";',
+            },
+            "must have a username and a password",
+        ),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_jaas_config": PLAIN},
+            "sasl.allow.cleartext.credentials=true",
+        ),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER", "sasl_jaas_config": OAUTH},
+            "sasl.allow.cleartext.credentials=true",
+        ),
+    ],
+)
+def test_settings_of_a_login_that_do_not_fit_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as refusal:
+        config(**settings)
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ssl_truststore_type": "JKS"}, r"ssl\.truststore\.type=JKS.*keytool -importkeystore"),
+        ({"ssl_keystore_type": "jks"}, r"ssl\.keystore\.type=JKS.*keytool -importkeystore"),
+        ({"ssl_truststore_location": "f", "ssl_truststore_certificates": CERTIFICATE}, "both given"),
+        ({"ssl_keystore_location": "f", "ssl_keystore_key": KEY}, "leave one out"),
+        ({"ssl_keystore_location": "f", "ssl_keystore_certificate_chain": CERTIFICATE}, "leave one out"),
+        ({"ssl_keystore_key": KEY}, "one of them is missing"),
+        ({"ssl_keystore_certificate_chain": CERTIFICATE}, "one of them is missing"),
+        ({"ssl_truststore_type": "PKCS12"}, "needs ssl.truststore.location"),
+        ({"ssl_keystore_type": "PKCS12"}, "needs ssl.keystore.location"),
+        ({"ssl_truststore_password": "hunter2", "ssl_truststore_location": "f"}, "is for ssl.truststore.type=PKCS12"),
+        ({"ssl_keystore_password": "hunter2", "ssl_keystore_location": "f"}, "as ssl.key.password"),
+        ({"ssl_key_password": "hunter2"}, "but no key"),
+        ({"ssl_protocol": "TLSv1.2", "ssl_enabled_protocols": "TLSv1.3"}, "no version is left"),
+    ],
+)
+def test_settings_of_tls_that_do_not_fit_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as refusal:
+        config(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN, **settings)
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"security_protocol": "SSL"},
+        {"security_protocol": "SSL", "ssl_keystore_key": KEY, "ssl_keystore_certificate_chain": CERTIFICATE},
+        {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_jaas_config": PLAIN},
+        {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-512", "sasl_jaas_config": SCRAM},
+        {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_jaas_config": PLAIN,
+            "sasl_allow_cleartext_credentials": "true",
+        },
+        {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"},
+        {"security_protocol": "SASL_PLAINTEXT"},
+    ],
+)
+def test_settings_that_fit(settings: dict[str, Any]) -> None:
+    assert config(**settings).security_protocol == settings["security_protocol"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ssl.engine.factory.class",
+        "ssl.provider",
+        "sasl.login.callback.handler.class",
+        "sasl.client.callback.handler.class",
+        "sasl.login.class",
+        "sasl.oauthbearer.jwt.retriever.class",
+    ],
+)
+def test_a_class_of_java_is_refused_and_its_value_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: ") as refusal:
+        config(**{key: "hunter2"})
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_configuration_shows_no_secret_and_travels_with_them() -> None:
+    secrets = {
+        "ssl_keystore_key": KEY,
+        "ssl_keystore_certificate_chain": CERTIFICATE,
+        "ssl_key_password": "hunter2",
+        "sasl_jaas_config": PLAIN,
+        "sasl_mechanism": "PLAIN",
+        "sasl_oauthbearer_client_credentials_client_secret": "hunter2",
+    }
+    whole = config(security_protocol="SASL_SSL", **secrets)
+    assert "hunter2" not in f"{whole} {whole.canonical()}"
+    assert pickle.loads(pickle.dumps(whole)) == whole
+    assert whole.canonical() != config(security_protocol="SASL_SSL", **{**secrets, "ssl_key_password": "x"}).canonical()
