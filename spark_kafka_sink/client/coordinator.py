@@ -11,14 +11,17 @@ from types import TracebackType
 from typing import Final, Self
 
 from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.client.connect import consumer_network_client
 from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.coordinator_api import CoordinatorApi, Outcome
 from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.client.group_offsets import GroupOffsets
 from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topic_creation import TopicCreation
 from spark_kafka_sink.client.topic_tail import TopicTail
 from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.client.transactional_writer import TransactionalWriter
 from spark_kafka_sink.client.transactions import Transactions
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
@@ -27,10 +30,13 @@ from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.protocol.building import Request
 
 TRANSACTION_VERSION: Final = "transaction.version"
+_FIRST_BACKOFF_MS: Final = 20
 
 
 class Coordinator:
-    """`transactions`, `groups` and `topics` hold the calls. A context manager that closes the connections."""
+    """`transactions`, `groups`, `topics`, `writer` and `creation` hold the calls. A context manager that closes the
+    connections.
+    """
 
     def __init__(
         self,
@@ -49,6 +55,12 @@ class Coordinator:
         self.transactions = Transactions(self._calls)
         self.groups = GroupOffsets(self._calls)
         self.topics = TopicTail(client, metadata, clock, retry_backoff_ms)
+        self.writer = TransactionalWriter(
+            self._calls,
+            clock,
+            ExponentialBackoff(_FIRST_BACKOFF_MS, 2, max(retry_backoff_ms, _FIRST_BACKOFF_MS), 0.2, rng),
+        )
+        self.creation = TopicCreation(client, metadata, clock)
 
     @classmethod
     def connect(cls, config: ProducerConfig, clock: Clock, rng: random.Random) -> Self:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.timer import Timer
@@ -21,6 +22,9 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
+
+_FIRST_WINDOW: Final = 32
+_UNSTABLE_BACKOFF_MS: Final = 20
 
 
 class TopicTail:
@@ -80,6 +84,36 @@ class TopicTail:
             if len(found) >= count or start == first:
                 return found[-count:] if count else []
             window *= 4  # markers, aborted records and compaction leave gaps
+
+    def last_of_key(self, topic_partition: TopicPartition, key: bytes, timer: Timer) -> DecodedRecord | None:
+        """The newest committed record of a key, None where there is none; the search begins at the end.
+
+        Where somebody's transaction is open, what is committed behind it cannot be seen yet: that is waited for, up to
+        the end of now. Raises KafkaTimeoutError.
+        """
+        wanted = [topic_partition]
+        end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
+        while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
+            self._clock.sleep_ms(min(_UNSTABLE_BACKOFF_MS, timer.remaining_ms))
+            timer.update()
+            if timer.is_expired:
+                raise KafkaTimeoutError(
+                    f"{topic_partition}: a transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and"
+                    " what was committed behind it cannot be read. It ends with its own time-out."
+                )
+        first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+        window = _FIRST_WINDOW
+        while True:
+            start = max(first, stable - window)
+            try:
+                found = self._read(topic_partition, start, timer, READ_COMMITTED)
+            except OffsetOutOfRangeError:
+                first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+                continue
+            newest = next((record for record in reversed(found) if record.key == key), None)
+            if newest is not None or start == first:
+                return newest
+            window *= 8
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

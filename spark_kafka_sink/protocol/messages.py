@@ -33,6 +33,7 @@ class ApiKey(IntEnum):
     FIND_COORDINATOR = 10
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
+    CREATE_TOPICS = 19
     INIT_PRODUCER_ID = 22
     ADD_PARTITIONS_TO_TXN = 24
     ADD_OFFSETS_TO_TXN = 25
@@ -70,6 +71,8 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     # 0 would be followed by unframed tokens.
     ApiKey.SASL_HANDSHAKE: VersionRange(1, 1),
     ApiKey.API_VERSIONS: VersionRange(0, 4),
+    # From 4 on a broker fills in replicas and partitions that are left to it (KIP-464); older ones are not asked.
+    ApiKey.CREATE_TOPICS: VersionRange(4, 7),
     # 6 is two-phase commit (KIP-939), which no released broker offers.
     ApiKey.INIT_PRODUCER_ID: VersionRange(0, 5),
     # 4 and later are for brokers among themselves (KIP-890).

@@ -54,6 +54,27 @@ class MetadataRequest(VersionedRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateTopicRequest(VersionedRequest):
+    """Creates one topic; `replication_factor` -1 leaves it to the broker's default (KIP-464)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.CREATE_TOPICS
+    topic: str
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+    timeout_ms: int = 30_000
+
+    def build(self, version: int) -> Message:
+        topic = {
+            "name": self.topic,
+            "num_partitions": self.partitions,
+            "replication_factor": self.replication_factor,
+            "configs": [{"name": name, "value": value} for name, value in self.configs.items()],
+        }
+        return self._fill(version, {"topics": (topic,), "timeout": self.timeout_ms})
+
+
+@dataclass(frozen=True, slots=True)
 class ProduceRequest(VersionedRequest):
     """Record batches by topic and partition.
 

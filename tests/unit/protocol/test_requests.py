@@ -35,6 +35,7 @@ from spark_kafka_sink.protocol.requests import (
     LATEST_TIMESTAMP,
     READ_COMMITTED,
     ApiVersionsRequest,
+    CreateTopicRequest,
     FetchPartition,
     FetchRequest,
     InitProducerIdRequest,
@@ -60,6 +61,7 @@ REQUESTS: list[Request] = [
     SaslHandshakeRequest("SCRAM-SHA-512"),
     SaslAuthenticateRequest(b"secret"),
     DescribeTransactionsRequest(("txn",)),
+    CreateTopicRequest("t", 3, -1, {"cleanup.policy": "compact"}),
     ListTransactionsRequest(("Ongoing",), (7,)),
 ]
 

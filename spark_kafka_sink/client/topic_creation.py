@@ -1,0 +1,78 @@
+"""A topic that is created where it is missing. One thread, that of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    TopicExistsError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.requests import CreateTopicRequest
+
+_NOT_CONTROLLER: Final = 41
+_BACKOFF_MS: Final = 100
+
+
+class TopicCreation:
+    """Asks and creates on `client`, which must share `metadata`."""
+
+    def __init__(self, client: ConsumerNetworkClient, metadata: TopicsMetadata, clock: Clock) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._clock = clock
+
+    def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
+        """The topic's number of partitions; where it is missing it is created first, with `most_replicas` replicas or
+        as many as there are brokers.
+
+        Raises TopicAuthorizationError and whatever else the cluster refuses to create it with, InvalidTopicError,
+        KafkaTimeoutError.
+        """
+        self._metadata.add_topics([topic])
+        last = "No answer came."
+        is_new = True
+        while not timer.is_expired:
+            if found := self._metadata.fetch().partitions_for_topic(topic):
+                return len(found)
+            if is_new:
+                is_new = False  # metadata has not been asked for it yet
+            else:
+                error = self._create(topic, partitions, most_replicas, configs, timer)
+                if error is not None and not _may_pass(error):
+                    raise error
+                last = str(error) if error is not None else "It was created and is not shown yet."
+                self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
+            self._client.await_metadata_update(timer)
+            timer.update()
+        raise KafkaTimeoutError(f"Topic {topic} is not there within {timer.timeout_ms} ms. {last}")
+
+    def _create(
+        self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer
+    ) -> KafkaError | None:
+        node = self._client.least_loaded_node()
+        if node is None:
+            return UnknownTopicOrPartitionError("No node could be asked to create it.")
+        replicas = min(most_replicas, len(self._metadata.fetch().nodes))
+        request = CreateTopicRequest(topic, partitions, replicas, configs, timer.remaining_ms)
+        future = self._client.send(node, request)
+        if not self._client.poll_until(future, timer):
+            self._client.disconnect_async(node)
+            return KafkaTimeoutError(f"Node {node} did not answer.")
+        if future.failed():
+            return future.error
+        (answer,) = future.value().body.topics
+        code = int(answer.error_code)
+        return error_for_code(code, f"Topic {topic}: {answer.error_message or error_for_code(code)}") if code else None
+
+
+def _may_pass(error: KafkaError) -> bool:
+    return error.retriable or isinstance(error, TopicExistsError) or error.error_code == _NOT_CONTROLLER

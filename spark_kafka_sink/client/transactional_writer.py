@@ -1,0 +1,153 @@
+"""Single records into open transactions, for who holds no producer: a driver that writes down what it decided.
+
+One thread, that of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
+from spark_kafka_sink.client.coordinator_api import CoordinatorApi
+from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError, error_for_code
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.chunks import RecordChunks
+from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
+from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.encoder import encode_rows
+
+_DUPLICATE_SEQUENCE: Final = 46
+"""An earlier try was written and its answer lost."""
+_ALL_REPLICAS: Final = -1
+
+
+class TransactionalWriter:
+    """Writes on `calls`' client. A record is sent again, under the same sequence, until it is known to be written."""
+
+    def __init__(self, calls: CoordinatorCalls, clock: Clock, retry_backoff: ExponentialBackoff) -> None:
+        self._calls = calls
+        self._client: ConsumerNetworkClient = calls.client
+        self._clock = clock
+        self._retry_backoff = retry_backoff
+
+    def write(
+        self,
+        transaction: OpenTransaction,
+        topic_partition: TopicPartition,
+        key: bytes,
+        value: bytes | None,
+        sequence: int,
+        timer: Timer,
+    ) -> None:
+        """Write one record in the transaction, which need not have begun. `sequence` counts the records that the
+        producer's epoch has written to the partition. Metadata must follow the topic already.
+
+        Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and what coordinator or
+        leader refuse with: ProducerFencedError, InvalidProducerEpochError, TopicAuthorizationError.
+        """
+        if transaction.transaction_version < 2:
+            item = _Added(transaction, topic_partition)
+            self._calls.run(_AddPartition(), [item], timer)[item].get()
+        request = self._request(transaction, topic_partition, key, value, sequence)
+        attempts, last = 0, "No answer came."
+        while not timer.is_expired:
+            error = self._try(request, topic_partition, timer)
+            if error is None or error.error_code == _DUPLICATE_SEQUENCE:
+                return
+            if not error.retriable:
+                raise _named(error, topic_partition)
+            last = str(error)
+            if error.invalid_metadata:
+                self._client.await_metadata_update(timer)
+            self._clock.sleep_ms(min(self._retry_backoff.backoff_ms(attempts), timer.remaining_ms))
+            attempts += 1
+            timer.update()
+        raise KafkaTimeoutError(f"{topic_partition}: no record was written within {timer.timeout_ms} ms. {last}")
+
+    def _request(
+        self, transaction: OpenTransaction, place: TopicPartition, key: bytes, value: bytes | None, sequence: int
+    ) -> ProduceRequest:
+        now_ms = self._clock.wall_ms()
+        run = encode_rows([key], [value], None, [now_ms], 0, now_ms)
+        sealed = seal(
+            [run.chunk],
+            run.count,
+            now_ms,
+            run.max_timestamp_ms,
+            codec_for("none"),
+            transaction.producer_id,
+            transaction.producer_epoch,
+            sequence,
+            is_transactional=True,
+        )
+        batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
+        version = transaction.transaction_version
+        return ProduceRequest(_ALL_REPLICAS, 30_000, batches, transaction.transactional_id, version)
+
+    def _try(self, request: Request, place: TopicPartition, timer: Timer) -> KafkaError | None:
+        leader = self._calls.metadata.current_leader(place).leader
+        if leader is None:
+            return UnknownTopicOrPartitionError("It has no leader now.")
+        future = self._client.send(leader, request)
+        try:
+            if not self._client.poll_until(future, timer):
+                return KafkaTimeoutError(f"Node {leader} did not answer.")
+        finally:
+            if not future.is_done():
+                self._client.disconnect_async(leader)  # it must not be sent by some later poll
+        if future.failed():
+            return future.error
+        answers = (each for topic in future.value().body.responses for each in topic.partition_responses)
+        code = next((int(each.error_code) for each in answers), None)
+        if code is None:
+            return KafkaTimeoutError(f"Node {leader} answered without mentioning it.")
+        return error_for_code(code) if code else None
+
+
+class _Added(tuple[OpenTransaction, TopicPartition]):
+    """A partition on its way into a transaction."""
+
+    __slots__ = ()
+
+    def __new__(cls, transaction: OpenTransaction, topic_partition: TopicPartition) -> _Added:
+        return super().__new__(cls, (transaction, topic_partition))
+
+
+class _AddPartition(CoordinatorApi[_Added, bool]):
+    key_type = TRANSACTION
+
+    def key(self, item: _Added) -> str:
+        return item[0].transactional_id
+
+    def describe(self, item: _Added) -> str:
+        return f"AddPartitionsToTxn of {item[1]} to {item[0]}"
+
+    def requests(self, items: Sequence[_Added]) -> Iterable[tuple[Request, Sequence[_Added]]]:
+        for item in items:
+            transaction, place = item
+            yield AddPartitionsToTxnRequest(*transaction[:3], {place.topic: [place.partition]}), [item]
+
+    def answers(self, items: Sequence[_Added], body: Message) -> Mapping[_Added, bool | KafkaError]:
+        codes = [
+            int(result.partition_error_code)
+            for topic in body.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        ]
+        refused = next((error_for_code(code) for code in codes if code), None)
+        return dict.fromkeys(items, refused or True) if codes else {}
+
+
+def _named(error: KafkaError, place: TopicPartition) -> KafkaError:
+    named = type(error)(f"{place}: {error}")
+    named.error_code = error.error_code
+    return named

@@ -1,0 +1,36 @@
+"""CreateTopics: one topic or many, with a number of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from support.scripted_broker.exchange import Answer, Exchange
+
+if TYPE_CHECKING:
+    from support.scripted_broker.cluster import ScriptedCluster
+
+TOPIC_ALREADY_EXISTS = 36
+INVALID_REPLICATION_FACTOR = 38
+
+
+def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
+    topics = []
+    for topic in exchange.request.topics:
+        code = 0
+        if topic.name in cluster.topics:
+            code = TOPIC_ALREADY_EXISTS
+        elif topic.replication_factor > len(cluster.live_node_ids):
+            code = INVALID_REPLICATION_FACTOR
+        else:
+            cluster.create_topic(str(topic.name), int(topic.num_partitions))
+        topics.append(_answer(str(topic.name), code))
+    return Answer({"throttle_time": cluster.throttle_ms, "topics": topics})
+
+
+def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
+    return {"topics": [_answer(str(topic.name), error_code) for topic in exchange.request.topics]}
+
+
+def _answer(name: str, error_code: int) -> Mapping[str, Any]:
+    return {"name": name, "error_code": error_code, "error_message": None, "configs": []}

@@ -1,0 +1,177 @@
+"""Single records into a transaction, and a topic that is made where it is missing, on scripted nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+
+from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    InvalidProducerEpochError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+
+PRODUCE, CREATE_TOPICS = int(ApiKey.PRODUCE), int(ApiKey.CREATE_TOPICS)
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest) -> CoordinatorBench:
+    return CoordinatorBench(version=request.param)
+
+
+def begin(bench: CoordinatorBench) -> OpenTransaction:
+    bench.coordinator.creation.ensure("t", 1, 1, {}, bench.timer())
+    return bench.raw.begin("driver")
+
+
+def write(
+    bench: CoordinatorBench, open_: OpenTransaction, value: str, sequence: int = 0, limit_ms: int = 60_000
+) -> None:
+    bench.coordinator.writer.write(open_, PLACE, b"k", value.encode(), sequence, bench.timer(limit_ms))
+
+
+def committed(bench: CoordinatorBench) -> list[bytes | None]:
+    return [record.value for record in bench.cluster.log("t", 0).committed_records()]
+
+
+def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    write(bench, open_, "first")
+    assert committed(bench) == []
+    outcome = bench.commit(open_)
+    assert committed(bench) == [b"first"]
+    following = OpenTransaction("driver", outcome.producer_id, outcome.producer_epoch, open_.transaction_version)
+    write(bench, following, "second", 0 if open_.transaction_version == 2 else 1)
+    assert bench.commit(following).status is EndTxnStatus.DONE
+    assert committed(bench) == [b"first", b"second"]
+
+
+def test_a_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.lose_response())
+    write(bench, open_, "once")
+    bench.commit(open_)
+    assert len(bench.asked(PRODUCE)) == 2
+    assert committed(bench) == [b"once"]
+
+
+def test_a_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.move_leader("t", 0, 1)
+    write(bench, open_, "moved")
+    bench.commit(open_)
+    assert committed(bench) == [b"moved"]
+    assert bench.asked(PRODUCE)[-1].node_id == 1
+
+
+def test_who_was_fenced_writes_nothing(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.raw.begin("driver")
+    with pytest.raises((ProducerFencedError, InvalidProducerEpochError)):
+        write(bench, open_, "late")
+    assert bench.cluster.log("t", 0).batches == []
+
+
+def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.lose_request(), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"t-0: no record was written within 3000 ms"):
+        write(bench, open_, "unheard", limit_ms=3_000)
+
+
+def test_a_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match="t-0"):
+        write(bench, open_, "refused")
+
+
+# ---- topics ----------------------------------------------------------------------------------------------------------
+
+
+def ensure(bench: CoordinatorBench, topic: str, most_replicas: int = 3) -> int:
+    return bench.coordinator.creation.ensure(topic, 5, most_replicas, {"cleanup.policy": "compact"}, bench.timer())
+
+
+def test_a_missing_topic_is_created_once_with_as_many_replicas_as_there_are_nodes() -> None:
+    bench = CoordinatorBench(node_count=2)
+    assert ensure(bench, "decisions") == 5
+    assert ensure(bench, "decisions") == 5
+    (asked,) = bench.asked(CREATE_TOPICS)
+    (topic,) = asked.request.topics
+    assert (topic.num_partitions, topic.replication_factor) == (5, 2)
+    assert [(config.name, config.value) for config in topic.configs] == [("cleanup.policy", "compact")]
+
+
+def test_a_topic_that_is_there_is_left_as_it_is() -> None:
+    bench = CoordinatorBench()
+    assert ensure(bench, "t") == 1
+    assert bench.asked(CREATE_TOPICS) == []
+
+
+def test_a_topic_that_somebody_else_creates_meanwhile_is_taken() -> None:
+    bench = CoordinatorBench()
+
+    exists = faults.fail_with(36)
+
+    def quicker(*arguments: Any) -> Any:
+        bench.cluster.create_topic("decisions", 7)
+        return exists(*arguments)
+
+    bench.cluster.on(CREATE_TOPICS, quicker)
+    assert ensure(bench, "decisions") == 7
+
+
+def test_a_refused_creation_is_raised_with_the_topic() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(CREATE_TOPICS, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match="decisions"):
+        ensure(bench, "decisions")
+
+
+# ---- the newest record of a key --------------------------------------------------------------------------------------
+
+
+def newest(bench: CoordinatorBench, key: bytes, limit_ms: int = 60_000) -> bytes | None:
+    found = bench.coordinator.topics.last_of_key(PLACE, key, bench.timer(limit_ms))
+    return None if found is None else found.value
+
+
+def test_the_newest_record_of_a_key_is_found_behind_many_others(bench: CoordinatorBench) -> None:
+    assert newest(bench, b"mine") is None
+    open_ = begin(bench)
+    bench.coordinator.writer.write(open_, PLACE, b"mine", b"old", 0, bench.timer())
+    bench.coordinator.writer.write(open_, PLACE, b"mine", b"new", 1, bench.timer())
+    for sequence in range(2, 90):
+        bench.coordinator.writer.write(open_, PLACE, b"other", b"x", sequence, bench.timer())
+    assert bench.commit(open_).status is EndTxnStatus.DONE
+    assert newest(bench, b"mine") == b"new"
+    assert newest(bench, b"nobody's") is None
+
+
+def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: CoordinatorBench) -> None:
+    blocking = bench.raw.begin("blocking")
+    begin(bench)
+    bench.raw.write(blocking, PLACE, "open")
+    open_ = bench.raw.begin("driver")
+    bench.coordinator.writer.write(open_, PLACE, b"mine", b"decided", 0, bench.timer())
+    bench.commit(open_)
+    with pytest.raises(KafkaTimeoutError, match="a transaction stayed open at offset 0"):
+        newest(bench, b"mine", 2_000)
+    bench.end([blocking], committed=False)
+    assert newest(bench, b"mine") == b"decided"
+
+
+def test_another_partition_is_not_looked_at(bench: CoordinatorBench) -> None:
+    bench.cluster.create_topic("u", 2)
+    open_ = bench.raw.begin("driver")
+    bench.raw.write(open_, TopicPartition("u", 1), "elsewhere")
+    bench.commit(open_)
+    assert bench.coordinator.topics.last_of_key(TopicPartition("u", 0), b"k", bench.timer()) is None
