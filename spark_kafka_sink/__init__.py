@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from spark_kafka_sink.producer.futures import RecordMetadata as RecordMetadata
     from spark_kafka_sink.producer.kafka_producer import KafkaProducer as KafkaProducer
     from spark_kafka_sink.record.columns import RecordColumns as RecordColumns
+    from spark_kafka_sink.sink.data_source import KafkaSinkDataSource as KafkaSinkDataSource
     from spark_kafka_sink.sink.foreach import KafkaSink as KafkaSink
 
 _HOMES = {
     # Spark
     "KafkaSink": "spark_kafka_sink.sink.foreach",
+    "KafkaSinkDataSource": "spark_kafka_sink.sink.data_source",
     # producer
     "KafkaProducer": "spark_kafka_sink.producer.kafka_producer",
     "RecordColumns": "spark_kafka_sink.record.columns",

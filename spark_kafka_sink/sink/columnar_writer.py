@@ -19,8 +19,15 @@ from spark_kafka_sink.sink.write_report import task_report
 
 
 def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write every row of `batches`, whose columns are those of `frame.projection`; yields the task's report once all
-    are acknowledged.
+    """As `deliver_arrow`, for `mapInArrow`: yields the task's report once all rows are acknowledged."""
+    delivery = deliver_arrow(config, pool, batches)
+    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries)
+
+
+def deliver_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> TaskDelivery:
+    """Write every row of `batches`, whose columns have passed `frame.check_columns`; returns the delivery, finished,
+    once all are acknowledged. A timestamp column may be int64 ms or an Arrow timestamp of any unit that counts from
+    1970 in UTC.
 
     Raises KafkaError if a row is not, SchemaError for a row that cannot be written.
     """
@@ -32,7 +39,7 @@ def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.Rec
         delivery.finish()
     finally:
         delivery.abandon()
-    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries)
+    return delivery
 
 
 def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:
@@ -43,7 +50,7 @@ def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tup
         value=named[VALUE],
         key=named.get(KEY),
         headers=named.get(HEADERS),
-        timestamp_ms=_checked_times(named.get(TIMESTAMP)),
+        timestamp_ms=_epoch_ms(named.get(TIMESTAMP)),
         partition=named.get(PARTITION),
     )
     if config.topic is not None:
@@ -52,13 +59,19 @@ def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tup
         yield from by_topic(columns, named[TOPIC], NULL_TOPIC)
 
 
-def _checked_times(times: pa.Array | None) -> pa.Array | None:
-    """Raises SchemaError for a time before 1970, which Kafka's brokers and clients do not take."""
-    if times is not None and times.null_count < len(times):
-        earliest = pc.min(times).as_py()
-        if earliest < 0:
-            raise SchemaError(
-                f"A timestamp of {earliest} ms lies before 1970, and Kafka has no such timestamps: correct it, or make"
-                " it null for the time of writing."
-            )
+def _epoch_ms(times: pa.Array | None) -> pa.Array | None:
+    """int64 milliseconds, rounded down. Raises SchemaError for a time before 1970, which Kafka's brokers and clients do
+    not take.
+    """
+    if times is None:
+        return None
+    counts = times.cast(pa.int64()) if pa.types.is_timestamp(times.type) else times
+    if counts.null_count < len(counts) and (earliest := pc.min(counts).as_py()) < 0:
+        unit = times.type.unit if pa.types.is_timestamp(times.type) else "ms"
+        raise SchemaError(
+            f"A timestamp of {earliest} {unit} lies before 1970, and Kafka has no such timestamps: correct it, or make"
+            " it null for the time of writing."
+        )
+    if pa.types.is_timestamp(times.type):
+        return times.cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64())
     return times

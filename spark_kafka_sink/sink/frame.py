@@ -56,7 +56,14 @@ _RULES: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
 
 def projection(schema: StructType, topic_option: str | None) -> list[str]:
     """SQL expressions of the columns that the tasks get, in the order of the rules; `topic` only where the option is
-    not set.
+    not set. Raises as `check_columns` does.
+    """
+    return [_expression(name, data_type) for name, data_type in check_columns(schema, topic_option).items()]
+
+
+def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
+    """The columns that are written and their types, in the order of the rules; `topic` only where the option is not
+    set.
 
     Raises SchemaError: no `value`, no topic, or a column of a wrong type.
     """
@@ -65,7 +72,7 @@ def projection(schema: StructType, topic_option: str | None) -> list[str]:
         raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(types)}.")
     if topic_option is None and TOPIC not in types:
         raise SchemaError(NO_TOPIC)
-    expressions = []
+    columns = {}
     for name, (fits, wanted) in _RULES.items():
         data_type = types.get(name)
         if data_type is None or (name == TOPIC and topic_option is not None):
@@ -74,8 +81,8 @@ def projection(schema: StructType, topic_option: str | None) -> list[str]:
             raise SchemaError(
                 f"{name} attribute unsupported type {data_type.simpleString()}. {name} must be a(n) {wanted}"
             )
-        expressions.append(_expression(name, data_type))
-    return expressions
+        columns[name] = data_type
+    return columns
 
 
 def _expression(name: str, data_type: DataType) -> str:

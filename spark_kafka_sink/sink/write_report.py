@@ -29,17 +29,22 @@ _REPORT_SCHEMA: Final = pa.schema(
 
 
 def task_report(delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int) -> pa.RecordBatch:
-    """The rows that a task sends back: one for each topic-partition, and one without a topic for the task's own
-    counts.
+    """The rows of `report_rows` as Arrow."""
+    columns = zip(*(row.values() for row in report_rows(delivered, batches, retries)), strict=True)
+    arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+
+
+def report_rows(delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int) -> list[dict[str, Any]]:
+    """The rows, of `REPORT_DDL`, that a task sends back: one for each topic-partition, and one without a topic for the
+    task's own counts.
     """
     rows: list[tuple[Any, ...]] = [
         (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
         for place, part in delivered.items()
     ]
     rows.append((None, None, 0, 0, -1, batches, retries))
-    columns = zip(*rows, strict=True)
-    arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+    return [dict(zip(_REPORT_SCHEMA.names, row, strict=True)) for row in rows]
 
 
 def _array(column: tuple[Any, ...], field: pa.Field) -> pa.Array:

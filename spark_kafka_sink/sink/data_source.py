@@ -1,0 +1,143 @@
+"""The PySpark data source `kafka_sink`: `df.writeStream.format("kafka_sink")`, `df.write.format("kafka_sink")`.
+
+Who runs what. In a planning worker of the driver Spark makes the source and its writer, once for each batch and before
+any task: there the options and the schema are checked. The writer, pickled, goes to the tasks, whose `write` gets Arrow
+batches. What `write` returns goes to `commit`, or to `abort`, in a worker of the driver again: in a stream on another
+writer, freshly made, so that nothing but the tasks' messages comes from one side to the other.
+
+Delivery is at least once: a task's rows are acknowledged when its `write` returns, so `commit` has nothing left to do
+but to say so, and `abort` nothing to take back. Every method is called by one thread of its worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink.columnar_writer import deliver_arrow
+from spark_kafka_sink.sink.frame import check_columns
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.write_report import WriteReport, report_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path"})
+"""Options that Spark itself reads, or puts in, and hands on to the writer; lower-case."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWritten(WriterCommitMessage):
+    """What a task wrote; travels from `write` to `commit`."""
+
+    rows: tuple[Mapping[str, Any], ...]
+    """Of `write_report.REPORT_DDL`."""
+    started_ms: int
+    ended_ms: int
+
+
+class KafkaSinkDataSource(DataSource):
+    """Spark's name for the sink: `format("kafka_sink")`.
+
+    Options and columns are those of `KafkaSink`; keys in any case. Found by Spark without registration where the
+    package is installed; `spark.dataSource.register(KafkaSinkDataSource)` does it by hand.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options = options
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka_sink"
+
+    def writer(self, schema: StructType, overwrite: bool) -> KafkaBatchWriter:
+        """Raises ConfigError or SchemaError; Spark then starts no task."""
+        if overwrite:
+            raise ConfigError(
+                "Save mode Overwrite not allowed for Kafka. Allowed save modes are Append and ErrorIfExists (default):"
+                ' a topic is only ever appended to; set mode("append").'
+            )
+        return KafkaBatchWriter(self._checked(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: ARG002, N802 - Spark's
+        """Raises ConfigError or SchemaError; Spark then starts no task. Output mode `complete` comes as `overwrite`:
+        the whole result is appended anew with every batch, as by Spark's own sink.
+        """
+        return KafkaStreamWriter(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> SinkConfig:
+        config = SinkConfig.from_options({key: v for key, v in self.options.items() if key.lower() not in _SPARKS_OWN})
+        check_columns(schema, config.topic)
+        return config
+
+
+class _ArrowWriter:
+    """What both writers do in a task."""
+
+    def __init__(self, config: SinkConfig) -> None:
+        self._config = config
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+        """In a task: returns once every row is acknowledged. Raises KafkaError if one is not, SchemaError for a row
+        that cannot be written.
+        """
+        clock = SystemClock()
+        started_ms = clock.now_ms()
+        delivery = deliver_arrow(self._config, process_pool(), iterator)
+        rows = report_rows(delivery.tally.delivered, delivery.batches, delivery.retries)
+        return TaskWritten(tuple(rows), started_ms, clock.now_ms())
+
+
+class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
+    """Of a batch write."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        log.info("Write: %s", report_of(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        log.warning("Write failed: %s", _left(messages))
+
+
+class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
+    """Of a streaming query."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        log.info("Batch %d: %s", batchId, report_of(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        log.warning("Batch %d failed or was stopped: %s", batchId, _left(messages))
+
+
+def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
+    """The summary of a batch from what its tasks sent, None for those that did not finish; its duration is from the
+    first task's start to the last one's end, by the clocks of their machines.
+    """
+    written = [message for message in messages if isinstance(message, TaskWritten)]
+    rows = [row for message in written for row in message.rows]
+    started_ms = min((message.started_ms for message in written), default=0)
+    ended_ms = max((message.ended_ms for message in written), default=0)
+    return WriteReport.of(rows, (ended_ms - started_ms) / 1000)
+
+
+def _left(messages: Sequence[WriterCommitMessage | None]) -> str:
+    finished = sum(message is not None for message in messages)
+    return (
+        f"{finished} of {len(messages)} tasks had finished; what they wrote stays in Kafka"
+        f" ({report_of(messages)}), and is written again when Spark runs the batch again. The error of the query or"
+        " of the write says why."
+    )
