@@ -1,0 +1,213 @@
+"""Authenticates one connection: Kafka's frames around a mechanism's messages, and again before the session ends.
+
+ApiVersions, SaslHandshake, SaslAuthenticate until the mechanism is content (KIP-43, KIP-152); another mechanism than
+the configured one is never tried. What a server must not know before it has proved itself is the mechanism's affair.
+Mirrors org.apache.kafka.common.security.authenticator.SaslClientAuthenticator. Owned by the selector's thread; no I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Final
+
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    KafkaError,
+    ProtocolError,
+    SaslAuthenticationError,
+    UnsupportedSaslMechanismError,
+    UnsupportedVersionError,
+    error_for_code,
+)
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.network.sasl.aside import Step, StepRunner
+from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
+from spark_kafka_sink.protocol.api_versions import NodeApiVersions
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
+from spark_kafka_sink.protocol.messages import Message, MessageType
+from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+
+FIRST_CORRELATION_ID: Final = 2**31 - 8
+"""Requests of an authentication have the eight highest ids, which the network client never uses: so they are told apart
+from what is in flight when a session is renewed.
+"""
+_CORRELATION_IDS: Final = 8
+_MOST_MESSAGES: Final = 16
+_VERSIONS_REQUEST_VERSION: Final = 0
+"""Brokers before their first look at a client take nothing newer for granted."""
+_EARLIEST: Final = 0.85
+_LATEST: Final = 0.95
+_SHORTEST_SESSION_MS: Final = 1_000
+"""A broker takes no second authentication within a second of the last."""
+
+_Reply = Callable[[Message, int], None]
+
+
+def is_of_authentication(payload: bytes | bytearray) -> bool:
+    """Whether a response is for an authenticator and not for the network client."""
+    return len(payload) >= 4 and correlation_id_of(payload) >= FIRST_CORRELATION_ID
+
+
+class SaslAuthenticator:
+    """`begin`, then frames: `take_outgoing` when it has one, `receive` what comes; `is_complete` in the end.
+
+    Every method may raise: AuthenticationError, which is final; any other KafkaError, which a new connection may cure.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        make_mechanism: Callable[[], SaslMechanism],
+        client_id: str,
+        rng: random.Random,
+        run_slow: StepRunner,
+        wakeup: Callable[[], None],
+    ) -> None:
+        """`description` names node and address for errors; `wakeup` ends the poll that waits, from any thread."""
+        self._description = description
+        self._make_mechanism = make_mechanism
+        self._client_id = client_id
+        self._rng = rng
+        self._run_slow = run_slow
+        self._wakeup = wakeup
+        self._correlation_ids = itertools.cycle(range(FIRST_CORRELATION_ID, FIRST_CORRELATION_ID + _CORRELATION_IDS))
+        self._versions: NodeApiVersions | None = None
+        self._mechanism: SaslMechanism | None = None
+        self._outgoing: list[memoryview] | None = None
+        self._awaited: tuple[int, MessageType, _Reply] | None = None
+        self._step: Step[bytes | None] | None = None
+        self._messages = 0
+        self._session_ms = 0
+        self.is_complete = False
+        self.reauthenticate_at_ms: int | None = None
+        """When the session is to be renewed; None where it does not end."""
+
+    def begin(self) -> None:
+        """Authenticate, or do so again (KIP-368); the node's versions are asked for the first time only."""
+        self.is_complete = False
+        self.reauthenticate_at_ms = None
+        self._mechanism = self._make_mechanism()
+        self._messages = 0
+        if self._versions is None:
+            self._ask(ApiVersionsRequest("", ""), _VERSIONS_REQUEST_VERSION, self._on_versions)
+        else:
+            self._shake_hands()
+
+    def take_outgoing(self) -> list[memoryview] | None:
+        """The next frame to send, once."""
+        frame, self._outgoing = self._outgoing, None
+        return frame
+
+    def receive(self, payload: bytes | bytearray, now_ms: int) -> None:
+        """A frame without its size."""
+        if self._awaited is None:
+            raise ProtocolError(f"{self._description} sent {len(payload)} bytes though SASL had asked it nothing.")
+        wanted_id, request_type, on_reply = self._awaited
+        if correlation_id_of(payload) != wanted_id:
+            raise ProtocolError(
+                f"{self._description} answered correlation id {correlation_id_of(payload)} in the SASL exchange, where"
+                f" {wanted_id} was due."
+            )
+        self._awaited = None
+        on_reply(parse_response(request_type, payload)[1], now_ms)
+
+    def advance(self, now_ms: int) -> None:
+        """Go on where a slow step has ended."""
+        if self._step is not None and self._step.is_done:
+            step, self._step = self._step, None
+            self._say(step.result(), now_ms)
+
+    # ---- the exchange ----------------------------------------------------------------------------------------------
+
+    def _on_versions(self, response: Message, _: int) -> None:
+        if int(response.error_code):
+            raise error_for_code(int(response.error_code))
+        self._versions = NodeApiVersions.from_response(response)
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        request = SaslHandshakeRequest(self._current.name)
+        self._ask(request, self._version_of(request), self._on_handshake)
+
+    def _on_handshake(self, response: Message, now_ms: int) -> None:
+        error_code = int(response.error_code)
+        if error_code == UnsupportedSaslMechanismError.error_code:
+            offered = one_line(", ".join(response.mechanisms)) or "none"
+            raise UnsupportedSaslMechanismError(
+                f"{self._description} does not offer sasl.mechanism={self._current.name}. It offers: {offered}. No"
+                " other is tried unless it is configured."
+            )
+        if error_code:
+            raise self._refusal(error_for_code(error_code), "")
+        self._respond(b"", now_ms)
+
+    def _on_message(self, response: Message, now_ms: int) -> None:
+        error_code = int(response.error_code)
+        if error_code:
+            raise self._refusal(error_for_code(error_code), response.error_message or "")
+        self._session_ms = int(getattr(response, "session_lifetime_ms", 0))
+        self._respond(bytes(response.auth_bytes), now_ms)
+
+    def _respond(self, challenge: bytes, now_ms: int) -> None:
+        mechanism = self._current
+        self._messages += 1
+        if self._messages > _MOST_MESSAGES:
+            raise SaslAuthenticationError(
+                f"{self._description}: SASL {mechanism.name} has not come to an end after {_MOST_MESSAGES} messages."
+            )
+        if mechanism.is_slow:
+            self._step = self._run_slow(lambda: self._located(mechanism, challenge), self._wakeup)
+            self.advance(now_ms)
+        else:
+            self._say(self._located(mechanism, challenge), now_ms)
+
+    def _located(self, mechanism: SaslMechanism, challenge: bytes) -> bytes | None:
+        try:
+            return mechanism.respond(challenge)
+        except KafkaError as error:
+            raise type(error)(f"{self._description}: {error}") from None
+
+    def _say(self, message: bytes | None, now_ms: int) -> None:
+        if message is not None:
+            request = SaslAuthenticateRequest(message)
+            self._ask(request, self._version_of(request), self._on_message)
+            return
+        self._mechanism = None
+        self.is_complete = True
+        if self._session_ms > 0:
+            share = self._rng.uniform(_EARLIEST, _LATEST)
+            self.reauthenticate_at_ms = now_ms + max(int(self._session_ms * share), _SHORTEST_SESSION_MS)
+
+    # ---- frames ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _current(self) -> SaslMechanism:
+        assert self._mechanism is not None
+        return self._mechanism
+
+    def _ask(self, request: Request, version: int, on_reply: _Reply) -> None:
+        entity, correlation_id = request.build(version), next(self._correlation_ids)
+        self._outgoing = encode_request(entity, correlation_id, self._client_id)
+        self._awaited = (correlation_id, type(entity), on_reply)
+
+    def _version_of(self, request: Request) -> int:
+        assert self._versions is not None
+        try:
+            return self._versions.usable_version(request)
+        except UnsupportedVersionError as error:
+            raise SaslAuthenticationError(
+                f"{self._description} cannot authenticate us: {error} Is it a SASL listener?"
+            ) from None
+
+    def _refusal(self, error: KafkaError, message: str) -> KafkaError:
+        """The server's error with place and mechanism, without anything that we told it in confidence."""
+        for secret in self._current.secrets:
+            message = message.replace(secret.reveal(), "***")
+        text = f"{self._description} refuses us by SASL {self._current.name}: {one_line(message) or error}"
+        if isinstance(error, AuthenticationError) or error.retriable:
+            return type(error)(text)
+        return SaslAuthenticationError(text)

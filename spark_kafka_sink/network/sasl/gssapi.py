@@ -1,0 +1,151 @@
+"""GSSAPI (RFC 4752): Kerberos, with mutual authentication and no security layer, as Kafka's brokers speak it.
+
+The library (`pip install spark-kafka-sink[kerberos]`) is imported where a context is opened, and only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Protocol
+
+from spark_kafka_sink.common.errors import ConfigError, RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.secret import Secret
+
+_NO_SECURITY_LAYER: Final = 1
+_OUR_CHOICE: Final = bytes((_NO_SECURITY_LAYER, 0, 0, 0))
+"""No security layer, and so no buffer for one; no name to act for follows."""
+_OFFER_BYTES: Final = 4
+_MOST_ROUNDS: Final = 10
+_PASSING: Final = frozenset({-1765328228, -1765328350})
+"""KRB5_KDC_UNREACH and KRB5KRB_AP_ERR_REPEAT: the same may go well a moment later."""
+
+
+class GssContext(Protocol):
+    """What is used of `gssapi.SecurityContext`. Each call may raise the library's GSSError."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    @property
+    def is_mutual(self) -> bool: ...
+
+    def step(self, token: bytes | None) -> bytes | None: ...
+
+    def unwrap(self, message: bytes) -> bytes: ...
+
+    def wrap(self, message: bytes) -> bytes: ...
+
+
+class GssapiMechanism:
+    """Tokens until both are sure of each other; then the server's offer of security layers, and our refusal of them."""
+
+    name: ClassVar[str] = "GSSAPI"
+    is_slow: ClassVar[bool] = True
+
+    def __init__(self, open_context: Callable[[], GssContext]) -> None:
+        """`open_context` asks for the credentials; like the context's own calls it may wait for a KDC."""
+        self._open_context = open_context
+        self._context: GssContext | None = None
+        self._rounds = 0
+        self._is_chosen = False
+
+    @property
+    def secrets(self) -> Sequence[Secret]:
+        return ()
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        self._rounds += 1
+        if self._rounds > _MOST_ROUNDS:
+            raise _refused(f"it has not come to an end after {_MOST_ROUNDS} messages")
+        try:
+            return self._respond(challenge)
+        except (SaslAuthenticationError, RetriableError, ConfigError):
+            raise
+        except Exception as error:  # the library's own kinds of error are not known without the library
+            raise _told(error) from None
+
+    def _respond(self, challenge: bytes) -> bytes | None:
+        if self._is_chosen:
+            if challenge:
+                raise _refused("it goes on after its end")
+            return None
+        if self._context is None:
+            self._context = self._open_context()
+            return self._context.step(None) or b""
+        if not self._context.complete:
+            return self._context.step(challenge) or b""
+        if not self._context.is_mutual:
+            raise _refused("it did not prove who it is")
+        offer = self._context.unwrap(challenge)
+        if len(offer) != _OFFER_BYTES or not offer[0] & _NO_SECURITY_LAYER:
+            raise _refused("it asks for a security layer of SASL's own; TLS (SASL_SSL) is the one for Kafka")
+        self._is_chosen = True
+        return self._context.wrap(_OUR_CHOICE)
+
+
+def open_kerberos_context(service: str, host: str, principal: str | None, keytab: str | None) -> GssContext:
+    """A context towards `service`@`host`. With a keytab the ticket is got by it, and got anew when half its time is
+    over; without one it is that of the ticket cache (kinit, KRB5CCNAME).
+
+    Raises ConfigError where the library is missing.
+    """
+    try:
+        import gssapi  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ConfigError(
+            "sasl.mechanism=GSSAPI needs the package gssapi: pip install 'spark-kafka-sink[kerberos]'."
+        ) from error
+    kerberos = gssapi.MechType.kerberos
+    client = gssapi.Name(principal, gssapi.NameType.kerberos_principal) if principal else None
+    store = {"client_keytab": keytab, "ccache": f"MEMORY:{principal or 'spark_kafka_sink'}"} if keytab else None
+    credentials = gssapi.Credentials(name=client, mechs=[kerberos], usage="initiate", store=store)
+    flags = gssapi.RequirementFlag
+    return _KerberosContext(
+        gssapi.SecurityContext(
+            name=gssapi.Name(f"{service}@{host}", gssapi.NameType.hostbased_service),
+            creds=credentials,
+            mech=kerberos,
+            usage="initiate",
+            flags=[
+                flags.mutual_authentication,
+                flags.replay_detection,
+                flags.out_of_sequence_detection,
+                flags.integrity,
+            ],
+        ),
+        flags.mutual_authentication,
+    )
+
+
+class _KerberosContext:
+    def __init__(self, context: Any, mutual: Any) -> None:
+        self._context = context
+        self._mutual = mutual
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._context.complete)
+
+    @property
+    def is_mutual(self) -> bool:
+        return self._mutual in self._context.actual_flags
+
+    def step(self, token: bytes | None) -> bytes | None:
+        answer: bytes | None = self._context.step(token)
+        return answer
+
+    def unwrap(self, message: bytes) -> bytes:
+        return bytes(self._context.unwrap(message).message)
+
+    def wrap(self, message: bytes) -> bytes:
+        return bytes(self._context.wrap(message, False).message)
+
+
+def _told(error: Exception) -> SaslAuthenticationError | RetriableError:
+    text = f"SASL GSSAPI: {one_line(str(error))}"
+    return RetriableError(text) if getattr(error, "min_code", 0) in _PASSING else SaslAuthenticationError(text)
+
+
+def _refused(why: str) -> SaslAuthenticationError:
+    return SaslAuthenticationError(f"SASL GSSAPI: the server is refused: {why}.")

@@ -1,0 +1,175 @@
+"""A token by OAuth's client credentials (RFC 6749, section 4.4) from an endpoint that the configuration names: https
+alone, no redirects, a bounded answer in bounded time. Blocks; never on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote_plus, urlencode, urlsplit
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import ConfigError, KafkaError, RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.secret import Secret
+
+_LARGEST_ANSWER: Final = 1 << 20
+_PIECE: Final = 1 << 16
+_REFUSALS: Final = frozenset({*range(300, 400), 400, 401, 403, 404})
+"""The endpoint does not take our credentials (RFC 6749, section 5.2), or is none; to ask again changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCredentials:
+    """Who asks, and where (sasl.oauthbearer.*), and how long that may take (sasl.login.*)."""
+
+    endpoint: str
+    client_id: str
+    client_secret: Secret
+    scope: str | None = None
+    url_encodes_header: bool = False
+    connect_timeout_ms: int = 10_000
+    read_timeout_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where the endpoint is not an https URL, or a credential is empty."""
+        check_endpoint(self.endpoint)
+        if not self.client_id or not self.client_secret.reveal():
+            raise ConfigError("SASL OAUTHBEARER by client credentials needs a client id and a client secret.")
+
+
+def check_endpoint(url: str) -> None:
+    """Raises ConfigError where `url` is not one that credentials may go to."""
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ConfigError("sasl.oauthbearer.token.endpoint.url must be a URL of the form https://host/path.")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            "sasl.oauthbearer.token.endpoint.url must hold no credentials; they have options of their own."
+        )
+
+
+class OidcTokenProvider:
+    """Fetches a token each time it is called. The endpoint's certificate is checked against the system's store
+    (SSL_CERT_FILE names another), unless `context` says otherwise.
+    """
+
+    def __init__(self, credentials: ClientCredentials, clock: Clock, context: ssl.SSLContext | None = None) -> None:
+        self._credentials = credentials
+        self._clock = clock
+        # Built by hand: urllib's own opener would follow redirects, and open file: and ftp:.
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.ProxyHandler(),
+            urllib.request.HTTPSHandler(context=context or ssl.create_default_context()),
+        ):
+            self._opener.add_handler(handler)
+
+    def __call__(self) -> tuple[str, int]:
+        """The token and its end in ms since the epoch.
+
+        Raises SaslAuthenticationError where the endpoint refuses the credentials, RetriableError where it cannot be
+        reached or makes no sense.
+        """
+        credentials = self._credentials
+        limit_s = max(credentials.connect_timeout_ms, credentials.read_timeout_ms, 1) / 1000
+        deadline_ms = self._clock.now_ms() + credentials.connect_timeout_ms + credentials.read_timeout_ms
+        try:
+            with self._opener.open(self._request(), timeout=limit_s) as response:
+                status, body = response.status, self._read(response, deadline_ms)
+        except (OSError, http.client.HTTPException) as error:
+            raise RetriableError(f"{self._where()} cannot be asked for a token: {_text(error)}.") from None
+        if status != http.client.OK:
+            raise self._refused(status, body)
+        return self._token_of(body)
+
+    def _request(self) -> urllib.request.Request:
+        credentials = self._credentials
+        user, password = credentials.client_id, credentials.client_secret.reveal()
+        if credentials.url_encodes_header:
+            user, password = quote_plus(user), quote_plus(password)
+        form = {"grant_type": "client_credentials"} | ({"scope": credentials.scope} if credentials.scope else {})
+        headers = {
+            "Accept": "application/json",
+            "Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        body = urlencode(form).encode()
+        return urllib.request.Request(credentials.endpoint, body, headers, method="POST")  # noqa: S310  # https alone
+
+    def _read(self, response: http.client.HTTPResponse, deadline_ms: int) -> bytes:
+        """A server that sends a byte now and then keeps within every time-out but this one."""
+        body = bytearray()
+        while piece := response.read1(_PIECE):
+            body += piece
+            if len(body) > _LARGEST_ANSWER:
+                raise RetriableError(f"{self._where()} answers with more than {_LARGEST_ANSWER} bytes.")
+            if self._clock.now_ms() > deadline_ms:
+                raise RetriableError(f"{self._where()} did not answer in time (sasl.login.read.timeout.ms).")
+        return bytes(body)
+
+    def _refused(self, status: int, body: bytes) -> KafkaError:
+        told = _json_object(body) or {}
+        reason = "".join(f", {one_line(str(told[name]))}" for name in ("error", "error_description") if name in told)
+        reason = reason.replace(self._credentials.client_secret.reveal(), "***")
+        if 300 <= status < 400:
+            reason = ", a redirect, which is not followed: name the endpoint itself"
+        text = f"{self._where()} gives no token: HTTP status {status}{reason}."
+        return SaslAuthenticationError(text) if status in _REFUSALS else RetriableError(text)
+
+    def _token_of(self, body: bytes) -> tuple[str, int]:
+        told = _json_object(body)
+        token = None if told is None else told.get("access_token")
+        if told is None or not isinstance(token, str) or not token:
+            raise RetriableError(f"{self._where()} answers without an access_token.")
+        life_s = told.get("expires_in")
+        if isinstance(life_s, str) and life_s.isdecimal() and len(life_s) < 12:
+            life_s = int(life_s)
+        if isinstance(life_s, (int, float)) and not isinstance(life_s, bool) and 0 < life_s < 1e11:
+            return token, self._clock.wall_ms() + int(life_s * 1000)
+        end_s = _claims(token).get("exp")
+        if isinstance(end_s, (int, float)) and not isinstance(end_s, bool) and 0 < end_s < 1e11:
+            return token, int(end_s * 1000)
+        raise RetriableError(
+            f"{self._where()} answers with a token but not with its end (expires_in, or exp in a JWT)."
+        )
+
+    def _where(self) -> str:
+        return f"The token endpoint {urlsplit(self._credentials.endpoint).netloc}"
+
+
+def _json_object(data: bytes) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _claims(token: str) -> Mapping[str, Any]:
+    """The claims of a JWT (RFC 7519), unverified: it is the broker who verifies them. Empty for any other token."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return {}
+    try:
+        body = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
+    except (binascii.Error, ValueError):
+        return {}
+    return _json_object(body) or {}
+
+
+def _text(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    return one_line(str(reason))

@@ -1,0 +1,40 @@
+"""PLAIN (RFC 4616): name and password, as they are. TLS alone keeps them from others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
+from spark_kafka_sink.common.secret import Secret
+
+
+class PlainMechanism:
+    """One message, no challenge."""
+
+    name: ClassVar[str] = "PLAIN"
+    is_slow: ClassVar[bool] = False
+
+    def __init__(self, username: str, password: Secret) -> None:
+        """Raises ConfigError where a field is empty or holds a NUL, which would move the fields' bounds."""
+        if not username or not password.reveal():
+            raise ConfigError("SASL PLAIN needs a username and a password, neither of them empty.")
+        if "\0" in username or "\0" in password.reveal():
+            raise ConfigError("SASL PLAIN takes no NUL character in the username or in the password (RFC 4616).")
+        self._username = username
+        self._password = password
+        self._is_sent = False
+
+    @property
+    def secrets(self) -> Sequence[Secret]:
+        return (self._password,)
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        if challenge:
+            raise SaslAuthenticationError(
+                f"The server answered SASL PLAIN with a challenge of {len(challenge)} bytes; PLAIN has none."
+            )
+        if self._is_sent:
+            return None
+        self._is_sent = True
+        return b"\0".join((b"", self._username.encode(), self._password.reveal().encode()))

@@ -1,0 +1,114 @@
+"""The bearer token in hand, fetched anew before it expires. Shared by the connections of a client; used from the
+threads beside the loop, of which one fetches while the others wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import AuthenticationError, KafkaError, RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.secret import Secret
+
+TokenProvider = Callable[[], tuple[str, int]]
+"""A new token and its end in ms since the epoch. May take a while; raises whatever it likes."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRule:
+    """When a token is fetched anew: after `window_factor` of its life plus up to `window_jitter` of it, but not within
+    `min_period_ms` of its beginning, and at least `buffer_ms` before its end. A life too short for both follows the
+    factor alone. After a failure a pause comes first, which doubles. These are Kafka's sasl.login.*
+    (org.apache.kafka.common.security.oauthbearer.internals.expiring.ExpiringCredentialRefreshingLogin).
+    """
+
+    window_factor: float = 0.8
+    window_jitter: float = 0.05
+    min_period_ms: int = 60_000
+    buffer_ms: int = 300_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 10_000
+
+    def refresh_at_ms(self, start_ms: int, end_ms: int, rng: random.Random) -> int:
+        life_ms = end_ms - start_ms
+        wanted_ms = start_ms + int(life_ms * (self.window_factor + rng.random() * self.window_jitter))
+        if self.min_period_ms + self.buffer_ms > life_ms:
+            return wanted_ms
+        return max(min(wanted_ms, end_ms - self.buffer_ms), start_ms + self.min_period_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    token: Secret
+    refresh_at_ms: int
+    end_ms: int
+
+
+class TokenCache:
+    """`get` gives a token that is valid now. Times are the wall clock's, as the provider's are."""
+
+    def __init__(self, provider: TokenProvider, rule: RefreshRule, clock: Clock, rng: random.Random) -> None:
+        self._provider = provider
+        self._rule = rule
+        self._clock = clock
+        self._rng = rng
+        self._lock = threading.Lock()
+        self._held: _Held | None = None
+        self._failures = 0
+        self._not_before_ms = 0
+        self._last_error: KafkaError | None = None
+
+    def get(self) -> Secret:
+        """Raises SaslAuthenticationError where the provider says that no token is to be had with these credentials,
+        RetriableError where it fails otherwise, and for a while after that without asking it again. A token that is
+        still valid is given all the same.
+        """
+        with self._lock:
+            now_ms = self._clock.wall_ms()
+            held = self._held
+            if held is not None and now_ms < held.refresh_at_ms:
+                return held.token
+            if now_ms >= self._not_before_ms:
+                self._fetch(now_ms)
+            if self._last_error is None:
+                assert self._held is not None
+                return self._held.token
+            if held is not None and now_ms < held.end_ms:
+                return held.token
+            raise type(self._last_error)(str(self._last_error))
+
+    def _fetch(self, now_ms: int) -> None:
+        try:
+            token, end_ms = self._provider()
+            self._held = self._checked(token, end_ms, now_ms)
+        except Exception as error:
+            self._failures += 1
+            rule = self._rule
+            pause_ms = min(rule.retry_backoff_ms << min(self._failures - 1, 30), rule.retry_backoff_max_ms)
+            self._not_before_ms = self._clock.wall_ms() + pause_ms
+            self._last_error = _told(error)
+            log.warning("No new token for SASL OAUTHBEARER; trying again in %d ms: %s", pause_ms, self._last_error)
+        else:
+            self._failures, self._not_before_ms, self._last_error = 0, 0, None
+
+    def _checked(self, token: object, end_ms: object, now_ms: int) -> _Held:
+        if not isinstance(token, str) or isinstance(end_ms, bool) or not isinstance(end_ms, int):
+            raise SaslAuthenticationError(
+                "The token provider gave no pair of a token (str) and its end (int, ms since the epoch)."
+            )
+        if end_ms <= now_ms:
+            raise RetriableError(f"The token provider gave a token that ended {now_ms - end_ms} ms ago.")
+        return _Held(Secret(token), self._rule.refresh_at_ms(now_ms, end_ms, self._rng), end_ms)
+
+
+def _told(error: Exception) -> KafkaError:
+    """An error of ours tells itself. Of another's nothing but its kind is told: its text may hold the credentials."""
+    if isinstance(error, (AuthenticationError, RetriableError)):
+        return error
+    return RetriableError(f"The token provider failed with {type(error).__name__}.")

@@ -1,0 +1,99 @@
+"""GSSAPI with a context that the test has written: the offer of security layers, and how errors are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
+from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism
+
+
+@dataclass
+class Context:
+    """Complete after `rounds` tokens; wraps by putting W before."""
+
+    rounds: int = 2
+    is_mutual: bool = True
+    heard: list[bytes | None] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def complete(self) -> bool:
+        return len(self.heard) >= self.rounds
+
+    def step(self, token: bytes | None) -> bytes | None:
+        if self.error is not None:
+            raise self.error
+        self.heard.append(token)
+        return None if self.complete else b"token-%d" % len(self.heard)
+
+    def unwrap(self, message: bytes) -> bytes:
+        assert message.startswith(b"W")
+        return message[1:]
+
+    def wrap(self, message: bytes) -> bytes:
+        return b"W" + message
+
+
+class GSSError(Exception):
+    """As the library's own: with a minor code."""
+
+    def __init__(self, text: str, min_code: int = 1) -> None:
+        super().__init__(text)
+        self.min_code = min_code
+
+
+def test_tokens_then_no_security_layer() -> None:
+    context = Context()
+    mechanism = GssapiMechanism(lambda: context)
+    assert mechanism.respond(b"") == b"token-1"
+    assert mechanism.respond(b"server token") == b""
+    assert context.heard == [None, b"server token"]
+    assert mechanism.respond(b"W\x07\x00\xff\xff") == b"W\x01\x00\x00\x00"
+    assert mechanism.respond(b"") is None
+
+
+@pytest.mark.parametrize(
+    "offer", [b"W\x06\x00\xff\xff", b"W\x00\x00\x00\x00", b"W\x01", b"W\x01\x00\x00\x00\x00", b"W"]
+)
+def test_a_layer_that_is_asked_for_is_refused(offer: bytes) -> None:
+    mechanism = GssapiMechanism(lambda: Context(rounds=1))
+    mechanism.respond(b"")
+    with pytest.raises(SaslAuthenticationError, match="security layer"):
+        mechanism.respond(offer)
+
+
+def test_a_server_that_did_not_prove_itself() -> None:
+    mechanism = GssapiMechanism(lambda: Context(rounds=1, is_mutual=False))
+    mechanism.respond(b"")
+    with pytest.raises(SaslAuthenticationError, match="prove who it is"):
+        mechanism.respond(b"W\x01\x00\x00\x00")
+
+
+def test_no_end() -> None:
+    mechanism = GssapiMechanism(lambda: Context(rounds=1000))
+    with pytest.raises(SaslAuthenticationError, match="10 messages"):
+        for _ in range(20):
+            mechanism.respond(b"x")
+
+
+def test_it_does_not_go_on_after_the_end() -> None:
+    mechanism = GssapiMechanism(lambda: Context(rounds=1))
+    mechanism.respond(b"")
+    mechanism.respond(b"W\x01\x00\x00\x00")
+    with pytest.raises(SaslAuthenticationError, match="after its end"):
+        mechanism.respond(b"x")
+
+
+def test_an_error_of_the_library_is_final() -> None:
+    mechanism = GssapiMechanism(lambda: Context(error=GSSError("Server not found in Kerberos database\n")))
+    with pytest.raises(SaslAuthenticationError, match=r"GSSAPI: Server not found in Kerberos database\?"):
+        mechanism.respond(b"")
+
+
+def test_a_kdc_that_is_away_may_come_back() -> None:
+    mechanism = GssapiMechanism(lambda: Context(error=GSSError("Cannot contact any KDC", -1765328228)))
+    with pytest.raises(RetriableError, match="Cannot contact any KDC"):
+        mechanism.respond(b"")

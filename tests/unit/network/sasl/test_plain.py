@@ -1,0 +1,37 @@
+"""PLAIN: the one message, and what must not be put into it."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.sasl.plain import PlainMechanism
+
+
+def test_name_and_password_between_nuls() -> None:
+    mechanism = PlainMechanism("Jörg", Secret("tanz=a,b"))
+    assert mechanism.respond(b"") == b"\0J\xc3\xb6rg\0tanz=a,b"
+    assert mechanism.respond(b"") is None
+    assert not mechanism.is_slow
+
+
+def test_a_challenge_is_refused_before_anything_is_told() -> None:
+    with pytest.raises(SaslAuthenticationError, match="7 bytes"):
+        PlainMechanism("user", Secret("canary")).respond(b"give me")
+
+
+@pytest.mark.parametrize(
+    ("username", "password"),
+    [("", "canary"), ("user", ""), ("us\0er", "canary"), ("user", "can\0ary"), ("user\0", "canary")],
+)
+def test_fields_that_would_move_their_bounds(username: str, password: str) -> None:
+    with pytest.raises(ConfigError, match="PLAIN") as caught:
+        PlainMechanism(username, Secret(password))
+    assert "canary" not in str(caught.value)
+
+
+def test_nothing_shows_the_password() -> None:
+    mechanism = PlainMechanism("user", Secret("canary"))
+    mechanism.respond(b"")
+    assert "canary" not in repr(mechanism) + str(vars(mechanism))

@@ -1,0 +1,237 @@
+"""SCRAM: the RFCs' own exchanges, and every server that must not be believed."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scram_server import ScramServer
+
+from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism, ScramSha512Mechanism, new_nonce
+
+PASSWORD = "pencil-canary"
+OURS = "fyko+d2lbbFgONRv9qkxdawL"
+MECHANISMS = [ScramSha256Mechanism, ScramSha512Mechanism]
+
+
+class ScramSha1Mechanism(ScramSha256Mechanism):
+    """For RFC 5802's example alone."""
+
+    name: ClassVar[str] = "SCRAM-SHA-1"
+    _hash: ClassVar[str] = "sha1"
+
+
+def client(username: str = "user", password: str = PASSWORD, nonce: str = OURS) -> ScramSha256Mechanism:
+    return ScramSha256Mechanism(username, Secret(password), nonce=lambda: nonce)
+
+
+def started(nonce: str = OURS) -> ScramSha256Mechanism:
+    mechanism = client(nonce=nonce)
+    mechanism.respond(b"")
+    return mechanism
+
+
+def refused(mechanism: ScramSha256Mechanism, challenge: bytes, why: str) -> str:
+    with pytest.raises(SaslAuthenticationError, match=re.escape(why)) as caught:
+        mechanism.respond(challenge)
+    assert "SCRAM-SHA-256" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "messages"),
+    [
+        (
+            lambda: ScramSha1Mechanism("user", Secret("pencil"), nonce=lambda: "fyko+d2lbbFgONRv9qkxdawL"),
+            (
+                b"n,,n=user,r=fyko+d2lbbFgONRv9qkxdawL",
+                b"r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,s=QSXCR+Q6sek8bf92,i=4096",
+                b"c=biws,r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,p=v0X8v3Bz2T0CJGbJQyF0X+HI4Ts=",
+                b"v=rmF9pqV8S7suAoZWja4dJRkFsKQ=",
+            ),
+        ),
+        (
+            lambda: ScramSha256Mechanism("user", Secret("pencil"), nonce=lambda: "rOprNGfwEbeRWgbNEkqO"),
+            (
+                b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO",
+                b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
+                b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+                b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=",
+                b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=",
+            ),
+        ),
+    ],
+    ids=["RFC 5802", "RFC 7677"],
+)
+def test_the_rfcs_examples(made, messages) -> None:
+    mechanism = made()
+    first, server_first, final, server_final = messages
+    assert mechanism.respond(b"") == first
+    assert mechanism.respond(server_first) == final
+    assert mechanism.respond(server_final) is None
+
+
+@pytest.mark.parametrize("made", MECHANISMS)
+@pytest.mark.parametrize("username", ["user", "a,b=c", "=2C", "Jörg", "x" * 300])
+@pytest.mark.parametrize("is_token", [False, True])
+def test_a_server_that_knows_the_password_lets_us_in(made, username, is_token) -> None:
+    server = ScramServer(made._hash, {username: PASSWORD})
+    mechanism = made(username, Secret(PASSWORD), is_token)
+    final = mechanism.respond(server.hear_first(mechanism.respond(b"")))
+    proof = server.hear_final(final)
+    assert (server.username, server.is_token) == (username, is_token)
+    assert server.is_authenticated
+    assert mechanism.respond(proof) is None
+
+
+def test_another_password_does_not() -> None:
+    server = ScramServer("sha256", {"user": "another"})
+    mechanism = client()
+    assert server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b"")))) is None
+
+
+def test_each_exchange_has_a_nonce_of_its_own_that_the_grammar_allows() -> None:
+    nonces = {new_nonce() for _ in range(100)}
+    assert len(nonces) == 100
+    assert all(re.fullmatch(r"[\x21-\x2b\x2d-\x7e]{32,}", nonce) for nonce in nonces)
+
+
+SALT = "QSXCR+Q6sek8bf92"
+
+
+@pytest.mark.parametrize(
+    ("server_first", "why"),
+    [
+        (f"r={OURS},s={SALT},i=4096", "nonce"),
+        (f"r=other{OURS},s={SALT},i=4096", "nonce"),
+        (f"r={OURS[:-1]},s={SALT},i=4096", "nonce"),
+        (f"r={OURS}\u00e9,s={SALT},i=4096", "nonce"),
+        (f"r={OURS} x,s={SALT},i=4096", "nonce"),
+        (f"r={OURS}abc,s={SALT},i=4095", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=1", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=0", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=-4096", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=1000001", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=2147483647", "iterations"),
+        (f"r={OURS}abc,s={SALT},i={'9' * 4000}", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=04096", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=+4096", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=4_096", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=\u0664\u0660\u0669\u0666", "iterations"),
+        (f"r={OURS}abc,s={SALT},i=", "iterations"),
+        (f"r={OURS}abc,s=,i=4096", "salt"),
+        (f"r={OURS}abc,s=****,i=4096", "salt"),
+        (f"r={OURS}abc,s=\u00e9,i=4096", "salt"),
+        (f"m=x,r={OURS}abc,s={SALT},i=4096", "m="),
+        (f"r={OURS}abc,s={SALT},i=4096,m=x", "m="),
+        (f"r={OURS}abc,s={SALT}", "in this order"),
+        (f"s={SALT},r={OURS}abc,i=4096", "in this order"),
+        (f"r={OURS}abc,r={OURS}abc,s={SALT},i=4096", "twice"),
+        ("e=other-error", "it said: other-error"),
+        (f"r={OURS}abc,s={SALT},i=4096,e=no", "it said: no"),
+        ("", "0 bytes"),
+        ("r", "attributes"),
+        (",", "attributes"),
+        (f"r={OURS}abc,s={SALT},i=4096,", "attributes"),
+        (f"r={OURS}abc,s={SALT},i=4096,x=\0", "attributes"),
+        ("r=" + "a" * 5000, "5002 bytes"),
+    ],
+)
+def test_a_first_message_that_is_not_to_be_trusted(server_first, why) -> None:
+    refused(started(), server_first.encode(), why)
+
+
+def test_a_first_message_that_is_not_text() -> None:
+    refused(started(), b"r=\xff\xfe", "UTF-8")
+
+
+def test_the_servers_error_is_told_in_one_line() -> None:
+    text = refused(started(), b"e=no\nFATAL root logged in\x1b[2J", "it said")
+    assert "\n" not in text
+    assert "\x1b" not in text
+
+
+def test_unknown_extensions_are_passed_over() -> None:
+    server = ScramServer("sha256", {"user": PASSWORD}, twist_first=lambda text: text + ",x=y")
+    mechanism = client()
+    assert mechanism.respond(server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b""))))) is None
+
+
+@pytest.mark.parametrize(
+    ("server_final", "why"),
+    [
+        ("", "0 bytes"),
+        ("x=y", "no v="),
+        ("x=y,v=AAAA", "no v="),
+        ("v=", "signature"),
+        ("v=!!!!", "signature"),
+        ("v=AAAA", "is wrong"),
+        ("v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", "is wrong"),
+        ("e=invalid-proof", "it said: invalid-proof"),
+        ("v=AAAA,e=invalid-proof", "it said: invalid-proof"),
+        ("m=x,v=AAAA", "m="),
+    ],
+)
+def test_a_server_that_does_not_prove_itself(server_final, why) -> None:
+    mechanism = started()
+    mechanism.respond(f"r={OURS}abc,s={SALT},i=4096".encode())
+    refused(mechanism, server_final.encode(), why)
+
+
+def test_the_servers_signature_of_another_exchange_is_no_proof() -> None:
+    """A man in the middle who has heard one exchange cannot play it again."""
+    heard = ScramServer("sha256", {"user": PASSWORD})
+    first = client(nonce="one")
+    proof = heard.hear_final(first.respond(heard.hear_first(first.respond(b""))))
+    assert first.respond(proof) is None
+    second = started("two")
+    second.respond(f"r=two{heard.nonce},s={SALT},i=4096".encode())
+    refused(second, proof, "is wrong")
+
+
+def test_nothing_more_is_taken_after_the_end() -> None:
+    server = ScramServer("sha256", {"user": PASSWORD})
+    mechanism = client()
+    mechanism.respond(server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b"")))))
+    refused(mechanism, b"more", "after its last message")
+
+
+def test_a_server_that_speaks_first() -> None:
+    refused(client(), b"r=abc", "spoke first")
+
+
+@pytest.mark.parametrize(("username", "password"), [("", "x"), ("x", ""), ("a\0b", "x")])
+def test_credentials_that_cannot_be_sent(username, password) -> None:
+    with pytest.raises(ConfigError, match="SCRAM-SHA-256"):
+        client(username, password)
+
+
+@pytest.mark.parametrize("made", MECHANISMS)
+def test_nothing_shows_the_password(made) -> None:
+    mechanism = made("user", Secret(PASSWORD))
+    mechanism.respond(b"")
+    assert PASSWORD not in repr(mechanism) + str(mechanism) + repr(vars(mechanism))
+
+
+@given(st.lists(st.binary(max_size=200) | st.text(max_size=100).map(str.encode), min_size=1, max_size=3))
+def test_whatever_a_server_sends_is_refused_in_words(challenges: list[bytes]) -> None:
+    mechanism = started()
+    with pytest.raises(SaslAuthenticationError):
+        for challenge in [*challenges, b""]:
+            mechanism.respond(challenge)
+
+
+@given(st.integers(min_value=0, max_value=200), st.integers(min_value=1, max_value=255))
+def test_a_flipped_byte_is_never_taken_for_a_proof(at: int, mask: int) -> None:
+    server = ScramServer("sha256", {"user": PASSWORD})
+    mechanism = client()
+    proof = bytearray(server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b"")))))
+    proof[at % (len(proof) - 4)] ^= mask  # base64 does not use every bit of the last four
+    with pytest.raises(SaslAuthenticationError):
+        mechanism.respond(bytes(proof))

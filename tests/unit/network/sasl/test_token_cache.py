@@ -1,0 +1,147 @@
+"""The token in hand: when it is fetched anew, and what becomes of failures."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
+from spark_kafka_sink.network.sasl.token_cache import RefreshRule, TokenCache
+
+HOUR_MS = 3_600_000
+CANARY = "canary-secret"
+
+
+class Provider:
+    """Hands out token-1, token-2, ..., each of `life_ms`, or raises."""
+
+    def __init__(self, clock: FakeClock, life_ms: int = HOUR_MS) -> None:
+        self.clock = clock
+        self.life_ms = life_ms
+        self.calls = 0
+        self.error: Exception | None = None
+
+    def __call__(self) -> tuple[str, int]:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return f"token-{self.calls}", self.clock.wall_ms() + self.life_ms
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def provider(clock: FakeClock) -> Provider:
+    return Provider(clock)
+
+
+@pytest.fixture
+def cache(clock: FakeClock, provider: Provider) -> TokenCache:
+    return TokenCache(provider, RefreshRule(), clock, random.Random(1))
+
+
+def test_a_token_is_fetched_when_it_is_wanted_and_kept(cache, provider, clock) -> None:
+    assert provider.calls == 0
+    assert [cache.get().reveal() for _ in range(3)] == ["token-1"] * 3
+    clock.advance(HOUR_MS * 79 // 100)
+    assert cache.get().reveal() == "token-1"
+    clock.advance(HOUR_MS * 7 // 100)
+    assert cache.get().reveal() == "token-2"
+    assert provider.calls == 2
+
+
+@given(st.integers(1, 10**9), st.integers(0, 2**32))
+def test_the_time_of_renewal_lies_within_the_life_and_within_the_rule(life_ms: int, seed: int) -> None:
+    rule = RefreshRule()
+    at_ms = rule.refresh_at_ms(1_000, 1_000 + life_ms, random.Random(seed))
+    assert 1_000 <= at_ms <= 1_000 + life_ms
+    if life_ms >= rule.min_period_ms + rule.buffer_ms:
+        assert 1_000 + rule.min_period_ms <= at_ms <= 1_000 + life_ms - rule.buffer_ms
+
+
+def test_a_failed_renewal_leaves_the_token_in_use_until_its_end(cache, provider, clock) -> None:
+    cache.get()
+    clock.advance(HOUR_MS * 9 // 10)
+    provider.error = RetriableError("the endpoint is away")
+    assert cache.get().reveal() == "token-1"
+    clock.advance(HOUR_MS // 10)
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+    provider.error = None
+    clock.advance(10_000)
+    assert cache.get().reveal() == "token-4"
+
+
+def test_failures_are_not_repeated_at_once_and_the_pause_doubles(cache, provider, clock) -> None:
+    provider.error = RetriableError("the endpoint is away")
+    for _ in range(60):
+        with pytest.raises(RetriableError, match="away"):
+            cache.get()
+        clock.advance(1_000)
+    assert provider.calls == 12  # at 0, 1, 2, 3, 4, 6, 10, 17, 27, 37, 47 and 57 seconds
+    provider.error = None
+    clock.advance(10_000)
+    assert cache.get().reveal() == f"token-{provider.calls}"
+
+
+def test_a_refusal_stays_one(cache, provider) -> None:
+    provider.error = SaslAuthenticationError("no such client")
+    for _ in range(2):
+        with pytest.raises(SaslAuthenticationError, match="no such client"):
+            cache.get()
+    assert provider.calls == 1
+
+
+def test_of_a_strangers_error_nothing_but_its_kind_is_told(cache, provider, caplog) -> None:
+    provider.error = ValueError(f"bad secret {CANARY}")
+    with caplog.at_level(logging.DEBUG), pytest.raises(RetriableError, match="ValueError") as caught:
+        cache.get()
+    assert CANARY not in str(caught.value) + caplog.text
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "given_back", [None, "token", ("token", None), ("token", True), (b"token", 10**15), ("t", 1.5)]
+)
+def test_what_is_no_token(clock, given_back) -> None:
+    cache = TokenCache(lambda: given_back, RefreshRule(), clock, random.Random(1))
+    with pytest.raises((SaslAuthenticationError, RetriableError)):
+        cache.get()
+
+
+def test_a_token_that_has_ended_is_none(clock, provider, cache) -> None:
+    provider.life_ms = -1
+    with pytest.raises(RetriableError, match="ended 1 ms ago"):
+        cache.get()
+
+
+def test_many_who_want_one_make_one_call(clock) -> None:
+    entered, release = threading.Event(), threading.Event()
+    calls = []
+
+    def provider() -> tuple[str, int]:
+        calls.append(1)
+        entered.set()
+        assert release.wait(10)
+        return "token", clock.wall_ms() + HOUR_MS
+
+    cache = TokenCache(provider, RefreshRule(), clock, random.Random(1))
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get().reveal())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    assert entered.wait(10)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert found == ["token"] * 5
+    assert len(calls) == 1
