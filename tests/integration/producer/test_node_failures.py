@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
+from support.leftovers import file_descriptors
 from support.librdkafka import read_topic, read_values
 
 from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError
@@ -168,17 +168,6 @@ def test_closing_in_an_outage_returns_in_time_with_every_future_failed_and_nothi
     assert (threading.active_count(), sorted(file_descriptors())) == (threads, descriptors)
     with pytest.raises(ProducerClosedError):
         producer.send(fresh_name, b"more")
-
-
-def file_descriptors() -> list[str]:
-    """Sockets, pipes and the like that this process has open."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:  # the listing's own
-            continue
-    return found
 
 
 def test_a_topic_that_is_missing_is_named_within_max_block_ms(

@@ -1,0 +1,155 @@
+"""Clusters that are shared and healed after each row, the seeds, what a failing row leaves, and that no row leaves
+anything else.
+
+FAULT_SEEDS=20: so many seeds for the rows that take several (1 by default). FAULT_SEED=123: that one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.producer.conftest import fresh_name, make_topic, new_name
+from support.fault_stage import FaultStage, Timeline
+from support.leftovers import Leftovers
+
+from spark_kafka_sink.local import Admin
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+
+__all__ = ["fresh_name", "make_topic", "new_name"]
+
+_ROWS_WITH_SEEDS = {*range(1, 10), *range(36, 43)}
+_ROW = re.compile(r"test_row_(\d\d)_")
+_EVIDENCE = pytest.StashKey[Callable[[], Path]]()
+_CLOSE_S = 5.0
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" not in metafunc.fixturenames:
+        return
+    row = _ROW.match(metafunc.function.__name__)
+    number = int(os.environ.get("FAULT_SEEDS", "1")) if row and int(row[1]) in _ROWS_WITH_SEEDS else 1
+    first = int(os.environ.get("FAULT_SEED", "0"))
+    metafunc.parametrize("seed", range(first, first + number))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """So that what is left there is ours."""
+    folder = str(tmp_path_factory.mktemp("temporary"))
+    before = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    yield
+    tempfile.tempdir = before[0]
+    if before[1] is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before[1]
+
+
+@pytest.fixture(scope="session")
+def running_three(own_temporary_folder: None) -> Iterator[FaultStage]:
+    with FaultStage(3) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="session")
+def running_one(own_temporary_folder: None) -> Iterator[FaultStage]:
+    with FaultStage(1) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="session")
+def broker(running_one: FaultStage) -> Admin:
+    """What the parts of other tests that these rows use call their broker."""
+    return Admin(running_one.direct)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No descriptor, thread, process or temporary file after a row that was not there before."""
+    for name in ("running_three", "running_one", "spark"):  # first of all, if the row uses it
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
+    before = Leftovers()
+    yield
+    left = before.found()
+    assert not left, "\n".join(left)
+
+
+@pytest.fixture
+def timeline(request: pytest.FixtureRequest, nothing_left: None) -> Timeline:
+    made = Timeline()
+    if "seed" in request.fixturenames:
+        print()
+        made.note(f"seed {request.getfixturevalue('seed')}: FAULT_SEED={request.getfixturevalue('seed')} replays it")
+    return made
+
+
+@pytest.fixture
+def three_nodes(
+    request: pytest.FixtureRequest, running_three: FaultStage, timeline: Timeline, tmp_path: Path
+) -> Iterator[FaultStage]:
+    """The cluster of three; whatever was done to it is undone afterwards."""
+    yield from _on(running_three, request, timeline, tmp_path)
+
+
+@pytest.fixture
+def one_node(
+    request: pytest.FixtureRequest, running_one: FaultStage, timeline: Timeline, tmp_path: Path
+) -> Iterator[FaultStage]:
+    """The cluster of one; whatever was done to it is undone afterwards."""
+    yield from _on(running_one, request, timeline, tmp_path)
+
+
+def _on(stage: FaultStage, request: pytest.FixtureRequest, timeline: Timeline, folder: Path) -> Iterator[FaultStage]:
+    stage.timeline = timeline
+
+    def save() -> Path:
+        (folder / "timeline.txt").write_text("\n".join(timeline.lines) + "\n", encoding="utf-8")
+        stage.save_logs(folder)
+        return folder
+
+    request.node.stash[_EVIDENCE] = save
+    stage.heal()
+    yield stage
+    stage.heal()
+
+
+@pytest.fixture
+def start_producer(timeline: Timeline) -> Iterator[Callable[..., KafkaProducer]]:
+    """`start_producer(bootstrap_servers, **{"linger.ms": 0, ...})`; closed within five seconds after the row, whatever
+    state the row leaves it in (row 52).
+    """
+    made: list[KafkaProducer] = []
+
+    def start(bootstrap_servers: str, **settings: Any) -> KafkaProducer:
+        made.append(KafkaProducer({"bootstrap.servers": bootstrap_servers, **settings}))
+        return made[-1]
+
+    yield start
+    for producer in made:
+        began = time.monotonic()
+        producer.close(timeout_ms=int(_CLOSE_S * 1000))
+        took = time.monotonic() - began
+        assert took < _CLOSE_S + 0.5, f"close(5 s) took {took:.3f} s"
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("kafka-producer-network-thread")], names
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    save = item.stash.get(_EVIDENCE, None)
+    if report.failed and call.when == "call" and save is not None:
+        report.sections.append(("Timeline and broker logs", str(save())))
+    return report

@@ -1,0 +1,71 @@
+"""What a process has open and running: to be compared before and after a test."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import psutil
+
+
+def file_descriptors() -> list[str]:
+    """Sockets, pipes and the like that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return found
+
+
+def _processes() -> list[str]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(child.cmdline())[-200:])
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _temporary_files() -> list[str]:
+    return [entry.path for entry in os.scandir(tempfile.gettempdir())]
+
+
+_LOOKS: dict[str, Callable[[], list[str]]] = {
+    "file descriptors": file_descriptors,
+    "threads": lambda: [thread.name for thread in threading.enumerate()],
+    "processes": _processes,
+    "temporary files": _temporary_files,
+}
+
+
+class Leftovers:
+    """Remembers what there is when it is made. Descriptors are compared by number, since sockets that are kept open may
+    be made anew; whatever there is less of than before is no leftover.
+    """
+
+    def __init__(self) -> None:
+        self._before = {what: look() for what, look in _LOOKS.items()}
+
+    def found(self, within_s: float = 5.0) -> list[str]:
+        """What there is more of than before, once it has had time to go."""
+        deadline = time.monotonic() + within_s
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def _left(self) -> list[str]:
+        left = []
+        for what, look in _LOOKS.items():
+            now, before = look(), self._before[what]
+            more = Counter(now) - Counter(before)
+            if len(now) > len(before):
+                left.append(f"{len(now) - len(before)} more {what}: {', '.join(more.elements())}")
+        return left

@@ -1,0 +1,202 @@
+"""A thread that sends numbered records, by rows and by columns, while something is done to the brokers; and what became
+of each, as a history.
+
+The workload's thread sends; the producer's tells outcomes; the test's waits and checks.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise
+from typing import Any, TypeAlias
+
+from support.history import History, Outcome, Read, Sent, summary
+from support.librdkafka import read_topic
+
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.futures import RecordMetadata, RunMetadata
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.record.columns import RecordColumns
+
+Place: TypeAlias = tuple[str, int]
+_names = count(1)
+
+
+def draw_settings(rng: random.Random) -> dict[str, Any]:
+    """Settings with which everything is to hold, and time-outs that make tests short."""
+    return {
+        "compression.type": rng.choice(("none", "none", "lz4", "zstd", "gzip", "snappy")),
+        "batch.size": rng.choice((1_000, 16_384, 262_144)),
+        "linger.ms": rng.choice((0, 5, 20)),
+        "max.in.flight.requests.per.connection": rng.choice((1, 2, 5, 5)),
+        "request.timeout.ms": 1_500,
+        "delivery.timeout.ms": 60_000,
+    }
+
+
+class Ledger:
+    """What was sent, and what was heard of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sent: list[Sent] = []
+        self.errors: list[KafkaError] = []
+        self.acknowledged_at: list[float] = []
+        """On time.monotonic's scale, of each record."""
+        self.by_place: dict[Place, list[Sent]] = defaultdict(list)
+
+    def add(self, place: Place, padding: int = 0, transaction: str | None = None) -> Sent:
+        value = f"{self.name}-{len(self.sent)}" + "." * padding
+        record = Sent(value, *place, stream=self.name, transaction=transaction)
+        self.sent.append(record)
+        self.by_place[place].append(record)
+        return record
+
+    def settle(self, record: Sent, offset: int | None, error: KafkaError | None) -> None:
+        assert record.outcome is Outcome.UNKNOWN, f"a second outcome of {record}: {error or offset}"
+        if error is None:
+            record.outcome, record.offset = Outcome.YES, offset
+            self.acknowledged_at.append(time.monotonic())
+        else:
+            record.outcome = Outcome.NO
+            self.errors.append(error)
+
+    def of_row(self, record: Sent) -> Callable[[RecordMetadata | None, KafkaError | None], None]:
+        """The callback of one row."""
+        return lambda told, error: self.settle(record, None if told is None else told.offset, error)
+
+    def of_columns(self, records: Sequence[Sent]) -> Callable[[RunMetadata, KafkaError | None], None]:
+        """The callback of a block: its runs come in the order of each partition's rows."""
+        waiting: dict[int, deque[Sent]] = defaultdict(deque)
+        for record in records:
+            assert record.partition is not None
+            waiting[record.partition].append(record)
+
+        def note(run: RunMetadata, error: KafkaError | None) -> None:
+            for index in range(run.record_count):
+                offset = -1 if run.base_offset < 0 else run.base_offset + index
+                self.settle(waiting[run.partition].popleft(), offset, error)
+
+        return note
+
+
+class Workload:
+    """A context manager: sends until it is left. `places`: topic and partition of what is sent, in turn.
+
+    `records_a_second`: about. The share of records that go in blocks, and their sizes, come from `rng`.
+    """
+
+    def __init__(
+        self, producer: KafkaProducer, places: Sequence[Place], rng: random.Random, records_a_second: float = 2_000
+    ) -> None:
+        self.producer = producer
+        self.ledger = Ledger(f"w{next(_names)}")
+        self._places = list(places)
+        self._rng = random.Random(rng.random())
+        self._pause_s = 20 / records_a_second
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"workload-{self.ledger.name}")
+
+    def __enter__(self) -> Workload:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._ended.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive(), "the workload's thread hangs in a send"
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(self._pause_s):
+                if self._rng.random() < 0.5:
+                    self._send_rows(20)
+                else:
+                    self._send_columns(20)
+        except BaseException as failure:  # the test's own thread raises it
+            self._failure = failure
+
+    def _next(self, number: int) -> list[Sent]:
+        padding = self._rng.choice((0, 10, 200))
+        return [self.ledger.add(self._rng.choice(self._places), padding) for _ in range(number)]
+
+    def _send_rows(self, number: int) -> None:
+        for record in self._next(number):
+            self.producer.send(
+                record.topic, record.value, partition=record.partition, on_completion=self.ledger.of_row(record)
+            )
+
+    def _send_columns(self, number: int) -> None:
+        by_topic: dict[str, list[Sent]] = defaultdict(list)
+        for record in self._next(number):
+            by_topic[record.topic].append(record)
+        for topic, records in by_topic.items():
+            partitions = [record.partition for record in records]
+            columns = RecordColumns.from_rows([record.value for record in records], partitions=partitions)
+            try:
+                self.producer.send_columns(topic, columns, self.ledger.of_columns(records))
+            except KafkaError as error:
+                self.ledger.errors.append(error)
+
+    # ---- the test's thread -------------------------------------------------------------------------------------------
+
+    def await_acknowledged(self, number: int, places: Sequence[Place] | None = None, within_s: float = 40.0) -> None:
+        """Wait until `number` records that are sent from now on are acknowledged in each of these places (all)."""
+        wanted = [(place, len(self.ledger.by_place[place]) + number - 1) for place in places or self._places]
+        deadline = time.monotonic() + within_s
+        for place, index in wanted:
+            records = self.ledger.by_place[place]
+            while len(records) <= index or records[index].outcome is Outcome.UNKNOWN:
+                assert self._failure is None, self._failure
+                late = f"record {index} of {place} has no outcome after {within_s} s"
+                assert time.monotonic() < deadline, f"{late}; the last errors were {self.ledger.errors[-3:]}"
+                time.sleep(0.01)
+
+    def acknowledged(self, *places: Place) -> int:
+        return sum(
+            record.outcome is Outcome.YES
+            for place in places or self._places
+            for record in list(self.ledger.by_place[place])
+        )
+
+    def longest_silence_s(self) -> float:
+        """The longest time in which nothing was acknowledged."""
+        moments = self.ledger.acknowledged_at
+        return max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
+
+
+def read_all(bootstrap_servers: str, partitions: dict[str, int], isolation_level: str) -> list[Read]:
+    """Every record of these topics, by librdkafka."""
+    return [
+        Read(topic, message.partition(), message.offset(), message.value().decode())
+        for topic, number in partitions.items()
+        for message in read_topic(bootstrap_servers, topic, number, isolation_level=isolation_level)
+    ]
+
+
+def history_of(
+    bootstrap_servers: str,
+    partitions: dict[str, int],
+    sent: Sequence[Sent],
+    transactions: dict[str, Outcome] | None = None,
+) -> History:
+    committed, uncommitted = (
+        read_all(bootstrap_servers, partitions, level) for level in ("read_committed", "read_uncommitted")
+    )
+    return History(sent, committed, uncommitted, transactions)
+
+
+def assert_kept(history: History, **promise: bool) -> None:
+    found = history.anomalies(**promise)
+    assert not found, summary(found)
