@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["spark_kafka_sink.local.pytest_plugin", "support.spark_fixture"]
+pytest_plugins = ["spark_kafka_sink.local.pytest_plugin", "support.spark_fixture", "support.secured_broker"]

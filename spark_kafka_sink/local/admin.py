@@ -83,7 +83,7 @@ class Admin:
             ),
         )
         payload = create_topics.CreateTopicsRequest(topics=(topic,), timeout=_milliseconds(self._timeout_s))
-        (result,) = self._ask(payload, CreateTopicsResponse).topics
+        (result,) = self.ask(payload, CreateTopicsResponse).topics
         _check(result.error_code, f"topic {name} cannot be created: {result.error_message or result.error_code.name}")
 
         def ready(topic: MetadataResponseTopic) -> bool:
@@ -98,7 +98,7 @@ class Admin:
             topics=(delete_topics.DeleteTopicState(name=TopicName(name), topic_id=None),),
             timeout=_milliseconds(self._timeout_s),
         )
-        (result,) = self._ask(payload, DeleteTopicsResponse).responses
+        (result,) = self.ask(payload, DeleteTopicsResponse).responses
         _check(result.error_code, f"topic {name} cannot be deleted: {result.error_message or result.error_code.name}")
         self._await_topic(
             name, lambda topic: topic.error_code == ErrorCode.unknown_topic_or_partition, "it is still shown"
@@ -106,7 +106,7 @@ class Admin:
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Leaders and replicas of a topic, which this does not create."""
-        topic = _only_topic(self._ask(_metadata_request(name), MetadataResponse))
+        topic = _only_topic(self.ask(_metadata_request(name), MetadataResponse))
         _check(topic.error_code, f"topic {name} cannot be described: {topic.error_code.name}")
         partitions = (
             PartitionDescription(
@@ -122,7 +122,7 @@ class Admin:
     def finalized_features(self) -> dict[str, int]:
         """The cluster's finalized features by name, such as `transaction.version`, with their levels."""
         payload = api_versions.ApiVersionsRequest(client_software_name=_CLIENT, client_software_version="1")
-        response = self._ask(payload, ApiVersionsResponse)
+        response = self.ask(payload, ApiVersionsResponse)
         return {each.name: int(each.max_version_level) for each in response.finalized_features}
 
     def broker_ids(self, server: str) -> set[int]:
@@ -133,7 +133,7 @@ class Admin:
         response = _exchange(server, payload, MetadataResponse, self._timeout_s)
         return {int(broker.node_id) for broker in response.brokers}
 
-    def _ask(
+    def ask(
         self, payload: HeaderV2RequestPayload, response_type: type[Response], servers: Sequence[str] = ()
     ) -> Response:
         """The answer of the first server that gives one."""
@@ -148,7 +148,7 @@ class Admin:
     def _await_topic(self, name: str, settled: Callable[[MetadataResponseTopic], bool], what_is_wrong: str) -> None:
         deadline = time.monotonic() + self._timeout_s
         for server in self._servers:
-            while not settled(_only_topic(self._ask(_metadata_request(name), MetadataResponse, [server]))):
+            while not settled(_only_topic(self.ask(_metadata_request(name), MetadataResponse, [server]))):
                 if time.monotonic() > deadline:
                     raise LocalBrokerError(f"topic {name} on {server}: {what_is_wrong} after {self._timeout_s:g} s")
                 time.sleep(_POLL_S)

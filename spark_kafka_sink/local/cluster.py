@@ -21,6 +21,7 @@ from spark_kafka_sink.local.node import Node, new_cluster_id
 from spark_kafka_sink.local.ports import HOST, ReservedPort
 from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
 from spark_kafka_sink.local.releases import CURRENT, find_release
+from spark_kafka_sink.local.security import BrokerSecurity
 from spark_kafka_sink.local.watchdog import Watchdog
 
 _POLL_S = 0.02
@@ -41,6 +42,7 @@ class EmbeddedKafka:
     advertised: by node id, the `host:port` of a proxy in front of it, such as a test's that disturbs the way to the
     broker. The node has a second listener then, at `proxied_address`, which tells its clients the proxy's address; the
     nodes themselves, and the clients of `bootstrap_servers`, talk past the proxies.
+    security: listeners that speak TLS or want a login, beside the PLAINTEXT one; see `secured_servers`.
     data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
     removed at stop.
     start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
@@ -56,6 +58,7 @@ class EmbeddedKafka:
         properties: Mapping[str, PropertyValue] | None = None,
         features: Mapping[str, int] | None = None,
         advertised: Mapping[int, str] | None = None,
+        security: BrokerSecurity | None = None,
         data_dir: Path | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
@@ -67,6 +70,7 @@ class EmbeddedKafka:
         refuse_owned(self._properties)
         self._features = dict(features or {})
         self._advertised = dict(advertised or {})
+        self._security = security
         self._data_dir = data_dir.absolute() if data_dir is not None else None
         self._start_timeout_s = start_timeout_s
         self._nodes: dict[int, Node] = {}
@@ -90,6 +94,13 @@ class EmbeddedKafka:
         self._require_started()
         return ",".join(node.address.bootstrap_server for node in self._nodes.values())
 
+    def secured_servers(self, listener: str) -> str:
+        """`host:port` of a secured listener, of every node, comma-separated."""
+        self._require_started()
+        if self._security is None or listener not in self._security.listeners:
+            raise LocalBrokerError(f"There is no secured listener {listener}: name it in `security`.")
+        return ",".join(f"{HOST}:{node.address.secured_ports[listener]}" for node in self._nodes.values())
+
     @property
     def node_ids(self) -> tuple[int, ...]:
         return tuple(self._nodes)
@@ -110,6 +121,8 @@ class EmbeddedKafka:
         cache = cache_dir()
         jars = fetch_jars(self._release.lock_path, cache=cache)
         jvm = with_class_archive(Jvm(find_java(), self._release, jars), cache)
+        if self._security is not None:
+            jvm = replace(jvm, system_properties=self._security.system_properties())
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._make_nodes(jvm)
@@ -246,10 +259,12 @@ class EmbeddedKafka:
         for address in addresses:
             node = Node(address, folder / f"node-{address.node_id}", jvm, self._watchdog)
             self._nodes[address.node_id] = node
-            node.write_files(server_properties(address, addresses, node.data, self._properties))
+            node.write_files(server_properties(address, addresses, node.data, self._properties, self._security))
 
     def _address(self, node_id: int) -> NodeAddress:
-        own = NodeAddress(node_id, self._reserve_port(), self._reserve_port())
+        listeners = self._security.listeners if self._security is not None else ()
+        secured = {name: self._reserve_port() for name in listeners}
+        own = NodeAddress(node_id, self._reserve_port(), self._reserve_port(), secured_ports=secured)
         if node_id not in self._advertised:
             return own
         return replace(own, proxied_port=self._reserve_port(), advertised=self._advertised[node_id])
@@ -267,7 +282,8 @@ class EmbeddedKafka:
                 f"{self._data_dir} holds a formatted cluster: features can only be chosen for a new folder."
             )
         for node in new:
-            node.begin_format(cluster_id, self._features)
+            users = self._security.format_arguments() if self._security is not None else []
+            node.begin_format(cluster_id, self._features, users)
         for node in new:
             node.await_format(deadline)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_kafka_sink.local.java import Java
@@ -28,6 +28,7 @@ class Jvm:
     jars: Sequence[Path]
     archive: Path | None = None
     """A class data archive made from just these jars by just this Java: mapped at start, which spares the parsing."""
+    system_properties: Mapping[str, str] = field(default_factory=dict)
 
     def command(
         self, main_class: str, *arguments: str, folder: Path, write_archive: Path | None = None
@@ -45,6 +46,7 @@ class Jvm:
             f"-Djava.io.tmpdir={folder / 'tmp'}",
             f"-XX:ErrorFile={folder / 'hs_err.log'}",
             f"-D{self.release.log_option}={(folder / self.release.log_file).as_uri()}",
+            *(f"-D{name}={value}" for name, value in self.system_properties.items()),
             "-cp",
             os.pathsep.join(str(jar) for jar in self.jars),
             main_class,

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
@@ -80,8 +80,8 @@ class Node:
         release = self._jvm.release
         (self.folder / release.log_file).write_text(release.log_configuration, encoding="ascii")
 
-    def begin_format(self, cluster_id: str, features: Mapping[str, int]) -> None:
-        """Start Kafka's own tool that formats the data folder; `await_format` waits for it."""
+    def begin_format(self, cluster_id: str, features: Mapping[str, int], more: Sequence[str] = ()) -> None:
+        """Start Kafka's own tool that formats the data folder, with `more` arguments; `await_format` waits for it."""
         levels = [part for name, level in features.items() for part in ("--feature", f"{name}={level}")]
         properties = str(self.folder / "server.properties")
         self._launch(
@@ -93,6 +93,7 @@ class Node:
                 "--config",
                 properties,
                 *levels,
+                *more,
                 folder=self.folder,
             )
         )

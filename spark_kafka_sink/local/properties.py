@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.ports import HOST
+from spark_kafka_sink.local.security import BrokerSecurity
 
 PropertyValue = str | int | float | bool
 
@@ -22,6 +23,8 @@ OWNED_PROPERTIES = frozenset(
         "listeners",
         "advertised.listeners",
         "log.dir",
+        "listener.security.protocol.map",
+        "inter.broker.listener.name",
         "log.dirs",
         "metadata.log.dir",
     }
@@ -55,6 +58,8 @@ class NodeAddress:
     """Of the listener for clients that come through a proxy."""
     advertised: str | None = None
     """`host:port` of that proxy, which the listener tells its clients."""
+    secured_ports: Mapping[str, int] = field(default_factory=dict)
+    """Of the listeners that are secured, by their names."""
 
     @property
     def bootstrap_server(self) -> str:
@@ -70,7 +75,11 @@ def refuse_owned(properties: Mapping[str, PropertyValue]) -> None:
 
 
 def server_properties(
-    node: NodeAddress, cluster: Sequence[NodeAddress], data: Path, extra: Mapping[str, PropertyValue]
+    node: NodeAddress,
+    cluster: Sequence[NodeAddress],
+    data: Path,
+    extra: Mapping[str, PropertyValue],
+    security: BrokerSecurity | None = None,
 ) -> dict[str, str]:
     """All properties of one node, broker and controller in one process; `extra` overrides the defaults for tests."""
     replicas = len(cluster)
@@ -82,27 +91,30 @@ def server_properties(
         "transaction.state.log.min.isr": in_sync,
         "share.coordinator.state.topic.replication.factor": replicas,
         "share.coordinator.state.topic.min.isr": in_sync,
+        **(security.properties() if security is not None else {}),
         **extra,
         "process.roles": "broker,controller",
         "node.id": node.node_id,
         "controller.quorum.voters": ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in cluster),
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
         "log.dirs": str(data),
-        **_proxied_listener(node),
+        **_listeners(node, security.listeners if security is not None else {}),
     }
     return {key: _text(value) for key, value in merged.items()}
 
 
-def _proxied_listener(node: NodeAddress) -> dict[str, PropertyValue]:
-    """A listener beside the broker's own, on which the nodes talk to each other undisturbed."""
-    if node.advertised is None:
-        return {}
-    own, controller = f"PLAINTEXT://{HOST}:{node.port}", f"CONTROLLER://{HOST}:{node.controller_port}"
+def _listeners(node: NodeAddress, secured: Mapping[str, str]) -> dict[str, PropertyValue]:
+    """The broker's own, on which the nodes talk to each other undisturbed, and beside it those for special clients."""
+    ports = {"PLAINTEXT": node.port, **node.secured_ports}
+    protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **secured}
+    advertised = {name: f"{HOST}:{port}" for name, port in ports.items()}
+    if node.proxied_port is not None and node.advertised is not None:
+        ports["PROXIED"], protocols["PROXIED"], advertised["PROXIED"] = node.proxied_port, "PLAINTEXT", node.advertised
+    bound = {**{name: f"{HOST}:{port}" for name, port in ports.items()}, "CONTROLLER": f"{HOST}:{node.controller_port}"}
     return {
-        "listeners": f"{own},PROXIED://{HOST}:{node.proxied_port},{controller}",
-        "advertised.listeners": f"{own},PROXIED://{node.advertised}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": ",".join(f"{name}://{address}" for name, address in bound.items()),
+        "advertised.listeners": ",".join(f"{name}://{address}" for name, address in advertised.items()),
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "inter.broker.listener.name": "PLAINTEXT",
     }
 

@@ -1,0 +1,165 @@
+"""Who may log in to an embedded cluster, and who may do what: changed while it runs, over its PLAINTEXT listener.
+
+A change is waited for until every server shows it; decisions there follow within the same moment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kio.schema.alter_user_scram_credentials.v0 import request as alter_scram
+from kio.schema.alter_user_scram_credentials.v0.response import AlterUserScramCredentialsResponse
+from kio.schema.create_acls.v3 import request as create_acls
+from kio.schema.create_acls.v3.response import CreateAclsResponse
+from kio.schema.delete_acls.v3 import request as delete_acls
+from kio.schema.delete_acls.v3.response import DeleteAclsResponse
+from kio.schema.describe_acls.v3 import request as describe_acls
+from kio.schema.describe_acls.v3.response import DescribeAclsResponse
+from kio.schema.describe_user_scram_credentials.v0 import request as describe_scram
+from kio.schema.describe_user_scram_credentials.v0.response import DescribeUserScramCredentialsResponse
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i8, i32
+
+from spark_kafka_sink.common.errors import LocalBrokerError, error_for_code
+from spark_kafka_sink.local.admin import Admin
+from spark_kafka_sink.local.security import SCRAM_ITERATIONS, salted_password
+
+# Numbers of org.apache.kafka.common.resource.ResourceType, .acl.AclOperation and .security.scram's ScramMechanism.
+_RESOURCES: Final = {"topic": 2, "group": 3, "cluster": 4, "transactional_id": 5, "delegation_token": 6}
+_OPERATIONS: Final = {
+    "all": 2, "read": 3, "write": 4, "create": 5, "delete": 6, "alter": 7, "describe": 8, "cluster_action": 9,
+    "describe_configs": 10, "alter_configs": 11, "idempotent_write": 12,
+}  # fmt: skip
+_MECHANISMS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+_LITERAL: Final = i8(3)
+_ALLOW: Final = i8(3)
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One thing that one principal may do, from anywhere.
+
+    principal: such as `User:alice`, or `User:CN=alice` by certificate. operation: Kafka's name in lower case (`write`,
+    `describe`, `idempotent_write`, ...). resource: `topic`, `group`, `cluster`, `transactional_id`,
+    `delegation_token`. name: the resource's; `*` for every one.
+    """
+
+    principal: str
+    operation: str
+    resource: str
+    name: str = "kafka-cluster"
+
+
+class AccessAdmin:
+    """Raises LocalBrokerError where no server answers or a change does not arrive, and the error of a server's code."""
+
+    def __init__(self, bootstrap_servers: str, *, timeout_s: float = 30.0) -> None:
+        self._admin = Admin(bootstrap_servers, timeout_s=timeout_s)
+        self._servers = [server.strip() for server in bootstrap_servers.split(",")]
+        self._timeout_s = timeout_s
+
+    def grant(self, *permissions: Permission) -> None:
+        creations = tuple(
+            create_acls.AclCreation(
+                resource_type=i8(_RESOURCES[each.resource]),
+                resource_name=each.name,
+                resource_pattern_type=_LITERAL,
+                principal=each.principal,
+                host="*",
+                operation=i8(_OPERATIONS[each.operation]),
+                permission_type=_ALLOW,
+            )
+            for each in permissions
+        )
+        response = self._admin.ask(create_acls.CreateAclsRequest(creations=creations), CreateAclsResponse)
+        for permission, result in zip(permissions, response.results, strict=True):
+            _check(result.error_code, f"{permission} cannot be granted: {result.error_message}")
+        for permission in permissions:
+            self._await(lambda server, p=permission: self._is_granted(p, server), f"{permission} is not granted")  # type: ignore[misc]
+
+    def revoke(self, *permissions: Permission) -> None:
+        filters = tuple(
+            delete_acls.DeleteAclsFilter(
+                resource_type_filter=i8(_RESOURCES[each.resource]),
+                resource_name_filter=each.name,
+                pattern_type_filter=_LITERAL,
+                principal_filter=each.principal,
+                host_filter="*",
+                operation=i8(_OPERATIONS[each.operation]),
+                permission_type=_ALLOW,
+            )
+            for each in permissions
+        )
+        response = self._admin.ask(delete_acls.DeleteAclsRequest(filters=filters), DeleteAclsResponse)
+        for permission, result in zip(permissions, response.filter_results, strict=True):
+            _check(result.error_code, f"{permission} cannot be revoked: {result.error_message}")
+            self._await(lambda server, p=permission: not self._is_granted(p, server), f"{permission} still holds")  # type: ignore[misc]
+
+    def set_password(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
+        """Let a user log in by SCRAM, or change the password."""
+        salt = os.urandom(16)
+        upsertion = alter_scram.ScramCredentialUpsertion(
+            name=user,
+            mechanism=i8(_MECHANISMS[mechanism]),
+            iterations=i32(SCRAM_ITERATIONS),
+            salt=salt,
+            salted_password=salted_password(password, mechanism, salt),
+        )
+        self._alter_scram(user, upsertions=(upsertion,))
+        self._await(lambda server: _MECHANISMS[mechanism] in self._mechanisms(user, server), f"no password of {user}")
+
+    def remove_password(self, user: str, mechanism: str = "SCRAM-SHA-256") -> None:
+        deletion = alter_scram.ScramCredentialDeletion(name=user, mechanism=i8(_MECHANISMS[mechanism]))
+        self._alter_scram(user, deletions=(deletion,))
+        self._await(
+            lambda server: _MECHANISMS[mechanism] not in self._mechanisms(user, server), f"{user} still has a password"
+        )
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _alter_scram(
+        self,
+        user: str,
+        deletions: tuple[alter_scram.ScramCredentialDeletion, ...] = (),
+        upsertions: tuple[alter_scram.ScramCredentialUpsertion, ...] = (),
+    ) -> None:
+        payload = alter_scram.AlterUserScramCredentialsRequest(deletions=deletions, upsertions=upsertions)
+        (result,) = self._admin.ask(payload, AlterUserScramCredentialsResponse).results
+        _check(result.error_code, f"the password of {user} cannot be changed: {result.error_message}")
+
+    def _mechanisms(self, user: str, server: str) -> set[int]:
+        payload = describe_scram.DescribeUserScramCredentialsRequest(users=(describe_scram.UserName(name=user),))
+        (result,) = self._admin.ask(payload, DescribeUserScramCredentialsResponse, [server]).results
+        return {int(info.mechanism) for info in result.credential_infos}
+
+    def _is_granted(self, permission: Permission, server: str) -> bool:
+        payload = describe_acls.DescribeAclsRequest(
+            resource_type_filter=i8(_RESOURCES[permission.resource]),
+            resource_name_filter=permission.name,
+            pattern_type_filter=_LITERAL,
+            principal_filter=permission.principal,
+            host_filter="*",
+            operation=i8(_OPERATIONS[permission.operation]),
+            permission_type=_ALLOW,
+        )
+        response = self._admin.ask(payload, DescribeAclsResponse, [server])
+        _check(response.error_code, f"grants cannot be read: {response.error_message}")
+        return bool(response.resources)
+
+    def _await(self, condition: Callable[[str], bool], complaint: str) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        for server in self._servers:
+            while not condition(server):
+                if time.monotonic() > deadline:
+                    raise LocalBrokerError(f"{complaint} on {server} after {self._timeout_s:g} s.")
+                time.sleep(_POLL_S)
+
+
+def _check(code: ErrorCode, message: str) -> None:
+    if code != ErrorCode.none:
+        raise error_for_code(int(code), message)

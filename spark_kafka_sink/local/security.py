@@ -1,0 +1,140 @@
+"""How an embedded broker is secured: listeners for clients that speak TLS or log in, users, who may do what. No I/O.
+
+A broker keeps its PLAINTEXT listener beside them, for its own talk and for administration: it is on the loopback
+interface of a test.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+
+_PROTOCOLS: Final = frozenset({"SSL", "SASL_PLAINTEXT", "SASL_SSL"})
+_SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+SCRAM_ITERATIONS: Final = 4096
+"""The fewest that Kafka takes."""
+_MODULE: Final = "org.apache.kafka.common.security"
+_OWN_LISTENERS: Final = frozenset({"PLAINTEXT", "CONTROLLER", "PROXIED"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSecurity:
+    """What to secure. Raises LocalBrokerError where something is missing.
+
+    listeners: name (such as MTLS, in capitals) → SSL, SASL_PLAINTEXT or SASL_SSL. Each has a port of its own on every
+    node: `EmbeddedKafka.secured_servers(name)`.
+    keystore: file of the brokers' private key (PKCS#8, not encrypted) and certificate chain, in PEM.
+    truststore: file of the authorities of clients' certificates, in PEM.
+    certificate_wanted: listeners that let in only clients with a certificate.
+    mechanisms: what the SASL listeners offer.
+    users: names and passwords, for PLAIN and SCRAM.
+    token_keys: a JWKS file of the keys that sign tokens for OAUTHBEARER; without one, unsigned tokens are taken.
+    token_audience: what tokens must be for, where they are signed.
+    authorizes: nobody may do what was not granted (`AccessAdmin.grant`), but for `super_users` ("User:admin") and the
+    PLAINTEXT listener.
+    """
+
+    listeners: Mapping[str, str]
+    keystore: Path | None = None
+    truststore: Path | None = None
+    certificate_wanted: frozenset[str] = frozenset()
+    mechanisms: tuple[str, ...] = ("PLAIN", *_SCRAM, "OAUTHBEARER")
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    token_keys: Path | None = None
+    token_audience: str | None = None
+    authorizes: bool = False
+    super_users: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, protocol in self.listeners.items():
+            if protocol not in _PROTOCOLS or name != name.upper() or name in _OWN_LISTENERS:
+                raise LocalBrokerError(
+                    f"The listener {name}: {protocol} cannot be: a protocol is one of {', '.join(sorted(_PROTOCOLS))}, "
+                    f"and a name is in capitals and none of {', '.join(sorted(_OWN_LISTENERS))}."
+                )
+            if protocol != "SASL_PLAINTEXT" and self.keystore is None:
+                raise LocalBrokerError(f"The listener {name} needs a `keystore`: TLS takes a certificate.")
+        if self.certificate_wanted and self.truststore is None:
+            raise LocalBrokerError("`certificate_wanted` needs a `truststore`: whose certificates are let in?")
+
+    def properties(self) -> dict[str, str | int]:
+        """What every node of the cluster is told, but for the listeners' ports."""
+        found: dict[str, str | int] = {"sasl.enabled.mechanisms": ",".join(self.mechanisms)}
+        for purpose, store in (("keystore", self.keystore), ("truststore", self.truststore)):
+            if store is not None:
+                found |= {f"ssl.{purpose}.type": "PEM", f"ssl.{purpose}.location": str(store.absolute())}
+        for name in self.certificate_wanted:
+            found[f"listener.name.{name.lower()}.ssl.client.auth"] = "required"
+        for name, protocol in self.listeners.items():
+            if protocol != "SSL":
+                found |= self._logins(f"listener.name.{name.lower()}")
+        if self.authorizes:
+            found["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+            found["super.users"] = ";".join(("User:ANONYMOUS", *self.super_users))
+        return found
+
+    def system_properties(self) -> dict[str, str]:
+        """What the JVM is told on its command line."""
+        if self.token_keys is None:
+            return {}
+        return {"org.apache.kafka.sasl.oauthbearer.allowed.urls": self.token_keys.absolute().as_uri()}
+
+    def format_arguments(self) -> list[str]:
+        """What the tool that formats a data folder is told: the users of SCRAM."""
+        offered = [mechanism for mechanism in self.mechanisms if mechanism in _SCRAM]
+        return [
+            part
+            for name, password in self.users.items()
+            for mechanism in offered
+            for part in ("--add-scram", _credential(name, password, mechanism))
+        ]
+
+    def _logins(self, listener: str) -> dict[str, str]:
+        entries = {
+            "PLAIN": f"{_MODULE}.plain.PlainLoginModule required{self._plain_users()};",
+            "OAUTHBEARER": f"{_MODULE}.oauthbearer.OAuthBearerLoginModule required "
+            'unsecuredLoginStringClaim_sub="broker";',
+            **dict.fromkeys(_SCRAM, f"{_MODULE}.scram.ScramLoginModule required;"),
+        }
+        found = {
+            f"{listener}.{mechanism.lower()}.sasl.jaas.config": entries[mechanism] for mechanism in self.mechanisms
+        }
+        if self.token_keys is not None and "OAUTHBEARER" in self.mechanisms:
+            prefix = f"{listener}.oauthbearer.sasl"
+            found |= {
+                f"{prefix}.server.callback.handler.class": (
+                    f"{_MODULE}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+                ),
+                f"{prefix}.oauthbearer.jwks.endpoint.url": self.token_keys.absolute().as_uri(),
+            }
+            if self.token_audience is not None:
+                found[f"{prefix}.oauthbearer.expected.audience"] = self.token_audience
+        return found
+
+    def _plain_users(self) -> str:
+        return "".join(f" user_{name}={json.dumps(password)}" for name, password in self.users.items())
+
+
+def salted_password(password: str, mechanism: str, salt: bytes) -> bytes:
+    """What a broker keeps of a password, for SCRAM_ITERATIONS (RFC 5802, Hi)."""
+    return hashlib.pbkdf2_hmac(_SCRAM[mechanism], password.encode(), salt, SCRAM_ITERATIONS)
+
+
+def _credential(name: str, password: str, mechanism: str) -> str:
+    """As the tool wants it. Salted already: the tool would cut a password at its commas, and `ps` shows its command."""
+    salt = os.urandom(16)
+    text = {
+        "name": name,
+        "iterations": str(SCRAM_ITERATIONS),
+        "salt": f'"{base64.b64encode(salt).decode()}"',
+        "saltedpassword": f'"{base64.b64encode(salted_password(password, mechanism, salt)).decode()}"',
+    }
+    return f"{mechanism}=[{','.join(f'{key}={value}' for key, value in text.items())}]"

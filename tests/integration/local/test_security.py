@@ -1,0 +1,108 @@
+"""Embedded brokers that are secured, checked by librdkafka: who gets in, and who may do what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from support.secured_broker import USERS, SecuredBroker
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local import BrokerSecurity
+from spark_kafka_sink.local.access import AccessAdmin, Permission
+
+
+def foreign(broker: SecuredBroker, listener: str, **settings: Any) -> dict[str, Any]:
+    """librdkafka's settings for a listener."""
+    conf = {key.replace("_", "."): value for key, value in settings.items()}
+    conf |= broker.settings(listener)
+    if "ssl.truststore.location" in conf:
+        conf["ssl.ca.location"] = conf.pop("ssl.truststore.location")
+    return conf
+
+
+def gets_in(settings: dict[str, Any]) -> bool:
+    try:
+        return bool(AdminClient({"log_level": 0, **settings}).list_topics(timeout=3).brokers)
+    except KafkaException:
+        return False
+
+
+def login(user: str, password: str, mechanism: str) -> dict[str, Any]:
+    return {"sasl_username": user, "sasl_password": password, "sasl_mechanism": mechanism}
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_user_gets_in_with_the_password_and_not_without(secured_broker: SecuredBroker, mechanism: str) -> None:
+    right = login("alice", USERS["alice"], mechanism)
+    wrong = login("alice", "other", mechanism)
+    assert gets_in(foreign(secured_broker, "SASL_SSL", **right))
+    assert gets_in(foreign(secured_broker, "SASL_PLAINTEXT", **right))
+    assert not gets_in(foreign(secured_broker, "SASL_PLAINTEXT", **wrong))
+
+
+def test_a_certificate_is_wanted_where_that_was_said(secured_broker: SecuredBroker, tmp_path: Path) -> None:
+    own = str(secured_broker.authority.issue(common_name="alice").write(tmp_path / "client.pem"))
+    assert gets_in(foreign(secured_broker, "SSL"))
+    assert not gets_in(foreign(secured_broker, "MTLS"))
+    assert gets_in(foreign(secured_broker, "MTLS", ssl_certificate_location=own, ssl_key_location=own))
+
+
+def test_users_come_and_go_while_it_runs(secured_broker: SecuredBroker) -> None:
+    access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
+    carol = foreign(secured_broker, "SASL_PLAINTEXT", **login("carol", "c=1,2", "SCRAM-SHA-512"))
+    assert not gets_in(carol)
+    access.set_password("carol", "c=1,2", "SCRAM-SHA-512")
+    assert gets_in(carol)
+    access.remove_password("carol", "SCRAM-SHA-512")
+    assert not gets_in(carol)
+
+
+def test_what_is_not_granted_is_denied(secured_broker: SecuredBroker) -> None:
+    access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
+    secured_broker.admin.create_topic("granted")
+    permissions = [Permission("User:joe", operation, "topic", "granted") for operation in ("write", "describe")]
+    settings = foreign(secured_broker, "SASL_PLAINTEXT", **login("joe", USERS["joe"], "PLAIN"))
+
+    def error_of_a_send() -> str | None:
+        failures: list[str | None] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            failures.append(error.name() if error else None)
+
+        producer = Producer({"message.timeout.ms": 5000, "log_level": 0, **settings})
+        producer.produce("granted", b"x", on_delivery=delivered)
+        producer.flush(10)
+        return failures[0]
+
+    assert error_of_a_send() == "TOPIC_AUTHORIZATION_FAILED"
+    access.grant(*permissions)
+    assert error_of_a_send() is None
+    access.revoke(*permissions)
+    assert error_of_a_send() == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_a_listener_that_is_not_there_is_told(secured_broker: SecuredBroker) -> None:
+    with pytest.raises(LocalBrokerError, match="no secured listener OTHER"):
+        secured_broker.kafka.secured_servers("OTHER")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"listeners": {"SSL": "SSL"}}, "needs a `keystore`"),
+        ({"listeners": {"SSL": "TLS"}}, "one of SASL_PLAINTEXT, SASL_SSL, SSL"),
+        ({"listeners": {"mtls": "SSL"}, "keystore": Path("k")}, "in capitals"),
+        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "none of CONTROLLER, PLAINTEXT"),
+        (
+            {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
+            "needs a `truststore`",
+        ),
+    ],
+)
+def test_security_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(LocalBrokerError, match=text):
+        BrokerSecurity(**arguments)

@@ -1,0 +1,97 @@
+"""An authority of a test's own, and certificates of it: for brokers, for clients, and such as should be refused."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_NOW = datetime.datetime.now(datetime.UTC)
+_DAY = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A private key and the certificate for it."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @cached_property
+    def certificate_pem(self) -> str:
+        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    def key_pem(self, password: str | None = None) -> str:
+        """PKCS#8, encrypted where a password is given."""
+        encryption = (
+            serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+        )
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+        ).decode()
+
+    def write(self, path: Path, password: str | None = None) -> Path:
+        """Key and certificate in one file."""
+        path.write_text(self.key_pem(password) + self.certificate_pem)
+        return path
+
+
+class Authority:
+    """Signs certificates that are good for a day, for `localhost` and 127.0.0.1 unless told otherwise."""
+
+    def __init__(self, name: str = "test authority") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = self._builder(self._name, self._key.public_key(), _NOW + _DAY).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        usage = x509.KeyUsage(
+            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+            decipher_only=False,
+        )  # fmt: skip
+        self.certificate = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
+        self.certificate_pem = self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    def write(self, path: Path) -> Path:
+        path.write_text(self.certificate_pem)
+        return path
+
+    def issue(self, *names: str, common_name: str = "broker", not_after: datetime.datetime | None = None) -> Identity:
+        """A certificate for host names and IP addresses, as alternative names; with "" alone for none."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        alternatives = [_alternative(name) for name in names or ("localhost", "127.0.0.1") if name]
+        builder = self._builder(subject, key.public_key(), not_after or _NOW + _DAY)
+        if alternatives:
+            builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        return Identity(key, builder.sign(self._key, hashes.SHA256()))
+
+    def issue_expired(self) -> Identity:
+        return self.issue(not_after=_NOW - datetime.timedelta(hours=1))
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, not_after: datetime.datetime
+    ) -> x509.CertificateBuilder:
+        return x509.CertificateBuilder(
+            issuer_name=self._name,
+            subject_name=subject,
+            public_key=key,
+            serial_number=x509.random_serial_number(),
+            not_valid_before=_NOW - 2 * _DAY,
+            not_valid_after=not_after,
+        )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -1,0 +1,60 @@
+"""One real broker for the whole session with a listener for every way to connect, and what its clients need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.certificates import Authority
+
+from spark_kafka_sink.local import Admin, BrokerSecurity, EmbeddedKafka
+
+USERS = {"alice": 'al"ice, =secret', "bob": "bobs-secret", "joe": "joes-secret"}
+LISTENERS = {"SSL": "SSL", "MTLS": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL"}
+
+
+@dataclass(frozen=True)
+class SecuredBroker:
+    """`kafka.secured_servers(listener)` for a listener of LISTENERS; MTLS wants a client certificate."""
+
+    kafka: EmbeddedKafka
+    authority: Authority
+    """Whose certificates the broker has and takes."""
+    authority_file: Path
+
+    @property
+    def admin(self) -> Admin:
+        """Over the PLAINTEXT listener, where everything is allowed."""
+        return Admin(self.kafka.bootstrap_servers)
+
+    def settings(self, listener: str, prefix: str = "") -> dict[str, str]:
+        """Producer settings for the listener, but for who logs in; each key begins with `prefix`."""
+        settings = {
+            "bootstrap.servers": self.kafka.secured_servers(listener),
+            "security.protocol": LISTENERS[listener],
+        }
+        if LISTENERS[listener] != "SASL_PLAINTEXT":
+            settings["ssl.truststore.location"] = str(self.authority_file)
+        return {prefix + key: value for key, value in settings.items()}
+
+
+@pytest.fixture(scope="session")
+def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    folder = tmp_path_factory.mktemp("secured-broker")
+    authority = Authority()
+    authority_file = authority.write(folder / "authority.pem")
+    security = BrokerSecurity(
+        listeners=LISTENERS,
+        keystore=authority.issue().write(folder / "broker.pem"),
+        truststore=authority_file,
+        certificate_wanted=frozenset({"MTLS"}),
+        users=USERS,
+        authorizes=True,
+        super_users=("User:alice", "User:CN=alice"),
+    )
+    # A master key for delegation tokens; without one a broker issues none.
+    properties = {"delegation.token.secret.key": "master"}
+    with EmbeddedKafka(security=security, properties=properties) as kafka:
+        yield SecuredBroker(kafka, authority, authority_file)
