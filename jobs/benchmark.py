@@ -29,7 +29,7 @@ import random
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -248,10 +248,10 @@ def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
     for (cell, name), packages in absent.items():
         if packages:
             console.print(f"{cell}: {CONTENDERS[name].title} is left out, without {' and '.join(packages)}")
-    needs_jars = settings.latency or BASE in settings.contenders
+    needs_jars = BASE in settings.contenders or (settings.latency and BASE in settings.streams)
     bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else ())
     rates: list[dict[str, Any]] = []
-    latencies = [Latency(name, settings.cells[0]) for name in STREAMS] if settings.latency else []
+    latencies = [Latency(name, settings.cells[0]) for name in settings.streams] if settings.latency else []
     steps = (sum(not packages for packages in absent.values()) + len(latencies)) * settings.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -312,10 +312,13 @@ def cell_names(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def contender_names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - CONTENDERS.keys():
-        raise argparse.ArgumentTypeError(f"{min(unknown)!r}: there are {', '.join(CONTENDERS)}")
+def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := set(found) - known.keys():
+            raise argparse.ArgumentTypeError(f"{min(unknown)!r}: there are {', '.join(known)}")
+        return found
+
     return names
 
 
@@ -340,7 +343,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     cells = ",".join(CELLS)
     parser.add_argument("--cells", type=cell_names, default=cells, help="separated by commas, or all [%(default)s]")
     every = ",".join(CONTENDERS)
-    parser.add_argument("--contenders", type=contender_names, default=every, help="[%(default)s]")
+    parser.add_argument("--contenders", type=names_of(CONTENDERS), default=every, help="[%(default)s]")
     parser.add_argument("--records", type=at_least_one, default=2_000_000, help="of a run [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=2, help="processes of each contender [%(default)s]")
     parser.add_argument("--runs", type=at_least_one, default=3, help="timed runs of each process [%(default)s]")
@@ -348,6 +351,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=900, help="seconds for a process [%(default)s]")
     parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")
     parser.add_argument("--latency", action="store_true", help="measure micro-batches too, of the first cell's kind")
+    every = ",".join(STREAMS)
+    parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="for --latency [%(default)s]")
     parser.add_argument("--batches", type=at_least_one, default=60, help="timed micro-batches [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")

@@ -95,6 +95,51 @@ def write(df: DataFrame, work: Assignment) -> None:
     KafkaSink(work.sink_options()).write(df)
 
 
+def data_source(df: DataFrame, work: Assignment) -> None:
+    df.write.format("kafka_sink").options(**work.sink_options()).mode("append").save()
+
+
+def noop_source(df: DataFrame, _work: Assignment) -> None:
+    """A Python data source that sends nothing: no other can be faster."""
+    register_noop_source(df.sparkSession)
+    df.write.format("noop_source").mode("append").save()
+
+
+def register_noop_source(session: SparkSession) -> None:
+    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import WriterCommitMessage as Message
+
+    class Drain:
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+            for _ in iterator:
+                pass
+            return Message()
+
+        def commit(self, *_: Any) -> None:
+            pass
+
+        abort = commit
+
+    class Writer(Drain, DataSourceArrowWriter):
+        pass
+
+    class StreamWriter(Drain, DataSourceStreamArrowWriter):
+        pass
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "noop_source"
+
+        def writer(self, *_: Any) -> Writer:
+            return Writer()
+
+        def streamWriter(self, *_: Any) -> StreamWriter:  # noqa: N802 - Spark's
+            return StreamWriter()
+
+    session.dataSource.register(Source)
+
+
 def foreach_partition(df: DataFrame, work: Assignment) -> None:
     from spark_kafka_sink import KafkaSink
 
@@ -185,6 +230,7 @@ class Contender:
 CONTENDERS: Mapping[str, Contender] = {
     "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
     "write": Contender("KafkaSink.write", write),
+    "format": Contender('format("kafka_sink")', data_source),
     "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.5),
     "confluent": Contender("confluent-kafka by rows", confluent, share=0.5, packages=("confluent_kafka",)),
     "kafka_python": Contender(
@@ -195,6 +241,7 @@ CONTENDERS: Mapping[str, Contender] = {
         codec_packages={"zstd": "zstandard", "snappy": "snappy"},
     ),
     "hand_over": Contender("Arrow hand-over, not sent", hand_over, sends=False),
+    "noop_source": Contender("Python data source, not sent", noop_source, sends=False),
 }
 
 
@@ -206,6 +253,15 @@ def batch_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
     from spark_kafka_sink import KafkaSink
 
     return rows.writeStream.foreachBatch(KafkaSink(work.sink_options()).write_batch)
+
+
+def data_source_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.format("kafka_sink").options(**work.sink_options())
+
+
+def noop_source_stream(rows: DataFrame, _work: Assignment) -> DataStreamWriter:
+    register_noop_source(rows.sparkSession)
+    return rows.writeStream.format("noop_source")
 
 
 def foreach_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
@@ -233,8 +289,10 @@ class StreamContender:
 STREAMS: Mapping[str, StreamContender] = {
     "jvm": StreamContender("Spark's JVM sink", jvm_stream, needs_jars=True),
     "write_batch": StreamContender("foreachBatch(sink.write_batch)", batch_stream),
+    "format": StreamContender('format("kafka_sink")', data_source_stream),
     "foreach": StreamContender("foreach(sink)", foreach_stream),
     "hand_over": StreamContender("foreachBatch, hand-over, not sent", hand_over_stream, sends=False),
+    "noop_source": StreamContender("Python data source, not sent", noop_source_stream, sends=False),
     "noop": StreamContender("Spark's noop", noop_stream, sends=False),
 }
 

@@ -45,7 +45,8 @@ def deliver_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.R
 def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:
     if batch.num_rows == 0:
         return
-    named = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+    # of columns with one name the first counts, as in Spark's own sink
+    named = {name: batch.column(index) for index, name in reversed([*enumerate(batch.schema.names)])}
     columns = RecordColumns(
         value=named[VALUE],
         key=named.get(KEY),

@@ -5,6 +5,9 @@ any task: there the options and the schema are checked. The writer, pickled, goe
 batches. What `write` returns goes to `commit`, or to `abort`, in a worker of the driver again: in a stream on another
 writer, freshly made, so that nothing but the tasks' messages comes from one side to the other.
 
+Those workers' stderr is the driver's, and nobody sets up logging there: the report of each batch is shown at INFO by a
+handler of ours, unless there is one already (spark.sql.pyspark.worker.logging.enabled).
+
 Delivery is at least once: a task's rows are acknowledged when its `write` returns, so `commit` has nothing left to do
 but to say so, and `abort` nothing to take back. Every method is called by one thread of its worker.
 """
@@ -22,18 +25,18 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
-from spark_kafka_sink.sink.frame import check_columns
+from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.write_report import WriteReport, report_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,10 @@ class KafkaSinkDataSource(DataSource):
     def name(cls) -> str:
         return "kafka_sink"
 
+    def schema(self) -> StructType:
+        """Asked for by a read alone. Raises ConfigError."""
+        raise ConfigError('kafka_sink writes only. Topics are read by Spark\'s own source: format("kafka").')
+
     def writer(self, schema: StructType, overwrite: bool) -> KafkaBatchWriter:
         """Raises ConfigError or SchemaError; Spark then starts no task."""
         if overwrite:
@@ -82,7 +89,12 @@ class KafkaSinkDataSource(DataSource):
 
     def _checked(self, schema: StructType) -> SinkConfig:
         config = SinkConfig.from_options({key: v for key, v in self.options.items() if key.lower() not in _SPARKS_OWN})
-        check_columns(schema, config.topic)
+        if isinstance(check_columns(schema, config.topic).get(TIMESTAMP), TimestampNTZType):
+            # its hour depends on the session's time zone, which Spark does not tell a data source
+            raise SchemaError(
+                f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
+                f" CAST({TIMESTAMP} AS TIMESTAMP) reads it in the session's time zone"
+            )
         return config
 
 
@@ -107,9 +119,13 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
     """Of a batch write."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Shows the report."""
+        show_reports()
         log.info("Write: %s", report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Says what stays."""
+        show_reports()
         log.warning("Write failed: %s", _left(messages))
 
 
@@ -117,15 +133,19 @@ class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
     """Of a streaming query."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Shows the report."""
+        show_reports()
         log.info("Batch %d: %s", batchId, report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Says what stays."""
+        show_reports()
         log.warning("Batch %d failed or was stopped: %s", batchId, _left(messages))
 
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
-    """The summary of a batch from what its tasks sent, None for those that did not finish; its duration is from the
-    first task's start to the last one's end, by the clocks of their machines.
+    """The summary of a batch from what its tasks sent, None for those that did not finish. Its duration is from the
+    first task's start to the last acknowledgement, by the clocks of their machines.
     """
     written = [message for message in messages if isinstance(message, TaskWritten)]
     rows = [row for message in written for row in message.rows]
@@ -136,8 +156,21 @@ def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
 
 def _left(messages: Sequence[WriterCommitMessage | None]) -> str:
     finished = sum(message is not None for message in messages)
+    stays = f"; what those wrote stays in Kafka ({report_of(messages)})" if finished else ""
     return (
-        f"{finished} of {len(messages)} tasks had finished; what they wrote stays in Kafka"
-        f" ({report_of(messages)}), and is written again when Spark runs the batch again. The error of the query or"
-        " of the write says why."
+        f"{finished} of {len(messages)} tasks had finished{stays}. Nothing is lost: every row is written again when"
+        " this is run again. If nobody stopped it, the error that Spark shows says why, and what to change."
     )
+
+
+def show_reports() -> None:
+    """Let this worker show what the sink logs from INFO on: on stderr, where nothing is set up to show it otherwise."""
+    package = logging.getLogger("spark_kafka_sink")
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.INFO)
+    if not package.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
+        )
+        package.addHandler(handler)
