@@ -1,5 +1,5 @@
-"""One connection's bytes: whole frames out of a `NetworkSend`, whole frames into a `NetworkReceive`. Owned by the
-selector's thread.
+"""One connection's bytes: whole frames out of a `NetworkSend`, whole frames into a `NetworkReceive`; and before them,
+and between them when a session is renewed, those of its authenticator. Owned by the selector's thread.
 """
 
 from __future__ import annotations
@@ -7,13 +7,16 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from spark_kafka_sink.common.errors import DisconnectError, KafkaError, ProtocolError
+from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, KafkaError, ProtocolError
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, is_of_authentication
 from spark_kafka_sink.network.transport import WOULD_BLOCK, Transport
 
 _SIZE: Final = struct.Struct(">i")
 _SMALLEST_FRAME: Final = 4
 """A correlation id. What cannot hold one is no response."""
+_LARGEST_OF_AUTHENTICATION: Final = 512 * 1024
+"""Until the peer is who it should be it is not given more memory than this."""
 _IOV_MAX: Final = 1024
 """Most buffers one sendmsg takes on Linux and BSD (POSIX IOV_MAX)."""
 
@@ -22,11 +25,19 @@ class Channel:
     """A connection to one node. At most one frame is on its way out, and one on its way in."""
 
     __slots__ = (
-        "_filled", "_frame", "_max_receive_size", "_size_bytes", "_view", "description", "failed_send", "id",
-        "interest", "is_closed", "is_connected", "is_muted", "send", "transport",
+        "_authenticator", "_filled", "_frame", "_held", "_max_receive_size", "_own_send", "_size_bytes", "_view",
+        "description", "failed_send", "id", "interest", "is_authenticated", "is_closed", "is_connected", "is_muted",
+        "send", "transport",
     )  # fmt: skip
 
-    def __init__(self, connection_id: str, description: str, transport: Transport, max_receive_size: int) -> None:
+    def __init__(
+        self,
+        connection_id: str,
+        description: str,
+        transport: Transport,
+        max_receive_size: int,
+        authenticator: SaslAuthenticator | None = None,
+    ) -> None:
         """`description` names node and address for errors; a frame beyond `max_receive_size` bytes is refused."""
         self.id = connection_id
         self.description = description
@@ -35,17 +46,87 @@ class Channel:
         self.is_connected = False
         self.is_closed = False
         self.is_muted = False
+        self.is_authenticated = authenticator is None
+        """Once, at least; the session may be under renewal."""
         self.failed_send: KafkaError | None = None
         """Why nothing can be sent any more, while what came before is still being read."""
         self.send: NetworkSend | None = None
+        self._authenticator = authenticator
+        self._own_send: NetworkSend | None = None  # the authenticator's
+        self._held: NetworkSend | None = None  # waits until the session is renewed
         self._max_receive_size = max_receive_size
         self._size_bytes = bytearray(_SIZE.size)
         self._frame: bytearray | None = None
         self._view = memoryview(self._size_bytes)
         self._filled = 0
 
+    # ---- authentication --------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a send may be given."""
+        return self.is_connected and self.failed_send is None and not self.is_authenticating
+
+    @property
+    def is_authenticating(self) -> bool:
+        return self._authenticator is not None and not self._authenticator.is_complete
+
+    @property
+    def has_send(self) -> bool:
+        """A send was given and is not gone; perhaps it waits for the session's renewal."""
+        return self._held is not None or (self.send is not None and self.send is not self._own_send)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the authenticator is at work, or has just ended and a send waits for that."""
+        return self.is_connected and (self.is_authenticating or self._held is not None)
+
+    def authenticate(self) -> None:
+        """The peer can be spoken to. Raises what the authenticator raises."""
+        if self._authenticator is not None:
+            self._authenticator.begin()
+
+    def prepare(self, now_ms: int) -> None:
+        """Let the authenticator speak before anybody else: one whose session is about to end begins anew when there is
+        something to send, which waits (KIP-368). Raises what it raises.
+        """
+        authenticator = self._authenticator
+        if authenticator is None:
+            return
+        authenticator.advance(now_ms)
+        self.is_authenticated |= authenticator.is_complete
+        send = self.send
+        if send is not None and send is not self._own_send and authenticator.is_due(now_ms):
+            if send.remaining < send.size:
+                return  # it has begun to go, and must go whole
+            self._held, self.send = send, None
+            authenticator.begin()
+        if self.send is None:
+            frame = authenticator.take_outgoing()
+            if frame is not None:
+                self.send = self._own_send = NetworkSend(self.id, frame)
+            elif authenticator.is_complete:
+                self.send, self._held = self._held, None
+
+    def take(self, receive: NetworkReceive, now_ms: int) -> bool:
+        """Give the frame to the authenticator if it is for it, and say whether it was. What was in flight when the
+        session's renewal began is not. Raises what the authenticator raises.
+        """
+        authenticator = self._authenticator
+        if authenticator is None or authenticator.is_complete:
+            return False
+        if self.is_authenticated and not is_of_authentication(receive.payload):
+            return False
+        authenticator.receive(receive.payload, now_ms)
+        self.is_authenticated |= authenticator.is_complete
+        return True
+
+    # ---- bytes -----------------------------------------------------------------------------------------------------
+
     def write(self) -> NetworkSend | None:
-        """Send what the socket takes; the frame when all of it is gone. Raises OSError."""
+        """Send what the socket takes; the frame when all of it is gone, unless it is the authenticator's. Raises
+        OSError.
+        """
         send = self.send
         if send is None:
             return None
@@ -59,6 +140,9 @@ class Channel:
             if count < offered:
                 return None
         self.send = None
+        if send is self._own_send:
+            self._own_send = None
+            return None
         return send
 
     def read(self) -> NetworkReceive | None:
@@ -71,10 +155,11 @@ class Channel:
             if not self._fill():
                 return None
             (size,) = _SIZE.unpack(self._size_bytes)
-            if not _SMALLEST_FRAME <= size <= self._max_receive_size:
+            largest = self._max_receive_size if self.is_authenticated else _LARGEST_OF_AUTHENTICATION
+            if not _SMALLEST_FRAME <= size <= largest:
                 raise ProtocolError(
                     f"{self.description} sent a frame of {size} bytes; a response has {_SMALLEST_FRAME} to "
-                    f"{self._max_receive_size}. Is this a Kafka listener, and one without TLS?"
+                    f"{largest}. Is this a Kafka listener, and one without TLS?"
                 )
             self._frame = bytearray(size)
             self._view, self._filled = memoryview(self._frame), 0
@@ -97,10 +182,16 @@ class Channel:
     def _progress(self) -> str:
         if self._frame is not None:
             return f" after {self._filled} of a response's {len(self._frame)} bytes"
-        return f" after {self._filled} of a size's {_SIZE.size} bytes" if self._filled else ""
+        if self._filled:
+            return f" after {self._filled} of a size's {_SIZE.size} bytes"
+        return "" if self.is_authenticated else " before it had authenticated us; is it a SASL listener"
 
     def state(self, error: KafkaError | None) -> ChannelState:
         """How the connection ends, now, for `error`."""
         if self.failed_send is not None:
             return ChannelState(ChannelKind.FAILED_SEND, self.failed_send)
-        return ChannelState(ChannelKind.READY if self.is_connected else ChannelKind.NOT_CONNECTED, error)
+        if isinstance(error, AuthenticationError):
+            return ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+        if not self.is_connected:
+            return ChannelState(ChannelKind.NOT_CONNECTED, error)
+        return ChannelState(ChannelKind.READY if self.is_authenticated else ChannelKind.AUTHENTICATE, error)

@@ -24,7 +24,7 @@ def resolve(host: str, port: int) -> list[Address]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
         raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: {error}") from error
-    return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))
+    return list(dict.fromkeys(Address(family, sockaddr, host) for family, _, _, _, sockaddr in found))
 
 
 def canonical_names(host: str) -> list[str]:

@@ -14,13 +14,15 @@ import logging
 import os
 import selectors
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
+from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
+from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
 from spark_kafka_sink.network.transport import Address, PlainTransport
 
 _log = logging.getLogger(__name__)
@@ -30,18 +32,26 @@ _LONGEST_SELECT_MS: Final = 2**31 - 1
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
 
+AuthenticatorFactory = Callable[[str, str, Callable[[], None]], SaslAuthenticator]
+"""(description, host, wakeup) → the authenticator of a new connection."""
+
 
 class Selector:
     """The connections of one client, by connection id (a node's id as text)."""
 
     def __init__(
-        self, clock: Clock, connections_max_idle_ms: int, max_receive_size: int = DEFAULT_MAX_RECEIVE_SIZE
+        self,
+        clock: Clock,
+        connections_max_idle_ms: int,
+        max_receive_size: int = DEFAULT_MAX_RECEIVE_SIZE,
+        make_authenticator: AuthenticatorFactory | None = None,
     ) -> None:
         """`connections_max_idle_ms` below 0 keeps idle connections for ever; `max_receive_size` bounds a frame, in
-        bytes.
+        bytes. With `make_authenticator` a connection is ready when its authenticator is content.
         """
         self._clock = clock
         self._max_receive_size = max_receive_size
+        self._make_authenticator = make_authenticator
         self._process_id = os.getpid()
         self._poller = selectors.DefaultSelector()
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()
@@ -77,7 +87,10 @@ class Selector:
         except OSError as error:
             self._lost[connection_id] = ChannelState(ChannelKind.NOT_CONNECTED, _connect_error(description, error))
             return
-        channel = Channel(connection_id, description, transport, self._max_receive_size)
+        authenticator = None
+        if self._make_authenticator is not None:
+            authenticator = self._make_authenticator(description, address.host, self.wakeup)
+        channel = Channel(connection_id, description, transport, self._max_receive_size, authenticator)
         self._channels[connection_id] = channel
         self._idle.touch(channel.id, self._clock.now_ms())
         self._watch(channel, _WRITE)
@@ -102,7 +115,7 @@ class Selector:
     def is_channel_ready(self, connection_id: str) -> bool:
         """Whether a send to this connection may be given."""
         channel = self._channels.get(connection_id)
-        return channel is not None and channel.is_connected and channel.failed_send is None
+        return channel is not None and channel.is_ready
 
     def mute(self, connection_id: str) -> None:
         """Read no more from this connection until `unmute`."""
@@ -119,9 +132,9 @@ class Selector:
         """
         self._check_usable()
         channel = self._channels.get(send.destination)
-        if channel is None or not channel.is_connected:
+        if channel is None or not channel.is_connected or channel.is_authenticating:
             raise IllegalStateError(f"There is no connection {send.destination!r} to send on.")
-        if channel.send is not None:
+        if channel.has_send:
             raise IllegalStateError(f"{channel.description}: the last send is still under way ({channel.send}).")
         channel.send = send
         self._to_write.append(channel)
@@ -144,6 +157,8 @@ class Selector:
         for channel, ready in events:
             if not channel.is_closed:
                 self._process(channel, ready, now_ms)
+        if self._make_authenticator is not None:
+            self._advance_authentications(now_ms)
         self._drain_failed(to_drain, now_ms)
         self._close_idle(now_ms)
 
@@ -206,6 +221,10 @@ class Selector:
         self._idle.touch(channel.id, now_ms)
         self._watch(channel, 0 if channel.is_muted else _READ)
         self.connected.append(channel.id)
+        try:
+            channel.authenticate()
+        except KafkaError as error:
+            self._lose(channel, channel.state(error))
 
     def _read(self, channel: Channel, now_ms: int) -> bool:
         """Whether a frame was handed over."""
@@ -214,17 +233,33 @@ class Selector:
         except OSError as error:
             self._lose(channel, channel.state(DisconnectError(f"{channel.description}: {_text(error)}.")))
             return False
-        except (DisconnectError, ProtocolError) as error:
+        except KafkaError as error:
             self._lose(channel, channel.state(error))
             return False
         self._idle.touch(channel.id, now_ms)
         if receive is None:
             return False
-        self.completed_receives.append(receive)
+        try:
+            is_taken = channel.take(receive, now_ms)
+        except KafkaError as error:
+            self._lose(channel, channel.state(error))
+            return False
+        if not is_taken:
+            self.completed_receives.append(receive)
         return True
+
+    def _advance_authentications(self, now_ms: int) -> None:
+        """Send what authenticators have to say since they read, or since a slow step of theirs has ended."""
+        for channel in [each for each in self._channels.values() if each.is_held_up]:
+            self._write(channel, now_ms)
 
     def _write(self, channel: Channel, now_ms: int) -> None:
         if channel.is_closed or channel.failed_send is not None:
+            return
+        try:
+            channel.prepare(now_ms)
+        except KafkaError as error:
+            self._lose(channel, channel.state(error))
             return
         try:
             done = channel.write()

@@ -13,10 +13,13 @@ WOULD_BLOCK = -1
 
 
 class Address(NamedTuple):
-    """Where to connect: what `socket.socket` and `connect` take."""
+    """Where to connect: what `socket.socket` and `connect` take, and the host by the name that was asked for, which the
+    peer has to prove.
+    """
 
     family: int
     sockaddr: tuple[Any, ...]
+    host: str = ""
 
     def __str__(self) -> str:
         host, port = self.sockaddr[0], self.sockaddr[1]

@@ -81,21 +81,24 @@ class SaslAuthenticator:
         self._awaited: tuple[int, MessageType, _Reply] | None = None
         self._step: Step[bytes | None] | None = None
         self._messages = 0
-        self._session_ms = 0
+        self._session_ms = 0  # as the node told it last; 0 for one without end
         self.is_complete = False
-        self.reauthenticate_at_ms: int | None = None
-        """When the session is to be renewed; None where it does not end."""
+        self._renew_at_ms: int | None = None
 
     def begin(self) -> None:
         """Authenticate, or do so again (KIP-368); the node's versions are asked for the first time only."""
         self.is_complete = False
-        self.reauthenticate_at_ms = None
+        self._renew_at_ms = None
         self._mechanism = self._make_mechanism()
         self._messages = 0
         if self._versions is None:
             self._ask(ApiVersionsRequest("", ""), _VERSIONS_REQUEST_VERSION, self._on_versions)
         else:
             self._shake_hands()
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether the session is to be renewed now, by another `begin`."""
+        return self.is_complete and self._renew_at_ms is not None and now_ms >= self._renew_at_ms
 
     def take_outgoing(self) -> list[memoryview] | None:
         """The next frame to send, once."""
@@ -170,6 +173,9 @@ class SaslAuthenticator:
             return mechanism.respond(challenge)
         except KafkaError as error:
             raise type(error)(f"{self._description}: {error}") from None
+        except Exception as error:  # its text may hold what it failed over
+            kind = type(error).__name__
+            raise SaslAuthenticationError(f"{self._description}: SASL {mechanism.name} failed with {kind}.") from None
 
     def _say(self, message: bytes | None, now_ms: int) -> None:
         if message is not None:
@@ -180,7 +186,7 @@ class SaslAuthenticator:
         self.is_complete = True
         if self._session_ms > 0:
             share = self._rng.uniform(_EARLIEST, _LATEST)
-            self.reauthenticate_at_ms = now_ms + max(int(self._session_ms * share), _SHORTEST_SESSION_MS)
+            self._renew_at_ms = now_ms + max(int(self._session_ms * share), _SHORTEST_SESSION_MS)
 
     # ---- frames ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from spark_kafka_sink.network.transport import Address
 
 
 def test_a_number_is_its_own_address() -> None:
-    assert resolve("127.0.0.1", 9092) == [(socket.AF_INET, ("127.0.0.1", 9092))]
+    assert resolve("127.0.0.1", 9092) == [(socket.AF_INET, ("127.0.0.1", 9092), "127.0.0.1")]
     assert resolve("::1", 9092)[0].family == socket.AF_INET6
 
 

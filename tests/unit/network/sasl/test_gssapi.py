@@ -74,9 +74,10 @@ def test_a_server_that_did_not_prove_itself() -> None:
 
 def test_no_end() -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1000))
+    for _ in range(10):
+        mechanism.respond(b"x")
     with pytest.raises(SaslAuthenticationError, match="10 messages"):
-        for _ in range(20):
-            mechanism.respond(b"x")
+        mechanism.respond(b"x")
 
 
 def test_it_does_not_go_on_after_the_end() -> None:
