@@ -37,14 +37,15 @@ class TransactionMethods:
     def flush(self, timeout_ms: int | None = None) -> None:
         """Wait for every record sent before. `KafkaProducer` has it."""
 
-    def init_transactions(self) -> None:
+    def init_transactions(self, transactional_id: str | None = None) -> None:
         """Get a producer id and epoch for transactional.id, which fences older producers with it and ends what they
         left open.
 
-        Again after `prepare_transaction`, when somebody else ends what was prepared. Raises KafkaTimeoutError after
+        Again after `prepare_transaction`, when somebody else ends what was prepared; then, and before the first
+        transaction, `transactional_id` may give the producer another one, over the connections it has. Raises KafkaTimeoutError after
         max.block.ms, and the fatal error of a producer that may not have the id.
         """
-        self._operate("txn-init", lambda manager: manager.begin_initialize())
+        self._operate("txn-init", lambda manager: manager.begin_initialize(transactional_id))
 
     def begin_transaction(self) -> None:
         """From now on records belong to a new transaction."""
@@ -111,7 +112,7 @@ class TransactionMethods:
         if not result.wait(self._clock, self.config.max_block_ms):
             refusal = manager.last_refusal
             raise KafkaTimeoutError(
-                f"{result.operation} of transactional.id {self.config.transactional_id} did not end within"
+                f"{result.operation} of transactional.id {manager.transactional_id} did not end within"
                 f" max.block.ms={self.config.max_block_ms}; call it again to go on waiting."
                 + ("" if refusal is None else f" The last answer was: {refusal}")
             )

@@ -46,14 +46,17 @@ class TransactionalManager(TransactionalExchange):
         """Why the operation under way takes so long, as far as answers tell."""
         return self._pending.last_refusal
 
-    def begin_initialize(self) -> TransactionalResult:
-        """Ask for a producer id and epoch, which fences every older producer of the id."""
+    def begin_initialize(self, transactional_id: str | None = None) -> TransactionalResult:
+        """Ask for a producer id and epoch, which fences every older producer of the id; from now on under another id,
+        where one is given.
+        """
         with self._lock:
             pending = self._pending.joined("init_transactions")
             if pending is not None:
                 return pending
             self._raise_error()
             self._move_to(State.INITIALIZING)
+            self.transactional_id = transactional_id or self.transactional_id
             result = self._pending.begin("init_transactions")
             self._enqueue_init(NO_PRODUCER, result)
             return result

@@ -280,3 +280,36 @@ def test_preparing_waits_until_every_record_is_acknowledged(version: int, monkey
     harness.producer.prepare_transaction()
     assert delivery.error is None
     assert delivery.is_settled
+
+
+@both_versions
+def test_a_producer_goes_on_under_another_id_and_leaves_what_it_prepared(version: int) -> None:
+    harness, prepared = prepared_by_another(version, b"first id")
+    harness.cluster.requests.clear()
+    harness.producer.init_transactions("another-id")
+    (asked,) = harness.cluster.requests_of(INIT_PRODUCER_ID)
+    assert asked.request.transactional_id == "another-id"
+    harness.producer.begin_transaction()
+    harness.send(b"second id", partition=0)
+    harness.settle()
+    other = harness.producer.prepare_transaction()
+    assert (other.transactional_id, prepared.transactional_id) == ("another-id", ID)
+    assert other.producer_id != prepared.producer_id
+    states = {name: held.state for name, held in harness.cluster.transactions.transactions.items()}
+    assert states == {ID: "Ongoing", "another-id": "Ongoing"}
+    harness.producer.commit_transaction()
+    assert harness.cluster.transactions.transactions[ID].state == "Ongoing"
+    driver = TransactionHarness(version, beside=harness)
+    driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    assert driver.committed() == [b"first id", b"second id"]
+
+
+@both_versions
+def test_another_id_is_not_taken_within_a_transaction(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    with pytest.raises(IllegalStateError):
+        harness.producer.init_transactions("another-id")
+    harness.send(b"a", partition=0)
+    harness.producer.commit_transaction()
+    assert harness.committed() == [b"a"]
