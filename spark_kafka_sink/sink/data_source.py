@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
+_package_log = logging.getLogger("spark_kafka_sink")
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path"})
 """Options that Spark itself reads, or puts in, and hands on to the writer; lower-case."""
@@ -165,12 +166,11 @@ def _left(messages: Sequence[WriterCommitMessage | None]) -> str:
 
 def show_reports() -> None:
     """Let this worker show what the sink logs from INFO on: on stderr, where nothing is set up to show it otherwise."""
-    package = logging.getLogger("spark_kafka_sink")
-    if package.level == logging.NOTSET:
-        package.setLevel(logging.INFO)
-    if not package.hasHandlers():
+    if _package_log.level == logging.NOTSET:
+        _package_log.setLevel(logging.INFO)
+    if not _package_log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
         )
-        package.addHandler(handler)
+        _package_log.addHandler(handler)

@@ -1,0 +1,283 @@
+"""The data source without Spark: what it refuses, what a writer does with Arrow batches, what it reports."""
+
+from __future__ import annotations
+
+import configparser
+import datetime
+import logging
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.types import (
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+from support.fake_clock import FakeClock
+from support.scripted_producer import ScriptedProducer
+
+from spark_kafka_sink import KafkaSinkDataSource
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
+from spark_kafka_sink.sink import data_source
+from spark_kafka_sink.sink.data_source import TaskWritten, report_of, show_reports
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+
+OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": " orders "}
+TEXT = StringType()
+UTC_MICROS = pa.timestamp("us", "UTC")
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, data_type) for name, data_type in columns.items()])
+
+
+def source(**options: str) -> KafkaSinkDataSource:
+    """As Spark makes it: keys in lower case."""
+    return KafkaSinkDataSource(CaseInsensitiveDict({**OPTIONS, **options}))
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> ScriptedProducer:
+    """What the writers of this test write to."""
+    producer = ScriptedProducer()
+    pool = ProducerPool(lambda _: producer, FakeClock())
+    monkeypatch.setattr(data_source, "process_pool", lambda: pool)
+    return producer
+
+
+def write(*batches: pa.RecordBatch, options: dict[str, str] | None = None) -> TaskWritten:
+    writer = source(**(options or {})).streamWriter(schema(value=TEXT, topic=TEXT), False)
+    return pickle.loads(pickle.dumps(writer)).write(iter(batches))  # as it comes to a task
+
+
+# ---- on the driver -------------------------------------------------------------------------------------------------
+
+
+def test_spark_gets_arrow_writers() -> None:
+    assert KafkaSinkDataSource.name() == "kafka_sink"
+    assert isinstance(source().writer(schema(value=TEXT), False), DataSourceArrowWriter)
+    assert isinstance(source().streamWriter(schema(value=TEXT), False), DataSourceStreamArrowWriter)
+
+
+def test_the_module_that_spark_looks_for_is_installed_with_the_package() -> None:
+    import pyspark_kafka_sink
+
+    assert pyspark_kafka_sink.DefaultSource is KafkaSinkDataSource
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).resolve().parents[3] / "setup.cfg")
+    assert setup["options"]["py_modules"].split() == ["pyspark_kafka_sink"]
+
+
+def test_what_spark_itself_puts_into_the_options_is_no_unknown_option() -> None:
+    writer = source(checkpointLocation="/tmp/c", path="/tmp/p").streamWriter(schema(value=TEXT), False)
+    assert writer._config.topic == "orders"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topics": "a"}, "There is no option topics. The nearest one is topic."),
+        ({"kafka.key.serializer": "x"}, "kafka.key.serializer"),
+        ({"kafka.value.serializer": "x"}, "kafka.value.serializer"),
+        ({"topic": ""}, "The option topic is empty"),
+    ],
+)
+def test_options_are_refused_before_any_task(options: dict[str, str], text: str) -> None:
+    for make in (source(**options).writer, source(**options).streamWriter):
+        with pytest.raises(ConfigError, match=text):
+            make(schema(value=TEXT), False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"Value": TEXT}, r"^Required attribute 'value' not found\. The columns are: Value\."),
+        ({"value": LongType()}, r"^value attribute unsupported type bigint\. value must be a\(n\) string or binary"),
+        ({"value": TEXT, "partition": LongType()}, "^partition attribute unsupported type bigint"),
+        ({"value": TEXT, "timestamp": TimestampNTZType()}, "^timestamp attribute unsupported type timestamp_ntz"),
+    ],
+)
+def test_a_wrong_schema_is_refused_before_any_task(columns: dict[str, DataType], text: str) -> None:
+    for make in (source().writer, source().streamWriter):
+        with pytest.raises(SchemaError, match=text):
+            make(schema(**columns), False)
+
+
+def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
+    bare = KafkaSinkDataSource({"kafka.bootstrap.servers": "h:1"})
+    with pytest.raises(SchemaError, match="topic option required when no 'topic' attribute is present"):
+        bare.streamWriter(schema(value=TEXT), False)
+    assert bare.streamWriter(schema(value=TEXT, topic=TEXT, other=IntegerType()), False)._config.topic is None
+
+
+def test_columns_that_are_not_written_may_be_anything() -> None:
+    given = schema(value=TEXT, timestamp=TimestampType(), Partition=LongType(), headerS=TEXT)
+    assert source().writer(given, False)
+
+
+def test_overwrite_is_refused_for_a_batch_and_is_output_mode_complete_for_a_stream() -> None:
+    with pytest.raises(ConfigError, match=r"Save mode Overwrite not allowed for Kafka.*mode\(\"append\"\)"):
+        source().writer(schema(value=TEXT), True)
+    assert source().streamWriter(schema(value=TEXT), True)
+
+
+def test_a_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kafka_sink writes only"):
+        source().schema()
+
+
+# ---- in a task -----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_writes_its_batches_by_columns_and_ignores_other_columns(producer: ScriptedProducer) -> None:
+    first = batch(more=pa.array([[1], [2]]), value=pa.array(["a", "b"], pa.large_string()), key=pa.array([b"k", None]))
+    written = write(first, batch(more=pa.array([[3]]), value=pa.array(["c"]), key=pa.array([b"l"])))
+    assert [sent.rows("value", "key") for sent in producer.sent] == [[(b"a", b"k"), (b"b", None)], [(b"c", b"l")]]
+    assert {sent.topic for sent in producer.sent} == {"orders"}
+    assert report_of([written]).records == 3
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()])
+def test_text_in_any_layout_of_arrow(producer: ScriptedProducer, text: pa.DataType) -> None:
+    headers = pa.large_list(pa.struct([("key", text), ("value", pa.large_binary())]))
+    rows = batch(
+        topic=pa.array(["t2", "t1", "t2"]).cast(text),
+        value=pa.array(["ä", None, "c"]).cast(text),
+        headers=pa.array([[("h", b"1")], [], None], headers),
+    )
+    writer = KafkaSinkDataSource({"kafka.bootstrap.servers": "h:1"}).streamWriter(schema(value=TEXT, topic=TEXT), False)
+    writer.write(iter([rows]))
+    assert {sent.topic: sent.rows("value") for sent in producer.sent} == {
+        "t2": [("ä".encode(),), (b"c",)],
+        "t1": [(None,)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("times", "ms"),
+    [
+        (pa.array([0, 1_999, None, 1_356_998_400_123_999], UTC_MICROS), [0, 1, None, 1_356_998_400_123]),
+        (pa.array([1_500_000_000], pa.timestamp("ns", "Asia/Tokyo")), [1_500]),
+        (pa.array([7, None], pa.int64()), [7, None]),
+        (pa.array([datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)], UTC_MICROS), [253_402_214_400_000]),
+        (pa.array([], UTC_MICROS), []),
+        (pa.array([None], UTC_MICROS), [None]),
+    ],
+)
+def test_timestamps_become_milliseconds(producer: ScriptedProducer, times: pa.Array, ms: list[int | None]) -> None:
+    padded = batch(value=pa.array(["v"] * len(times), pa.string()), timestamp=times)
+    write(padded.slice(0, 0), padded)
+    assert [row for sent in producer.sent for (row,) in sent.rows("timestamp_ms")] == ms
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [
+        (pa.array([5, -1], UTC_MICROS), "A timestamp of -1 us lies before 1970"),
+        (pa.array([-1], pa.int64()), "A timestamp of -1 ms lies before 1970"),
+    ],
+)
+def test_a_time_before_1970_is_refused(producer: ScriptedProducer, times: pa.Array, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        write(batch(value=pa.array(["v"] * len(times)), timestamp=times))
+    assert not producer.sent
+
+
+def test_of_two_columns_of_one_name_the_first_counts(producer: ScriptedProducer) -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array(["first"]), pa.array(["second"])], names=["value", "value"])
+    write(rows)
+    assert producer.sent[0].rows("value") == [(b"first",)]
+
+
+def test_a_row_that_fails_fails_the_task(producer: ScriptedProducer) -> None:
+    producer.on_flush = lambda sent: sent[0].report(RecordTooLargeError("too large"))
+    with pytest.raises(RecordTooLargeError, match="orders-0: too large"):
+        write(batch(value=pa.array(["a"])))
+
+
+def test_an_error_upstream_is_passed_on_and_nothing_is_reported(producer: ScriptedProducer) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch(value=pa.array(["a"]))
+        raise OSError("upstream")
+
+    with pytest.raises(OSError, match="upstream"):
+        source().streamWriter(schema(value=TEXT), False).write(rows())
+    assert producer.flushes == 0
+
+
+# ---- back on the driver --------------------------------------------------------------------------------------------
+
+
+def message(partition: int, records: int, started_ms: int, ended_ms: int) -> TaskWritten:
+    row: dict[str, Any] = {"topic": "orders", "partition": partition, "records": records, "bytes": 10 * records}
+    row |= {"last_offset": records - 1, "batches": 1, "retries": partition}
+    return pickle.loads(pickle.dumps(TaskWritten((row,), started_ms, ended_ms)))
+
+
+def test_a_batch_lasts_from_the_first_start_to_the_last_end() -> None:
+    report = report_of([message(0, 10, 1_000, 1_400), None, message(1, 30, 1_200, 3_000)])
+    assert (report.records, report.bytes, report.batches, report.retries, report.duration_s) == (40, 400, 2, 1, 2.0)
+    assert report.last_offsets == {TopicPartition("orders", 0): 9, TopicPartition("orders", 1): 29}
+
+
+def test_a_batch_without_a_task_is_a_report_too() -> None:
+    assert report_of([]).records == 0
+
+
+def test_commit_says_what_was_written_and_abort_what_stays(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
+    stream, write_ = source().streamWriter(schema(value=TEXT), False), source().writer(schema(value=TEXT), False)
+    sent = [message(0, 1_000, 1_000, 1_500)]
+    stream.commit(sent, 7)
+    write_.commit(sent)
+    stream.abort([*sent, None], 8)
+    write_.abort([None])
+    written = "1,000 records, 0.0 MB in 1 batches to 1 partitions of orders, 0 retries, 0.50 s, 2,000 records/s"
+    stays = f"what those wrote stays in Kafka ({written})"
+    advice = "Nothing is lost: every row is written again when this is run again."
+    texts = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert texts[:2] == [("INFO", f"Batch 7: {written}"), ("INFO", f"Write: {written}")]
+    assert [level for level, _ in texts[2:]] == ["WARNING", "WARNING"]
+    assert texts[2][1].startswith(f"Batch 8 failed or was stopped: 1 of 2 tasks had finished; {stays}. {advice}")
+    assert texts[3][1].startswith(f"Write failed: 0 of 1 tasks had finished. {advice}")
+
+
+@pytest.fixture
+def bare_logging(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """The package's logger as in a worker of Spark's, where nothing is set up."""
+    package = logging.Logger("spark_kafka_sink")
+    monkeypatch.setattr(data_source, "_package_log", package)
+    return package
+
+
+def test_reports_are_shown_on_stderr_where_nothing_shows_them(
+    bare_logging: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_reports()
+    show_reports()
+    bare_logging.info("Batch %d", 3)
+    assert capsys.readouterr().err.endswith(" INFO kafka_sink: Batch 3\n")
+    assert len(bare_logging.handlers) == 1
+
+
+def test_a_level_and_a_handler_that_somebody_chose_are_kept(bare_logging: logging.Logger) -> None:
+    chosen = logging.NullHandler()
+    bare_logging.addHandler(chosen)
+    bare_logging.setLevel(logging.ERROR)
+    show_reports()
+    assert (bare_logging.handlers, bare_logging.level) == ([chosen], logging.ERROR)
