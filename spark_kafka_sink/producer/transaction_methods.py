@@ -65,6 +65,11 @@ class TransactionMethods:
         metadata = GroupMetadata(group) if isinstance(group, str) else group
         self._operate("txn-send-offsets", lambda manager: manager.begin_send_offsets(offsets, metadata))
 
+    @property
+    def current_transaction(self) -> PreparedTransaction:
+        """What `prepare_transaction` will give of the transaction that was begun, without waiting for its records."""
+        return self._manager().current()
+
     def prepare_transaction(self) -> PreparedTransaction:
         """Wait until every record is acknowledged, and leave the transaction open: who has what this returns can end
         it from any process.

@@ -117,15 +117,21 @@ class TransactionalManager(TransactionalExchange):
                 self._queue.add(requests.add_offsets(*who, commit_offsets, added))
             return result
 
+    def current(self) -> PreparedTransaction:
+        """The transaction as it is."""
+        with self._lock:
+            self._raise_error()
+            return PreparedTransaction(
+                self.transactional_id, *self.producer, self.transaction_version, self._content.is_empty
+            )
+
     def prepare(self) -> PreparedTransaction:
         """Close the transaction to records and leave it open. The caller has flushed."""
         with self._lock:
             self._raise_error()
             self._pending.ensure_none("prepare_transaction")
             self._move_to(State.PREPARED)
-            return PreparedTransaction(
-                self.transactional_id, *self.producer, self.transaction_version, self._content.is_empty
-            )
+            return self.current()
 
     def resume(self, prepared: PreparedTransaction) -> None:
         """Take over a transaction that another producer prepared, in order to end it."""

@@ -306,6 +306,15 @@ def test_a_producer_goes_on_under_another_id_and_leaves_what_it_prepared(version
 
 
 @both_versions
+def test_the_current_transaction_is_told_before_its_records_are_written(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.send(b"a", partition=0)
+    current = harness.producer.current_transaction
+    harness.settle()
+    assert current[:4] == harness.producer.prepare_transaction()[:4] == (ID, 1000, 0, version)
+
+
+@both_versions
 def test_another_id_is_not_taken_within_a_transaction(version: int) -> None:
     harness = TransactionHarness(version).started()
     with pytest.raises(IllegalStateError):
