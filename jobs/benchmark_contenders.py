@@ -131,10 +131,10 @@ def register_noop_source(session: SparkSession) -> None:
         def name(cls) -> str:
             return "noop_source"
 
-        def writer(self, *_: Any) -> Writer:
+        def writer(self, *_: Any, **__: Any) -> Writer:
             return Writer()
 
-        def streamWriter(self, *_: Any) -> StreamWriter:  # noqa: N802 - Spark's
+        def streamWriter(self, *_: Any, **__: Any) -> StreamWriter:  # noqa: N802 - Spark's
             return StreamWriter()
 
     session.dataSource.register(Source)
