@@ -42,8 +42,8 @@ class TransactionMethods:
         left open.
 
         Again after `prepare_transaction`, when somebody else ends what was prepared; then, and before the first
-        transaction, `transactional_id` may give the producer another one, over the connections it has. Raises KafkaTimeoutError after
-        max.block.ms, and the fatal error of a producer that may not have the id.
+        transaction, `transactional_id` may give the producer another one, over the connections it has. Raises
+        KafkaTimeoutError after max.block.ms, and the fatal error of a producer that may not have the id.
         """
         self._operate("txn-init", lambda manager: manager.begin_initialize(transactional_id))
 
