@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
 
 from spark_kafka_sink.common.secret import Secret
 
@@ -122,6 +124,27 @@ def pem(label: str) -> Callable[[object], str]:
 def secret_pem(label: str) -> Callable[[object], Secret]:
     parse_text = pem(label)
     return lambda value: Secret(parse_text(secret(value).reveal()))
+
+
+def https_url(value: object) -> str:
+    """A URL that credentials may be sent to."""
+    url = str(value).strip()
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise RefusalError("a URL of the form https://host/path is wanted")
+    if parts.username is not None or parts.password is not None:
+        raise RefusalError("a URL without credentials is wanted; they have options of their own")
+    return url
+
+
+def function(value: object) -> Callable[..., Any]:
+    if not callable(value):
+        raise RefusalError("a Python function is wanted, not its name: nothing is loaded by name")
+    return value
 
 
 def acks(value: object) -> int:

@@ -151,8 +151,14 @@ class SecurityConfig:
     sasl_login_retry_backoff_max_ms: int = option(
         _ms, 10_000, "long", "The longest pause before the token endpoint is asked again."
     )
+    sasl_oauthbearer_token_provider: Callable[[], tuple[str, int]] | None = option(
+        parsers.function,
+        None,
+        "function",
+        "A Python function that gives a new token and its end in ms since the epoch. Not a setting of Kafka's.",
+    )
     sasl_oauthbearer_token_endpoint_url: str | None = option(
-        parsers.non_empty_text, None, "string", "Where tokens are to be had, by https."
+        parsers.https_url, None, "string", "Where tokens are to be had, by https.", is_secret=True
     )
     sasl_oauthbearer_client_credentials_client_id: str | None = option(
         parsers.non_empty_text, None, "string", "Who asks for a token."
@@ -177,6 +183,10 @@ class SecurityConfig:
     def login_module(self) -> str:
         """The one that goes with sasl.mechanism."""
         return _LOGIN_MODULES[self.sasl_mechanism]
+
+    def jaas_option(self, name: str) -> str | None:
+        """An option of sasl.jaas.config, in the open; None where it is not given."""
+        return self.sasl_jaas_config.get(name) if self.sasl_jaas_config is not None else None
 
     def check_security(self, given: frozenset[str]) -> None:
         """Raises ConfigError where settings contradict each other. `given` are the keys that the caller set."""
@@ -273,6 +283,40 @@ _SASL_RULES: Final[_Rules] = (
         ),
         "sasl.mechanism={config.sasl_mechanism} with security.protocol=SASL_PLAINTEXT would send what proves who you"
         " are for all on the way to read: set SASL_SSL, or sasl.allow.cleartext.credentials=true where nobody listens.",
+    ),
+    (
+        lambda c: (
+            c.sasl_mechanism == "OAUTHBEARER"
+            and c.sasl_oauthbearer_token_provider is not None
+            and c.sasl_oauthbearer_token_endpoint_url is not None
+        ),
+        "sasl.oauthbearer.token.provider and sasl.oauthbearer.token.endpoint.url are both given: leave one out.",
+    ),
+    (
+        lambda c: (
+            c.sasl_mechanism == "OAUTHBEARER"
+            and c.sasl_oauthbearer_token_provider is None
+            and c.sasl_oauthbearer_token_endpoint_url is None
+        ),
+        "sasl.mechanism=OAUTHBEARER needs tokens: set sasl.oauthbearer.token.endpoint.url, or give a function as"
+        " sasl.oauthbearer.token.provider.",
+    ),
+    (
+        lambda c: (
+            c.sasl_mechanism == "OAUTHBEARER"
+            and c.sasl_oauthbearer_token_endpoint_url is not None
+            and not (
+                (c.sasl_oauthbearer_client_credentials_client_id or c.jaas_option("clientId"))
+                and (c.sasl_oauthbearer_client_credentials_client_secret or c.jaas_option("clientSecret"))
+            )
+        ),
+        "sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client.id and .client.secret"
+        " (or clientId and clientSecret in sasl.jaas.config).",
+    ),
+    (
+        lambda c: c.sasl_mechanism == "GSSAPI" and not (c.sasl_kerberos_service_name or c.jaas_option("serviceName")),
+        "sasl.mechanism=GSSAPI (Kafka's default) needs sasl.kerberos.service.name, mostly kafka. For another way to log"
+        " in, set sasl.mechanism.",
     ),
 )
 

@@ -164,7 +164,7 @@ class ScriptedServer:
 
     def _answer(self, client: _Client, payload: bytes) -> None:
         now_s = time.monotonic()
-        for reply in self.cluster.handle_frame(client.node_id, payload, int(now_s * 1000)):
+        for reply in self.cluster.handle_frame(client.node_id, payload, int(now_s * 1000), client):
             client.last_due_s = max(client.last_due_s, now_s + reply.delay_ms / 1000)
             self._next_due += 1
             heapq.heappush(self._due, (client.last_due_s, self._next_due, client, reply.data, reply.close))

@@ -6,9 +6,10 @@ The library (`pip install spark-kafka-sink[kerberos]`) is imported where a conte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
-from spark_kafka_sink.common.errors import ConfigError, RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.secret import Secret
 
@@ -60,7 +61,7 @@ class GssapiMechanism:
             raise _refused(f"it has not come to an end after {_MOST_ROUNDS} messages")
         try:
             return self._respond(challenge)
-        except (SaslAuthenticationError, RetriableError, ConfigError):
+        except (SaslAuthenticationError, RetriableError):
             raise
         except Exception as error:  # the library's own kinds of error are not known without the library
             raise _told(error) from None
@@ -84,38 +85,32 @@ class GssapiMechanism:
         return self._context.wrap(_OUR_CHOICE)
 
 
-def open_kerberos_context(service: str, host: str, principal: str | None, keytab: str | None) -> GssContext:
-    """A context towards `service`@`host`. With a keytab the ticket is got by it, and got anew when half its time is
-    over; without one it is that of the ticket cache (kinit, KRB5CCNAME).
-
-    Raises ConfigError where the library is missing.
+@dataclass(frozen=True, slots=True)
+class KerberosLogin:
+    """Whose ticket is used towards `service`. With a keytab it is got by that, and got anew when half its time is over;
+    without one it is that of the ticket cache (kinit; KRB5CCNAME or `ticket_cache` names another).
     """
-    try:
+
+    service: str
+    principal: str | None = None
+    keytab: str | None = None
+    ticket_cache: str | None = None
+
+    def open_context(self, host: str) -> GssContext:
+        """A context towards the service at `host`. May wait for a KDC; raises the library's GSSError."""
         import gssapi  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise ConfigError(
-            "sasl.mechanism=GSSAPI needs the package gssapi: pip install 'spark-kafka-sink[kerberos]'."
-        ) from error
-    kerberos = gssapi.MechType.kerberos
-    client = gssapi.Name(principal, gssapi.NameType.kerberos_principal) if principal else None
-    store = {"client_keytab": keytab, "ccache": f"MEMORY:{principal or 'spark_kafka_sink'}"} if keytab else None
-    credentials = gssapi.Credentials(name=client, mechs=[kerberos], usage="initiate", store=store)
-    flags = gssapi.RequirementFlag
-    return _KerberosContext(
-        gssapi.SecurityContext(
-            name=gssapi.Name(f"{service}@{host}", gssapi.NameType.hostbased_service),
-            creds=credentials,
-            mech=kerberos,
-            usage="initiate",
-            flags=[
-                flags.mutual_authentication,
-                flags.replay_detection,
-                flags.out_of_sequence_detection,
-                flags.integrity,
-            ],
-        ),
-        flags.mutual_authentication,
-    )
+
+        kerberos = gssapi.MechType.kerberos
+        client = gssapi.Name(self.principal, gssapi.NameType.kerberos_principal) if self.principal else None
+        store = {"ccache": self.ticket_cache} if self.ticket_cache else None
+        if self.keytab:
+            store = {"client_keytab": self.keytab, "ccache": f"MEMORY:{self.principal or self.keytab}"}
+        credentials = gssapi.Credentials(name=client, mechs=[kerberos], usage="initiate", store=store)
+        flags = gssapi.RequirementFlag
+        wanted = [flags.mutual_authentication, flags.replay_detection, flags.out_of_sequence_detection, flags.integrity]
+        name = gssapi.Name(f"{self.service}@{host}", gssapi.NameType.hostbased_service)
+        context = gssapi.SecurityContext(name=name, creds=credentials, mech=kerberos, usage="initiate", flags=wanted)
+        return _KerberosContext(context, flags.mutual_authentication)
 
 
 class _KerberosContext:

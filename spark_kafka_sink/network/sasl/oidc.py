@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.errors import ConfigError, KafkaError, RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.errors import KafkaError, RetriableError, SaslAuthenticationError
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.secret import Secret
 
@@ -29,7 +29,7 @@ _REFUSALS: Final = frozenset({*range(300, 400), 400, 401, 403, 404})
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """Who asks, and where (sasl.oauthbearer.*), and how long that may take (sasl.login.*)."""
+    """Who asks, and where (sasl.oauthbearer.*; an https URL), and how long that may take (sasl.login.*)."""
 
     endpoint: str
     client_id: str
@@ -38,27 +38,6 @@ class ClientCredentials:
     url_encodes_header: bool = False
     connect_timeout_ms: int = 10_000
     read_timeout_ms: int = 10_000
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError where the endpoint is not an https URL, or a credential is empty."""
-        check_endpoint(self.endpoint)
-        if not self.client_id or not self.client_secret.reveal():
-            raise ConfigError("SASL OAUTHBEARER by client credentials needs a client id and a client secret.")
-
-
-def check_endpoint(url: str) -> None:
-    """Raises ConfigError where `url` is not one that credentials may go to."""
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable:
-        raise ConfigError("sasl.oauthbearer.token.endpoint.url must be a URL of the form https://host/path.")
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError(
-            "sasl.oauthbearer.token.endpoint.url must hold no credentials; they have options of their own."
-        )
 
 
 class OidcTokenProvider:

@@ -16,6 +16,7 @@ from support.scripted_broker.dispatch import dispatch
 from support.scripted_broker.exchange import Exchange, Reply
 from support.scripted_broker.faults import Hook, Script
 from support.scripted_broker.partition_log import PartitionLog
+from support.scripted_broker.sasl import SaslListener
 from support.scripted_broker.transaction_coordinator import TransactionCoordinator
 from support.scripted_broker.versions import KAFKA_4_1, VersionRanges
 
@@ -92,6 +93,8 @@ class ScriptedCluster:
         """Node ids by group or transactional id; without an entry it is the first live node."""
         self.next_producer_id = 1000
         self.transactions = TransactionCoordinator(self)
+        self.sasl: SaslListener | None = None
+        """Given one, every node wants to know who asks."""
         self.requests: list[Exchange] = []
         """Every request that arrived, in order."""
         self.scripts: list[Script] = []
@@ -164,12 +167,12 @@ class ScriptedCluster:
         self.scripts.append(script)
         return script
 
-    def handle_frame(self, node_id: int, payload: bytes, now_ms: int) -> list[Reply]:
-        """A request without its size, in; responses with theirs, out.
+    def handle_frame(self, node_id: int, payload: bytes, now_ms: int, connection: object = None) -> list[Reply]:
+        """A request without its size, in; responses with theirs, out. A SASL listener has to know the connection.
 
         Raises on bytes that are no request of ours: a fault of the client under test.
         """
-        return dispatch(self, node_id, payload, now_ms)
+        return dispatch(self, node_id, payload, now_ms, connection)
 
     def requests_of(self, api_key: int) -> list[Exchange]:
         return [exchange for exchange in self.requests if exchange.api_key == api_key]

@@ -23,6 +23,7 @@ from support.scripted_broker import (
     metadata,
     offset_fetch,
     produce,
+    sasl,
     txn_offset_commit,
 )
 from support.scripted_broker.exchange import Answer, Exchange, Reply
@@ -49,6 +50,7 @@ API_BY_KEY: dict[int, Api] = {
     3: Api(metadata.respond, metadata.refuse),
     9: Api(offset_fetch.respond, offset_fetch.refuse),
     10: Api(find_coordinator.respond, find_coordinator.refuse),
+    17: Api(sasl.respond_handshake, sasl.refuse_handshake),
     18: Api(api_versions.respond, api_versions.refuse),
     19: Api(create_topics.respond, create_topics.refuse),
     22: Api(init_producer_id.respond, init_producer_id.refuse),
@@ -56,12 +58,15 @@ API_BY_KEY: dict[int, Api] = {
     25: Api(add_offsets_to_txn.respond, add_offsets_to_txn.refuse),
     26: Api(end_txn.respond, end_txn.refuse),
     28: Api(txn_offset_commit.respond, txn_offset_commit.refuse),
+    36: Api(sasl.respond_authenticate, sasl.refuse_authenticate),
     65: Api(describe_transactions.respond, describe_transactions.refuse),
     66: Api(list_transactions.respond, list_transactions.refuse),
 }
 
 
-def dispatch(cluster: ScriptedCluster, node_id: int, payload: bytes, now_ms: int) -> list[Reply]:
+def dispatch(
+    cluster: ScriptedCluster, node_id: int, payload: bytes, now_ms: int, connection: object = None
+) -> list[Reply]:
     """The replies to one request. Raises ValueError where the bytes are not a request this broker can read."""
     head, _ = entity_reader(RequestHeader)(payload, 0)
     api_key, version = int(head.request_api_key), int(head.request_api_version)
@@ -69,7 +74,11 @@ def dispatch(cluster: ScriptedCluster, node_id: int, payload: bytes, now_ms: int
     if not oldest <= version <= latest:
         return _refuse_version(cluster, node_id, api_key, head.correlation_id)
     request = _read_request(api_key, version, payload)
-    exchange = Exchange(node_id, api_key, version, int(head.correlation_id), head.client_id, request, now_ms)
+    exchange = Exchange(
+        node_id, api_key, version, int(head.correlation_id), head.client_id, request, now_ms, connection
+    )
+    if cluster.sasl is not None and not cluster.sasl.admits(exchange):
+        return [Reply(0, b"", close=True)]
     cluster.requests.append(exchange)
     cluster.transactions.advance(now_ms)
     answer = _run_scripts(cluster, exchange)

@@ -18,6 +18,8 @@ class Exchange:
     client_id: str | None
     request: Any
     now_ms: int
+    connection: object = None
+    """What tells one connection from another, where that matters."""
 
 
 @dataclass(frozen=True, slots=True)

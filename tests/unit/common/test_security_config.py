@@ -18,6 +18,10 @@ SCRAM = 'org.apache.kafka.common.security.scram.ScramLoginModule required userna
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
 
 
+def token() -> tuple[str, int]:
+    return "token", 1
+
+
 def config(**settings: Any) -> ProducerConfig:
     """Settings with underscores for dots."""
     given = {key.replace("_", "."): value for key, value in settings.items()}
@@ -59,6 +63,7 @@ OWN_DEFAULTS = {
     "sasl.login.connect.timeout.ms": 10_000,
     "sasl.login.read.timeout.ms": 10_000,
     "sasl.allow.cleartext.credentials": False,
+    "sasl.oauthbearer.token.provider": None,
 }
 
 
@@ -154,6 +159,52 @@ def test_a_malformed_secret_is_not_shown(key: str, given: str) -> None:
             {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER", "sasl_jaas_config": OAUTH},
             "sasl.allow.cleartext.credentials=true",
         ),
+        ({"security_protocol": "SASL_SSL"}, r"GSSAPI \(Kafka's default\) needs sasl\.kerberos\.service\.name"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "needs tokens"),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "OAUTHBEARER",
+                "sasl_oauthbearer_token_provider": token,
+                "sasl_oauthbearer_token_endpoint_url": "https://login.example/hunter2",
+            },
+            "leave one out",
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "OAUTHBEARER",
+                "sasl_oauthbearer_token_endpoint_url": "https://login.example/hunter2",
+                "sasl_oauthbearer_client_credentials_client_id": "me",
+            },
+            "client.secret",
+        ),
+        *(
+            (
+                {
+                    "security_protocol": "SASL_SSL",
+                    "sasl_mechanism": "OAUTHBEARER",
+                    "sasl_oauthbearer_token_endpoint_url": url,
+                },
+                "a URL",
+            )
+            for url in (
+                "http://login.example/hunter2",
+                "file:///etc/hunter2",
+                "https:///hunter2",
+                "https://me:hunter2@login.example/",
+                "https://login.example:99999/hunter2",
+                "hunter2",
+            )
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "OAUTHBEARER",
+                "sasl_oauthbearer_token_provider": "os.system",
+            },
+            "not its name",
+        ),
     ],
 )
 def test_settings_of_a_login_that_do_not_fit_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -199,8 +250,19 @@ def test_settings_of_tls_that_do_not_fit_are_refused(settings: dict[str, Any], t
             "sasl_jaas_config": PLAIN,
             "sasl_allow_cleartext_credentials": "true",
         },
-        {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"},
-        {"security_protocol": "SASL_PLAINTEXT"},
+        {
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauthbearer_token_provider": token,
+            "sasl_jaas_config": OAUTH,
+        },
+        {
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauthbearer_token_endpoint_url": "https://login.example/",
+            "sasl_jaas_config": OAUTH.replace(";", ' clientId="me" clientSecret="hunter2";'),
+        },
+        {"security_protocol": "SASL_PLAINTEXT", "sasl_kerberos_service_name": "kafka"},
     ],
 )
 def test_settings_that_fit(settings: dict[str, Any]) -> None:

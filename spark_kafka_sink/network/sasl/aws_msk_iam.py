@@ -1,0 +1,63 @@
+"""Tokens for Amazon MSK's IAM access control, signed by AWS's own package. Its credentials are those that boto3 finds.
+
+On the wire this is OAUTHBEARER, as in AWS's clients for every language but Java. The package
+(`pip install spark-kafka-sink[aws]`) is imported where the provider is made, and only there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.jaas import JaasConfig
+from spark_kafka_sink.network.sasl.token_cache import TokenProvider
+
+_BROKER: Final = re.compile(r".*\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|api\.aws)")
+_SESSION_NAME: Final = "spark-kafka-sink"
+
+
+def region_of(hosts: Iterable[str]) -> str:
+    """The region in the brokers' names, else that of AWS_REGION or AWS_DEFAULT_REGION. Raises ConfigError."""
+    for host in hosts:
+        found = _BROKER.fullmatch(host.lower())
+        if found is not None:
+            return found["region"]
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region:
+        raise ConfigError(
+            "sasl.mechanism=AWS_MSK_IAM needs a region, and bootstrap.servers has none in its names: use those that MSK"
+            " gives, or set AWS_REGION."
+        )
+    return region
+
+
+def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
+    """Signs with the default credentials, a profile (awsProfileName), or an assumed role (awsRoleArn).
+
+    Raises ConfigError where the package is missing, or an option is given that it has no way to follow.
+    """
+    try:
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer  # type: ignore[import-not-found,unused-ignore]  # noqa: N813
+    except ImportError as error:
+        raise ConfigError(
+            "sasl.mechanism=AWS_MSK_IAM needs AWS's signer: pip install 'spark-kafka-sink[aws]'."
+        ) from error
+    options = {name: value.reveal() for name, value in jaas.options} if jaas is not None else {}
+    for name in ("awsRoleExternalId", "awsStsRegion"):
+        if name in options:
+            raise ConfigError(
+                f"sasl.jaas.config: {name} is of the Java module alone; name a profile that says it."
+            )
+    profile, role = options.get("awsProfileName"), options.get("awsRoleArn")
+    if profile and role:
+        raise ConfigError("sasl.jaas.config: awsProfileName and awsRoleArn are both given: leave one out.")
+    sign: Callable[[], tuple[str, int]] = lambda: signer.generate_auth_token(region)  # noqa: E731
+    if profile:
+        sign = lambda: signer.generate_auth_token_from_profile(region, profile)  # noqa: E731
+    elif role:
+        name = options.get("awsRoleSessionName") or _SESSION_NAME
+        sign = lambda: signer.generate_auth_token_from_role_arn(region, role, name)  # noqa: E731
+    return sign

@@ -1,0 +1,134 @@
+"""Who we are to every broker of a client, from the settings: makes the mechanism of each connection."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.sasl.aside import StepRunner, run_aside
+from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
+from spark_kafka_sink.network.sasl.aws_msk_iam import msk_token_provider, region_of
+from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
+from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
+from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism
+from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
+from spark_kafka_sink.network.sasl.plain import PlainMechanism
+from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism, ScramSha512Mechanism
+from spark_kafka_sink.network.sasl.token_cache import RefreshRule, TokenCache, TokenProvider
+
+_EXTENSION: Final = "extension_"
+
+MechanismFactory = Callable[[str], SaslMechanism]
+"""Host → the mechanism of one authentication with it."""
+
+
+def mechanism_factory(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
+    """By sasl.mechanism. Raises ConfigError where the credentials cannot be used, before any connection is made."""
+    make = _FACTORIES[config.sasl_mechanism](config, clock, rng)
+    make("")  # what is wrong with the credentials themselves is found here
+    return make
+
+
+class AuthenticatorFactory:
+    """Makes the authenticator of each connection of a client; what they share, such as a token, is shared."""
+
+    def __init__(
+        self, config: ProducerConfig, clock: Clock, rng: random.Random, run_slow: StepRunner = run_aside
+    ) -> None:
+        """Raises ConfigError as `mechanism_factory` does."""
+        self._make_mechanism = mechanism_factory(config, clock, rng)
+        self._client_id = config.client_id
+        self._rng = rng
+        self._run_slow = run_slow
+
+    def __call__(self, description: str, host: str, wakeup: Callable[[], None]) -> SaslAuthenticator:
+        """See `network.selector`."""
+        return SaslAuthenticator(
+            description, lambda: self._make_mechanism(host), self._client_id, self._rng, self._run_slow, wakeup
+        )
+
+
+def _plain(config: ProducerConfig, _: Clock, __: random.Random) -> MechanismFactory:
+    username, password = _credentials(config)
+    return lambda _: PlainMechanism(username, password)
+
+
+def _scram(made: type[ScramSha256Mechanism | ScramSha512Mechanism]) -> Callable[..., MechanismFactory]:
+    def factory(config: ProducerConfig, _: Clock, __: random.Random) -> MechanismFactory:
+        username, password = _credentials(config)
+        is_token = (config.jaas_option("tokenauth") or "").lower() == "true"
+        return lambda _: made(username, password, is_token)
+
+    return factory
+
+
+def _oauthbearer(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
+    provider = config.sasl_oauthbearer_token_provider or OidcTokenProvider(_client_credentials(config), clock)
+    options = config.sasl_jaas_config.options if config.sasl_jaas_config is not None else ()
+    extensions = {
+        name.removeprefix(_EXTENSION): value.reveal() for name, value in options if name.startswith(_EXTENSION)
+    }
+    return _bearer(provider, extensions, config, clock, rng)
+
+
+def _aws_msk_iam(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
+    region = region_of(host for host, _ in config.bootstrap_servers)
+    return _bearer(msk_token_provider(config.sasl_jaas_config, region), {}, config, clock, rng)
+
+
+def _bearer(
+    provider: TokenProvider, extensions: Mapping[str, str], config: ProducerConfig, clock: Clock, rng: random.Random
+) -> MechanismFactory:
+    rule = RefreshRule(
+        config.sasl_login_refresh_window_factor,
+        config.sasl_login_refresh_window_jitter,
+        config.sasl_login_refresh_min_period_seconds * 1_000,
+        config.sasl_login_refresh_buffer_seconds * 1_000,
+        config.sasl_login_retry_backoff_ms,
+        config.sasl_login_retry_backoff_max_ms,
+    )
+    tokens = TokenCache(provider, rule, clock, random.Random(rng.getrandbits(64)))
+    return lambda _: OAuthBearerMechanism(tokens.get, extensions)
+
+
+def _gssapi(config: ProducerConfig, _: Clock, __: random.Random) -> MechanismFactory:
+    if importlib.util.find_spec("gssapi") is None:
+        raise ConfigError("sasl.mechanism=GSSAPI needs the package gssapi: pip install 'spark-kafka-sink[kerberos]'.")
+    service = config.sasl_kerberos_service_name or config.jaas_option("serviceName")
+    login = KerberosLogin(
+        service or "", config.jaas_option("principal"), config.jaas_option("keyTab"), config.jaas_option("ticketCache")
+    )
+    return lambda host: GssapiMechanism(lambda: login.open_context(host))
+
+
+_FACTORIES: Final[Mapping[str, Callable[[ProducerConfig, Clock, random.Random], MechanismFactory]]] = {
+    "PLAIN": _plain,
+    "SCRAM-SHA-256": _scram(ScramSha256Mechanism),
+    "SCRAM-SHA-512": _scram(ScramSha512Mechanism),
+    "OAUTHBEARER": _oauthbearer,
+    "AWS_MSK_IAM": _aws_msk_iam,
+    "GSSAPI": _gssapi,
+}
+
+
+def _credentials(config: ProducerConfig) -> tuple[str, Secret]:
+    return config.jaas_option("username") or "", Secret(config.jaas_option("password") or "")
+
+
+def _client_credentials(config: ProducerConfig) -> ClientCredentials:
+    secret = config.sasl_oauthbearer_client_credentials_client_secret
+    return ClientCredentials(
+        config.sasl_oauthbearer_token_endpoint_url or "",
+        config.sasl_oauthbearer_client_credentials_client_id or config.jaas_option("clientId") or "",
+        secret or Secret(config.jaas_option("clientSecret") or ""),
+        config.sasl_oauthbearer_scope or config.jaas_option("scope"),
+        config.sasl_oauthbearer_header_urlencode,
+        config.sasl_login_connect_timeout_ms,
+        config.sasl_login_read_timeout_ms,
+    )
