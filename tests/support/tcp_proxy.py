@@ -74,6 +74,7 @@ class _Connection:
     server: socket.socket
     pipes: tuple[_Pipe, _Pipe]
     interests: dict[socket.socket, int] = field(default_factory=dict)
+    is_parked: bool = False
 
 
 class TcpProxy:
@@ -150,12 +151,21 @@ class TcpProxy:
         """Take bytes in and keep them, ends of connections too, until `heal`."""
         self.shape(*ways, is_held=True)
 
+    def park(self) -> None:
+        """Hold what is and comes on the connections of now, until `heal`; new ones are as usual. What a client sent
+        arrives long after the client has given up.
+        """
+        with self._order():
+            for connection in self._connections:
+                connection.is_parked = True
+
     def heal(self) -> None:
         """Pass on everything at once, and accept connections. What is half open is reset."""
         with self._order():
             self._conditions = dict.fromkeys(Way, Conditions())
             self._cut_at.clear()
             for connection in self._connections:
+                connection.is_parked = False
                 for pipe in connection.pipes:
                     pipe.free_at_s = 0.0
             self._drop_dead()
@@ -254,7 +264,7 @@ class TcpProxy:
                 max(pipe.chunks[0][0], pipe.free_at_s)
                 for connection in self._connections
                 for pipe in connection.pipes
-                if pipe.chunks and not pipe.is_full and not self._conditions[pipe.way].is_held
+                if pipe.chunks and not pipe.is_full and not self._is_held(connection, pipe.way)
             ]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -301,7 +311,7 @@ class TcpProxy:
         except BlockingIOError:
             return
         except OSError:
-            if not any(self._conditions[way].is_held for way in Way):
+            if not any(self._is_held(connection, way) for way in Way):
                 self._close(connection, reset=True)
                 return
             data = b""  # what is held goes on after its sender has gone
@@ -334,7 +344,7 @@ class TcpProxy:
 
     def _write(self, connection: _Connection, pipe: _Pipe, now_s: float) -> None:
         conditions = self._conditions[pipe.way]
-        if conditions.is_held or pipe.is_shut:
+        if pipe.is_shut or self._is_held(connection, pipe.way):
             return
         while pipe.chunks and not pipe.is_full and max(pipe.chunks[0][0], pipe.free_at_s) <= now_s:
             due_s, data = pipe.chunks.popleft()
@@ -362,6 +372,9 @@ class TcpProxy:
             pipe.is_shut = True
             with contextlib.suppress(OSError):
                 pipe.target.shutdown(socket.SHUT_WR)
+
+    def _is_held(self, connection: _Connection, way: Way) -> bool:
+        return connection.is_parked or self._conditions[way].is_held
 
     def _watch(self, connection: _Connection, each: socket.socket, interest: int) -> None:
         before = connection.interests.get(each, 0)

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, pairwise
 from typing import Any, TypeAlias
 
@@ -47,23 +47,28 @@ class Ledger:
         self.errors: list[KafkaError] = []
         self.acknowledged_at: list[float] = []
         """On time.monotonic's scale, of each record."""
+        self.failed_after_s: list[float] = []
         self.by_place: dict[Place, list[Sent]] = defaultdict(list)
+        self._sent_at: dict[str, float] = {}
 
     def add(self, place: Place, padding: int = 0, transaction: str | None = None) -> Sent:
         value = f"{self.name}-{len(self.sent)}" + "." * padding
         record = Sent(value, *place, stream=self.name, transaction=transaction)
         self.sent.append(record)
+        self._sent_at[value] = time.monotonic()
         self.by_place[place].append(record)
         return record
 
     def settle(self, record: Sent, offset: int | None, error: KafkaError | None) -> None:
         assert record.outcome is Outcome.UNKNOWN, f"a second outcome of {record}: {error or offset}"
+        sent_at = self._sent_at.pop(record.value)
         if error is None:
             record.outcome, record.offset = Outcome.YES, offset
             self.acknowledged_at.append(time.monotonic())
         else:
             record.outcome = Outcome.NO
             self.errors.append(error)
+            self.failed_after_s.append(time.monotonic() - sent_at)
 
     def of_row(self, record: Sent) -> Callable[[RecordMetadata | None, KafkaError | None], None]:
         """The callback of one row."""
@@ -200,3 +205,26 @@ def history_of(
 def assert_kept(history: History, **promise: bool) -> None:
     found = history.anomalies(**promise)
     assert not found, summary(found)
+
+
+def partitions_of(places: Iterable[Place]) -> dict[str, int]:
+    """How many partitions to read of each topic."""
+    found: dict[str, int] = {}
+    for topic, partition in places:
+        found[topic] = max(found.get(topic, 0), partition + 1)
+    return found
+
+
+def finish(bootstrap_servers: str, work: Workload, *, may_fail: bool = False, **promise: bool) -> str:
+    """Stop, wait for every outcome, and compare with what consumers read. Gives what was seen, in a line."""
+    work.stop()
+    work.producer.flush(90_000)
+    ledger = work.ledger
+    assert may_fail or not ledger.errors, ledger.errors[:3]
+    assert may_fail or all(record.outcome is Outcome.YES for record in ledger.sent)
+    assert_kept(history_of(bootstrap_servers, partitions_of(ledger.by_place), ledger.sent), **promise)
+    failed = sum(record.outcome is not Outcome.YES for record in ledger.sent)
+    return (
+        f"{len(ledger.sent)} records, {failed} of them failed, no anomaly; nothing was acknowledged for"
+        f" {work.longest_silence_s():.1f} s at most"
+    )

@@ -199,6 +199,21 @@ def test_what_is_held_goes_on_when_its_sender_has_long_gone(proxy: TcpProxy, ech
     assert echo.ended.wait(5)
 
 
+def test_what_is_parked_waits_and_new_connections_do_not(proxy: TcpProxy, echo: Echo) -> None:
+    with connect(proxy) as client:
+        client.sendall(b"1")
+        assert receive(client, 1) == b"1"
+        proxy.park()
+        client.sendall(b"3")
+    with connect(proxy) as client:
+        client.sendall(b"2")
+        assert receive(client, 1) == b"2"
+        proxy.heal()
+        until(lambda: bytes(echo.received) == b"123")
+        client.sendall(b"4")
+        assert receive(client, 1) == b"4"
+
+
 def test_no_socket_and_no_thread_is_left(echo: Echo) -> None:
     def state() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()

@@ -1,0 +1,44 @@
+"""What tests ask of a real cluster beyond topics: its active controller, quotas, coordinators."""
+
+from __future__ import annotations
+
+from kio.schema.alter_client_quotas.v1 import request as alter_client_quotas
+from kio.schema.alter_client_quotas.v1.response import AlterClientQuotasResponse
+from kio.schema.describe_quorum.v0 import request as describe_quorum
+from kio.schema.describe_quorum.v0.response import DescribeQuorumResponse
+from kio.schema.types import TopicName
+from kio.static.primitive import f64, i32
+
+from spark_kafka_sink.local import Admin
+
+
+def active_controller(bootstrap_servers: str) -> int:
+    """The node id of the quorum's leader."""
+    partition = describe_quorum.PartitionData(partition_index=i32(0))
+    topic = describe_quorum.TopicData(topic_name=TopicName("__cluster_metadata"), partitions=(partition,))
+    payload = describe_quorum.DescribeQuorumRequest(topics=(topic,))
+    response = Admin(bootstrap_servers)._ask(payload, DescribeQuorumResponse)
+    assert not response.error_code, response.error_code
+    return int(response.topics[0].partitions[0].leader_id)
+
+
+def set_producer_quota(bootstrap_servers: str, client_id: str, bytes_a_second: float | None) -> None:
+    """`producer_byte_rate` of a client id; None removes it."""
+    entity = alter_client_quotas.EntityData(entity_type="client-id", entity_name=client_id)
+    operation = alter_client_quotas.OpData(
+        key="producer_byte_rate", value=f64(bytes_a_second or 0.0), remove=bytes_a_second is None
+    )
+    entry = alter_client_quotas.EntryData(entity=(entity,), ops=(operation,))
+    payload = alter_client_quotas.AlterClientQuotasRequest(entries=(entry,), validate_only=False)
+    for answer in Admin(bootstrap_servers)._ask(payload, AlterClientQuotasResponse).entries:
+        assert not answer.error_code, answer
+
+
+def coordinator_partition(transactional_id: str, partitions: int) -> int:
+    """The partition of __transaction_state that an id belongs to (Java's String.hashCode)."""
+    code = 0
+    for character in transactional_id:
+        code = (31 * code + ord(character)) & 0xFFFFFFFF
+    if code >= 2**31:
+        code = 2**32 - code if code > 2**31 else 0
+    return code % partitions
