@@ -210,8 +210,10 @@ _RULES: Final[tuple[tuple[Callable[[ProducerConfig], bool], str], ...]] = (
 )
 
 _JAVA_ONLY: Final[Mapping[str, str]] = {
-    "key.serializer": "keys are string or binary columns here; cast the column instead",
-    "value.serializer": "values are string or binary columns here; cast the column instead",
+    "key.serializer": "Kafka option 'key.serializer' is not supported as keys are serialized with ByteArraySerializer."
+    " Cast the column to string or binary instead",
+    "value.serializer": "Kafka option 'value.serializer' is not supported as value are serialized with"
+    " ByteArraySerializer. Cast the column to string or binary instead",
     "interceptor.classes": "no Java class is loaded here; change the DataFrame before it is written",
     "partitioner.class": "no Java class is loaded here; add a 'partition' column instead",
     "metric.reporters": "no Java class is loaded here; read the producer's metrics() instead",

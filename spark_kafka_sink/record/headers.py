@@ -148,6 +148,6 @@ def _list_bounds(headers: pa.Array) -> Int64Array:
 def _is_header(data_type: pa.DataType) -> bool:
     return (
         pat.is_struct(data_type)
-        and [field.name for field in data_type] == ["key", "value"]
+        and [field.name.lower() for field in data_type] == ["key", "value"]
         and all(is_bytes_like(field.type) for field in data_type)
     )

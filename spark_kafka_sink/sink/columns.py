@@ -85,10 +85,10 @@ class RowLayout:
                 " 'value' column."
             )
         position = {name: index for index, name in reversed(list(enumerate(names)))}
-        if "value" not in position:
-            raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(names)}.")
         if topic_option is None and "topic" not in position:
             raise SchemaError(NO_TOPIC)
+        if "value" not in position:
+            raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(names)}.")
         return cls(
             value=position["value"],
             key=position.get("key"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.columnar_writer import write_arrow
-from spark_kafka_sink.sink.frame import projection
+from spark_kafka_sink.sink.frame import by_position, projection
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
@@ -93,14 +93,15 @@ class KafkaSink:
         again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
         """
         config = self._config
-        columns = projection(df.schema, config.topic)
+        schema = df.schema
+        columns = projection(schema, config.topic)
 
         def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_arrow(config, process_pool(), batches)
 
         clock = SystemClock()
         started_ms = clock.now_ms()
-        rows = df.selectExpr(*columns).mapInArrow(write_task, REPORT_DDL).collect()
+        rows = df.toDF(*by_position(schema)).selectExpr(*columns).mapInArrow(write_task, REPORT_DDL).collect()
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 
     def write_batch(self, df: DataFrame, batch_id: int) -> None:

@@ -37,7 +37,7 @@ def _is_headers(data_type: DataType) -> bool:
     element = data_type.elementType if isinstance(data_type, ArrayType) else None
     if not isinstance(element, StructType):
         return False
-    fields = [(field.name, type(field.dataType)) for field in element.fields]
+    fields = [(field.name.lower(), type(field.dataType)) for field in element.fields]
     return fields == [("key", StringType), ("value", BinaryType)]
 
 
@@ -54,24 +54,30 @@ _RULES: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
 }
 
 
+def by_position(schema: StructType) -> list[str]:
+    """A name for each column that no other has, whatever their own names are: `projection` speaks of these."""
+    return [f"c{position}" for position in range(len(schema.fields))]
+
+
 def projection(schema: StructType, topic_option: str | None) -> list[str]:
-    """SQL expressions of the columns that the tasks get, in the order of the rules; `topic` only where the option is
-    not set. Raises as `check_columns` does.
+    """SQL expressions of the columns that the tasks get, in the order of the rules, over columns named `by_position`;
+    `topic` only where the option is not set. Raises as `check_columns` does.
     """
-    return [_expression(name, data_type) for name, data_type in check_columns(schema, topic_option).items()]
+    positions = _positions(schema)
+    return [_expression(name, positions[name], type_) for name, type_ in check_columns(schema, topic_option).items()]
 
 
 def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
     """The columns that are written and their types, in the order of the rules; `topic` only where the option is not
-    set.
+    set. Names count as they are spelled, and of columns with one name the first.
 
-    Raises SchemaError: no `value`, no topic, or a column of a wrong type.
+    Raises SchemaError: no topic, no `value`, or a column of a wrong type.
     """
-    types = {field.name: field.dataType for field in schema.fields}
-    if VALUE not in types:
-        raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(types)}.")
+    types = {name: schema.fields[position].dataType for name, position in _positions(schema).items()}
     if topic_option is None and TOPIC not in types:
         raise SchemaError(NO_TOPIC)
+    if VALUE not in types:
+        raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(schema.names)}.")
     columns = {}
     for name, (fits, wanted) in _RULES.items():
         data_type = types.get(name)
@@ -85,7 +91,11 @@ def check_columns(schema: StructType, topic_option: str | None) -> dict[str, Dat
     return columns
 
 
-def _expression(name: str, data_type: DataType) -> str:
+def _positions(schema: StructType) -> dict[str, int]:
+    return {name: position for position, name in reversed(list(enumerate(schema.names)))}
+
+
+def _expression(name: str, position: int, data_type: DataType) -> str:
     if name == TIMESTAMP and not isinstance(data_type, LongType):
-        return f"unix_millis(CAST(`{name}` AS TIMESTAMP)) AS `{name}`"
-    return f"`{name}`"
+        return f"unix_millis(CAST(c{position} AS TIMESTAMP)) AS `{name}`"
+    return f"c{position} AS `{name}`"

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.frame import projection
+from spark_kafka_sink.sink.frame import by_position, projection
 
 TEXT, BYTES, INT, LONG = StringType(), BinaryType(), IntegerType(), LongType()
 HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BYTES)]))
@@ -30,20 +30,20 @@ def schema(**columns: DataType) -> StructType:
 
 def test_only_the_columns_that_matter_travel_and_in_a_fixed_order() -> None:
     given = schema(extra=INT, headers=HEADERS, partition=INT, value=TEXT, key=BYTES)
-    assert projection(given, "orders") == ["`value`", "`key`", "`partition`", "`headers`"]
+    assert projection(given, "orders") == ["c3 AS `value`", "c4 AS `key`", "c2 AS `partition`", "c1 AS `headers`"]
 
 
 def test_the_topic_option_wins_over_the_column() -> None:
     given = schema(value=TEXT, topic=TEXT)
-    assert projection(given, "orders") == ["`value`"]
-    assert projection(given, None) == ["`value`", "`topic`"]
+    assert projection(given, "orders") == ["c0 AS `value`"]
+    assert projection(given, None) == ["c0 AS `value`", "c1 AS `topic`"]
 
 
 def test_timestamps_become_milliseconds_in_the_jvm_and_milliseconds_stay() -> None:
-    made = "unix_millis(CAST(`timestamp` AS TIMESTAMP)) AS `timestamp`"
+    made = "unix_millis(CAST(c1 AS TIMESTAMP)) AS `timestamp`"
     assert projection(schema(value=TEXT, timestamp=TimestampType()), "t")[1] == made
     assert projection(schema(value=TEXT, timestamp=TimestampNTZType()), "t")[1] == made
-    assert projection(schema(value=TEXT, timestamp=LONG), "t")[1] == "`timestamp`"
+    assert projection(schema(value=TEXT, timestamp=LONG), "t")[1] == "c1 AS `timestamp`"
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,20 @@ def test_a_wrong_schema_is_refused_in_sparks_words(columns: dict[str, DataType],
 
 
 def test_a_column_that_the_topic_option_makes_needless_is_not_checked() -> None:
-    assert projection(schema(value=TEXT, topic=INT), "orders") == ["`value`"]
+    assert projection(schema(value=TEXT, topic=INT), "orders") == ["c0 AS `value`"]
+
+
+def test_names_count_as_they_are_spelled_and_of_columns_with_one_name_the_first() -> None:
+    fields = [StructField("VALUE", INT), StructField("value", TEXT), StructField("value", INT), StructField("Key", INT)]
+    assert by_position(StructType(fields)) == ["c0", "c1", "c2", "c3"]
+    assert projection(StructType(fields), "orders") == ["c1 AS `value`"]
+
+
+def test_the_fields_of_headers_may_be_written_in_capitals() -> None:
+    headers = ArrayType(StructType([StructField("KEY", TEXT), StructField("Value", BYTES)]))
+    assert projection(schema(value=TEXT, headers=headers), "orders")[1] == "c1 AS `headers`"
+
+
+def test_without_topic_and_value_it_is_the_topic_that_is_missed_as_by_sparks_sink() -> None:
+    with pytest.raises(SchemaError, match=r"^topic option required"):
+        projection(schema(key=TEXT), None)

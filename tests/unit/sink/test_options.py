@@ -70,7 +70,7 @@ def test_an_unknown_producer_setting_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("key", ["kafka.key.serializer", "kafka.value.serializer"])
 def test_a_serializer_is_refused_with_the_reason(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key} is a setting of the Java client: .*cast the column"):
+    with pytest.raises(ConfigError, match=rf"{key} is a setting of the Java client: .*Cast the column"):
         parse(**{key: "org.apache.kafka.common.serialization.StringSerializer"})
 
 
