@@ -10,6 +10,8 @@ Plain values that pickle; used by the driver's thread and by a task's alike.
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,7 +23,7 @@ KAFKA_PREFIX: Final = "kafka."
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
 
-_OPTIONS: Final = ("topic", "delivery.guarantee")
+_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port")
 
 _EXACTLY_ONCE_IS_MISSING: Final = (
     "delivery.guarantee=exactly-once is not there yet: leave the option out, or set at-least-once. foreach and"
@@ -45,6 +47,8 @@ class SinkConfig:
     producer: ProducerConfig
     topic: str | None = None
     """Where every row goes; None: each row says so in its `topic` column."""
+    metrics_ports: range | None = None
+    """Where a worker may show its producer's metrics to Prometheus."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 
@@ -59,6 +63,7 @@ class SinkConfig:
         return cls(
             producer=_producer_config(settings),
             topic=_topic(by_key.get("topic")),
+            metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             given=tuple(key for key in settings if settings[key] is not None),
         )
 
@@ -120,3 +125,16 @@ def _topic(value: object) -> str | None:
     if not topic:
         raise ConfigError("The option topic is empty: give it the name of a topic, or leave it out.")
     return topic
+
+
+def _metrics_ports(value: object) -> range | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value).strip())
+    if found is None or not 0 < (first := int(found[1])) <= (last := int(found[2] or first)) <= 65_535:
+        raise ConfigError(f"metrics.port={value}: a port or a range of ports, such as 9250-9299, is wanted.")
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(
+            "metrics.port needs the package prometheus_client: pip install 'spark-kafka-sink[prometheus]'."
+        )
+    return range(first, last + 1)

@@ -11,10 +11,11 @@ Any thread may call; creating happens under the lock, closing after it.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from spark_kafka_sink.common.clock import Clock, SystemClock
@@ -49,6 +50,9 @@ class _Entry:
     producer: Producer
     users: int
     last_used_ms: int
+    client_id: str = ""
+    number: int = field(default_factory=itertools.count().__next__)
+    """No other producer of the process has it."""
 
 
 class ProducerPool:
@@ -75,7 +79,7 @@ class ProducerPool:
             retired = self._retire(self._clock.now_ms())
             entry = self._ready.get(key)
             if entry is None:
-                entry = _Entry(key, self._create(config), 0, 0)
+                entry = _Entry(key, self._create(config), 0, 0, client_id=config.client_id)
                 self._ready[key] = entry
             entry.users += 1
             self._lent[id(entry.producer)] = entry
@@ -96,6 +100,12 @@ class ProducerPool:
                     retired.append(producer)
             retired.extend(self._retire(now_ms))
         _close(retired)
+
+    def metrics(self) -> list[tuple[str, int, Mapping[str, float]]]:
+        """client.id, a number of its own, and the metrics of each producer that is not closed."""
+        with self._lock:
+            entries = {entry.number: entry for entry in (*self._ready.values(), *self._lent.values())}
+        return [(entry.client_id, number, entry.producer.metrics()) for number, entry in entries.items()]
 
     def _retire(self, now_ms: int) -> list[Producer]:
         """Take out every producer that failed or that was idle for too long; those that nobody uses are to be

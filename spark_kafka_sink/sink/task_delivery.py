@@ -82,6 +82,10 @@ class TaskDelivery:
         if self._producer is None:
             self._producer = self._pool.acquire(self._config.producer)
             self._before = self._producer.metrics()
+            if self._config.metrics_ports is not None:
+                from spark_kafka_sink.sink.prometheus import serve  # of an extra
+
+                serve(self._pool, self._config.metrics_ports)
         self._producer.send_columns(topic, columns, self.tally)
         self._sent += columns.num_rows
 

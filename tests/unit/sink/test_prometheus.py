@@ -1,0 +1,152 @@
+"""A pool's producers as Prometheus reads them, over HTTP, from producers that follow a script."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import prometheus_client
+import pyarrow as pa
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.fake_clock import FakeClock
+from support.scripted_producer import ScriptedProducer
+
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink import prometheus
+from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.prometheus import PoolCollector, serve
+
+SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
+
+
+def config(**settings: str) -> ProducerConfig:
+    return ProducerConfig.from_mapping({**SERVERS, **settings})
+
+
+def pool() -> ProducerPool:
+    return ProducerPool(lambda _: ScriptedProducer(), FakeClock())
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stops the servers of a test, which in a worker end with it."""
+    started = []
+
+    def start(port: int, registry: prometheus_client.CollectorRegistry) -> None:
+        server, thread = prometheus_client.start_http_server(port, "127.0.0.1", registry)
+        started.append((server, thread))
+
+    monkeypatch.setattr(prometheus, "start_http_server", start)
+    yield
+    for server, thread in started:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def free_ports() -> range:
+    """Two ports in a row that were free a moment ago."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return range(port, port + 2)
+
+
+def samples(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_totals_are_counters_and_the_rest_gauges() -> None:
+    producers = pool()
+    producers.acquire(config(**{"client.id": "orders"}))
+    (entry,) = producers._ready.values()
+    entry.producer.metrics = lambda: {"record-send-total": 7.0, "request-latency-avg": 1.5}  # type: ignore[method-assign]
+    kinds = {family.name: family.type for family in PoolCollector(producers).collect()}
+    assert kinds == {"kafka_producer_record_send": "counter", "kafka_producer_request_latency_avg": "gauge"}
+
+
+def test_each_producer_is_a_series_of_its_own_while_it_is_used_and_while_it_waits() -> None:
+    producers = pool()
+    first, second = config(**{"client.id": "same"}), config(**{"client.id": "same", "acks": "1"})
+    producers.release(producers.acquire(first))
+    lent = producers.acquire(second)
+    lent.has_failed = True  # type: ignore[misc]
+    again = producers.acquire(second)
+    told = producers.metrics()
+    assert [client_id for client_id, _, _ in told] == ["same"] * 3
+    assert len({number for _, number, _ in told}) == 3
+    producers.release(lent)
+    assert len(producers.metrics()) == 2
+    producers.release(again)
+
+
+def test_the_metrics_are_served_once_at_the_first_free_port(stopping: None, free_ports: range) -> None:
+    producers, elsewhere = pool(), pool()
+    producers.acquire(config(**{"client.id": "orders"}))
+    for _ in range(2):
+        serve(producers, free_ports)
+    serve(elsewhere, free_ports)
+    ((labels, value),) = samples(free_ports[0])["kafka_producer_batch_send_total"]
+    assert (labels["client_id"], value) == ("orders", 0.0)
+    assert samples(free_ports[1]) == {}  # that pool has no producer
+
+
+def test_no_free_port_is_said_and_stops_nothing(
+    stopping: None, free_ports: range, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = range(free_ports.start, free_ports.start + 1)
+    serve(pool(), one)
+    without = pool()
+    with caplog.at_level(logging.WARNING):
+        serve(without, one)
+        serve(without, one)
+    (record,) = caplog.records
+    assert f"metrics.port={one.start}-{one.start}: none of these ports is free" in record.getMessage()
+    assert "give a range" in record.getMessage()
+
+
+def test_a_task_shows_its_producer_where_the_option_asks_for_it(stopping: None, free_ports: range) -> None:
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "orders"}
+    asked = SinkConfig.from_options({**options, "metrics.port": f"{free_ports[0]}-{free_ports[-1]}"})
+    rows = [pa.RecordBatch.from_arrays([pa.array(["a"])], names=["value"])]
+    list(write_arrow(asked, pool(), rows))
+    assert "kafka_producer_record_retry_total" in samples(free_ports[0])
+
+
+@pytest.mark.parametrize(("text", "ports"), [("9250", range(9250, 9251)), (" 9250-9260 ", range(9250, 9261))])
+def test_the_option_is_a_port_or_a_range(text: str, ports: range) -> None:
+    assert SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": text}).metrics_ports == ports
+
+
+@pytest.mark.parametrize("text", ["", "0", "9260-9250", "1-65536", "a", "9250-", "-1"])
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics\.port="):
+        SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": text})
+
+
+def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find: Callable[..., object] = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "prometheus_client" else find(name, *more)
+    )
+    with pytest.raises(ConfigError, match=r"pip install 'spark-kafka-sink\[prometheus\]'"):
+        SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": "9250"})
