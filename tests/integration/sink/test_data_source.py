@@ -1,0 +1,422 @@
+"""`format("kafka_sink")`, by Spark, into a real broker and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import AnalysisException, IllegalArgumentException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from support.topic_frames import topic_frame
+
+from spark_kafka_sink import KafkaSink
+from spark_kafka_sink.local import Admin, EmbeddedKafka
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+Write = Callable[[DataFrame, dict[str, str]], None]
+
+
+def options_of(kafka: Admin | EmbeddedKafka, **options: str) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, **options}
+
+
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Sets a setting of the session for this test."""
+    was: dict[str, str] = {}
+
+    def set_(key: str, value: str) -> None:
+        was[key] = spark.conf.get(key)
+        spark.conf.set(key, value)
+
+    yield set_
+    for key, value in was.items():
+        spark.conf.set(key, value)
+
+
+@pytest.fixture
+def sink_stream(tmp_path: Path) -> Callable[[DataFrame, dict[str, str]], DataStreamWriter]:
+    def make(frame: DataFrame, options: dict[str, str]) -> DataStreamWriter:
+        writer = frame.writeStream.format("kafka_sink").options(**options)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+
+    return make
+
+
+@pytest.fixture(params=["batch", "stream"])
+def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, sink_stream: Any) -> Write:
+    def as_batch(frame: DataFrame, options: dict[str, str]) -> None:
+        frame.write.format("kafka_sink").options(**options).mode("append").save()
+
+    def as_stream(frame: DataFrame, options: dict[str, str]) -> None:
+        frame.write.parquet(str(tmp_path / "rows"))
+        stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+        sink_stream(stream, options).trigger(availableNow=True).start().awaitTermination()
+
+    return {"batch": as_batch, "stream": as_stream}[request.param]
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uses_large_types", ["false", "true"])
+def test_every_column_arrives_as_it_was(
+    spark: SparkSession,
+    kafka_broker: Admin,
+    new_topic: Callable[..., str],
+    write: Write,
+    conf: Callable[[str, str], None],
+    uses_large_types: str,
+) -> None:
+    conf("spark.sql.execution.arrow.useLargeVarTypes", uses_large_types)
+    conf("spark.sql.session.timeZone", "Asia/Tokyo")
+    topic = new_topic(partitions=4, config={"retention.ms": -1})
+    frame = spark.range(5_000).selectExpr(
+        "id AS ignored",
+        "if(id % 7 = 0, null, concat('ключ-', id % 50)) AS key",
+        "if(id % 11 = 0, null, encode(concat('värde ', id), 'utf-8')) AS value",
+        f"'{topic}' AS topic",
+        "CAST(id % 4 AS INT) AS partition",
+        "CASE id % 3 WHEN 0 THEN null WHEN 1 THEN array()"
+        " ELSE array(named_struct('key', 'n', 'value', encode(CAST(id AS STRING), 'utf-8')),"
+        " named_struct('key', 'ü', 'value', CAST(null AS BINARY))) END AS headers",
+        "timestamp_micros(1356998400000000 + id * 7919333) AS timestamp",
+        "named_struct('a', id) AS ignored_too",
+    )
+    write(frame, options_of(kafka_broker))
+    columns = ("key", "value", "topic", "partition", "headers", "timestamp_ms")
+    no_headers = F.array().cast("array<struct<key:string,value:binary>>")
+    sent = frame.withColumns(
+        {
+            "key": F.encode("key", "utf-8"),
+            "timestamp_ms": F.unix_millis("timestamp"),
+            "headers": F.coalesce("headers", F.expr("filter(headers, h -> false)"), no_headers),
+        }
+    ).select(*columns)
+    got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, *columns)
+    assert_df_equality(sent, got, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_the_topic_option_trimmed_and_in_any_case_wins_over_the_column(
+    spark: SparkSession, kafka_broker: Admin, topic: str, write: Write
+) -> None:
+    frame = spark.range(1_000).selectExpr("encode(CAST(id AS STRING), 'utf-8') AS value", "'nobody-made-it' AS topic")
+    options = {"KAFKA.Bootstrap.Servers": kafka_broker.bootstrap_servers, "TOPIC": f" {topic} "}
+    write(frame, {**options, "Kafka.Compression.TYPE": "zstd"})
+    got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value")
+    assert_df_equality(frame.select("value"), got, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_a_null_topic_fails_the_write_in_sparks_words(spark: SparkSession, kafka_broker: Admin, write: Write) -> None:
+    frame = spark.range(1).selectExpr("'v' AS value", "CAST(null AS STRING) AS topic")
+    with pytest.raises(Exception, match=r"SchemaError: \[KAFKA_NULL_TOPIC_IN_DATA\]"):
+        write(frame, options_of(kafka_broker))
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "text"),
+    [
+        (["'k' AS key"], {"topic": "t"}, "SchemaError: Required attribute 'value' not found"),
+        (["'v' AS VALUE"], {"topic": "t"}, "SchemaError: Required attribute 'value' not found"),
+        (["'v' AS value"], {}, "SchemaError: topic option required when no 'topic' attribute is present"),
+        (["'v' AS value", "1 AS key"], {"topic": "t"}, "SchemaError: key attribute unsupported type int"),
+        (["'v' AS value"], {"topic": "t", "kafka.key.serializer": "x"}, "ConfigError: kafka.key.serializer"),
+        (["'v' AS value"], {"topic": "t", "kafka.lingerms": "5"}, "ConfigError: kafka.lingerms"),
+    ],
+)
+def test_what_cannot_work_is_refused_on_the_driver_before_any_task(
+    spark: SparkSession, columns: list[str], options: dict[str, str], text: str, write: Write, tmp_path: Path
+) -> None:
+    frame = spark.range(10).selectExpr(*columns)
+    (tmp_path / "tasks").mkdir()
+
+    def leaves_a_trace(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (tmp_path / "tasks" / str(os.getpid())).touch()
+        return batches
+
+    if write.__name__ == "as_batch":
+        frame = frame.mapInArrow(leaves_a_trace, frame.schema)
+    with pytest.raises((AnalysisException, StreamingQueryException), match=re.escape(text)) as caught:
+        write(frame, {"kafka.bootstrap.servers": "127.0.0.1:1", **options})
+    assert "PYTHON_DATA_SOURCE_ERROR" in str(caught.value)
+    assert list((tmp_path / "tasks").iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["error", "errorifexists", "ignore", "overwrite"])
+def test_only_append_is_a_save_mode(spark: SparkSession, mode: str) -> None:
+    """Spark itself refuses all but two for any Python source, also errorIfExists, which its own sink takes."""
+    writer = spark.range(1).selectExpr("'v' AS value").write.format("kafka_sink").mode(mode)
+    text = "Save mode Overwrite not allowed" if mode == "overwrite" else "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
+    with pytest.raises(AnalysisException, match=text):
+        writer.options(**{"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).save()
+
+
+def test_a_path_is_no_unknown_option_and_partition_columns_are_refused_by_spark(
+    spark: SparkSession, kafka_broker: Admin, topic: str
+) -> None:
+    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
+    writer = frame.write.format("kafka_sink").options(**options_of(kafka_broker, topic=topic)).mode("append")
+    writer.save("/nowhere")
+    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 10
+    with pytest.raises(IllegalArgumentException, match="partitioning or clustering columns do not match"):
+        writer.partitionBy("value").save()
+
+
+def test_a_read_says_that_there_is_none(spark: SparkSession) -> None:
+    with pytest.raises(AnalysisException, match="kafka_sink writes only"):
+        spark.read.format("kafka_sink").load()
+
+
+def test_spark_lends_the_name_kafka_to_no_python_source(spark: SparkSession) -> None:
+    from spark_kafka_sink import KafkaSinkDataSource
+
+    class Source(KafkaSinkDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "kafka"
+
+    with pytest.raises(AnalysisException, match="DATA_SOURCE_ALREADY_EXISTS"):
+        spark.dataSource.register(Source)
+
+
+# ---- output modes and triggers -------------------------------------------------------------------------------------
+
+
+class Files:
+    """A stream of JSON files, one micro-batch each, of rows with the numbers from `first` on as `value`."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        folder.mkdir()
+
+    def add(self, first: int, count: int = 1_000) -> None:
+        rows = "".join(json.dumps({"value": str(number)}) + "\n" for number in range(first, first + count))
+        (self._folder / f"{first:09}.json").write_text(rows)
+
+    def stream(self) -> DataFrame:
+        source = self._spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1)
+        return source.json(str(self._folder))
+
+
+@pytest.fixture
+def files(spark: SparkSession, tmp_path: Path) -> Files:
+    return Files(spark, tmp_path / "files")
+
+
+def values_of(spark: SparkSession, kafka: Admin | EmbeddedKafka, topic: str) -> list[str]:
+    return [bytes(row.value).decode() for row in topic_frame(spark, kafka.bootstrap_servers, topic, "value").collect()]
+
+
+def last_line_of(error: StreamingQueryException) -> str:
+    return str(error).partition("=== Streaming Query ===")[0]
+
+
+def counts(stream: DataFrame) -> DataFrame:
+    total = stream.groupBy((F.col("value").cast("int") % 2).cast("string").alias("key")).count()
+    return total.selectExpr("key", "CAST(count AS STRING) AS value")
+
+
+def test_output_mode_complete_appends_the_whole_result_with_every_batch(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
+) -> None:
+    files.add(0)
+    files.add(1_000)
+    stream = sink_stream(counts(files.stream()), options_of(kafka_broker, topic=topic)).outputMode("complete")
+    stream.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(values_of(spark, kafka_broker, topic)) == ["1000", "1000", "500", "500"]
+
+
+def test_output_mode_update_is_refused_by_spark_and_goes_by_foreach_batch(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any, tmp_path: Path
+) -> None:
+    files.add(0)
+    files.add(1_000)
+    options = options_of(kafka_broker, topic=topic)
+    refused = sink_stream(counts(files.stream()), options).outputMode("update").trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="kafka_sink does not support Update mode"):
+        refused.awaitTermination()
+
+    stream = counts(files.stream()).writeStream.outputMode("update").foreachBatch(KafkaSink(options).write_batch)
+    stream = stream.option("checkpointLocation", str(tmp_path / "update"))
+    stream.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(values_of(spark, kafka_broker, topic)) == ["1000", "1000", "500", "500"]
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}, {"processingTime": "0 seconds"}])
+def test_a_query_goes_on_from_its_checkpoint(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any, trigger: dict[str, Any]
+) -> None:
+    def run() -> None:
+        stream = sink_stream(files.stream(), options_of(kafka_broker, topic=topic))
+        query = stream.trigger(**trigger).start()
+        if "processingTime" in trigger:
+            query.processAllAvailable()
+            query.stop()
+        assert query.awaitTermination(60)
+
+    files.add(0)
+    run()
+    files.add(1_000)
+    run()
+    run()
+    assert sorted(map(int, values_of(spark, kafka_broker, topic))) == list(range(2_000))
+
+
+def test_observed_metrics_and_the_number_of_rows_come_with_the_querys_progress(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
+) -> None:
+    files.add(0)
+    stream = files.stream().observe("kafka", F.count(F.lit(1)).alias("rows"), F.sum(F.length("value")).alias("bytes"))
+    query = sink_stream(stream, options_of(kafka_broker, topic=topic)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    progress = query.lastProgress
+    assert progress["observedMetrics"]["kafka"].asDict() == {"rows": 1_000, "bytes": 2_890}
+    assert progress["sink"]["numOutputRows"] == 1_000
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_upstream_in_mid_partition_never_counts_as_success(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any, tmp_path: Path
+) -> None:
+    files.add(0, count=30_000)  # three Arrow batches: the failure comes after the first is with the sink
+    options = options_of(kafka_broker, topic=topic)
+    broken = files.stream().selectExpr("if(value = '15000', raise_error('upstream broke'), value) AS value")
+    query = sink_stream(broken, options).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="upstream broke"):
+        query.awaitTermination()
+    commits = tmp_path / "checkpoint" / "commits"
+    assert not commits.exists() or not [path for path in commits.iterdir() if path.name.isdigit()]
+
+    sink_stream(files.stream(), options).trigger(availableNow=True).start().awaitTermination()
+    got = values_of(spark, kafka_broker, topic)
+    assert set(map(int, got)) == set(range(30_000))
+
+
+def test_a_row_that_is_refused_fails_the_query_with_the_sinks_own_words(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
+) -> None:
+    files.add(0)
+    stream = files.stream().selectExpr("if(value = '700', repeat('x', 2000000), value) AS value")
+    query = sink_stream(stream, options_of(kafka_broker, topic=topic)).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=rf"RecordTooLargeError: .*{topic}.*raise max\.request\.size"):
+        query.awaitTermination()
+
+
+def connected(port: int) -> set[int]:
+    """The processes below this one that are connected to `port`."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(peer.raddr and peer.raddr.port == port for peer in process.net_connections("tcp")):
+                found.add(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_a_query_stopped_in_mid_batch_leaves_nothing_behind_and_loses_no_row(
+    spark: SparkSession,
+    own_kafka: Callable[..., EmbeddedKafka],
+    files: Files,
+    sink_stream: Any,
+    conf: Callable[[str, str], None],
+) -> None:
+    kafka = own_kafka()
+    kafka.create_topic("orders")
+    port = int(kafka.bootstrap_servers.rpartition(":")[2])
+    files.add(0, count=20_000)
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(1)
+            yield batch
+
+    options = options_of(kafka, topic="orders")
+    threads = set(threading.enumerate())
+    query: StreamingQuery = sink_stream(files.stream().mapInArrow(slow, "value STRING"), options).start()
+    while not connected(port):
+        assert query.isActive, query.exception()
+        time.sleep(0.05)
+    query.stop()
+    deadline = time.monotonic() + 20
+    while connected(port):
+        assert time.monotonic() < deadline, "a worker that was stopped is still connected to the broker"
+        time.sleep(0.05)
+    assert {thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("kafka")} == set()
+    assert len(set(values_of(spark, kafka, "orders"))) < 20_000, "the batch was not stopped in its middle"
+
+    sink_stream(files.stream(), options).trigger(availableNow=True).start().awaitTermination()
+    assert len(set(values_of(spark, kafka, "orders"))) == 20_000
+
+
+RETRIED = """
+import sys
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+settings = {"ui.enabled": "false", "ui.showConsoleProgress": "false", "log.level": "ERROR"}
+builder = SparkSession.builder.master("local[2,3]")
+for name, value in settings.items():
+    builder = builder.config(f"spark.{name}", value)
+spark = builder.getOrCreate()
+
+def fails_once(batches):
+    for number, batch in enumerate(batches):
+        if number == 2 and TaskContext.get().attemptNumber() == 0:
+            raise OSError("the first attempt breaks")
+        yield batch
+
+frame = spark.range(0, 60_000, 1, 2).selectExpr("CAST(id AS STRING) AS value").mapInArrow(fails_once, "value STRING")
+frame.write.format("kafka_sink").options(**dict(pair.split("=", 1) for pair in sys.argv[1:])).mode("append").save()
+spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+frame.write.format("kafka_sink").options(**dict(pair.split("=", 1) for pair in sys.argv[1:])).mode("append").save()
+for row in spark.tvf.python_worker_logs().collect():
+    print("CAPTURED", row.level, row.msg)
+spark.stop()
+"""
+
+
+def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_the_report_is_on_stderr(
+    spark: SparkSession, kafka_broker: Admin, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(RETRIED)
+    options = [f"{key}={value}" for key, value in options_of(kafka_broker, topic=topic).items()]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    for name in [name for name in environment if name.startswith("PYSPARK_GATEWAY")]:
+        del environment[name]
+    done = subprocess.run(
+        [sys.executable, "job.py", *options],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert set(map(int, values_of(spark, kafka_broker, topic))) == set(range(60_000))
+    report = rf"60,000 records, .* batches to 1 partitions of {topic}, 0 retries, .* records/s"
+    assert re.search(rf"^\S+ \S+ INFO kafka_sink: Write: {report}$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(rf"^CAPTURED INFO Write: {report}$", done.stdout, re.MULTILINE), done.stdout
