@@ -126,6 +126,7 @@ class RowBlock:
             if name in ("value", "key"):
                 size += sum(map(len, filter(None, values)))
             elif name == "headers":
+                _check_header_fields(values)
                 size += _size_of_headers(values)
         self.size += size
         return size
@@ -157,6 +158,17 @@ def _check_types(name: str, values: Sequence[Any]) -> None:
     if wrong and not all(issubclass(found, tuple) and name == "headers" for found in wrong):
         found = min(_SPARK_TYPES.get(found, found.__name__) for found in wrong)
         raise SchemaError(f"{name} attribute unsupported type {found}. {name} must be a(n) {wanted}")
+
+
+def _check_header_fields(values: Sequence[Any]) -> None:
+    """By the first header there is: the rows of a DataFrame have all the same fields."""
+    first = next((headers[0] for headers in values if headers), None)
+    names = getattr(first, "__fields__", None)
+    if names is not None and [name.lower() for name in names] != ["key", "value"]:
+        raise SchemaError(
+            f"headers attribute unsupported type array<struct<{','.join(names)}>>. headers must be a(n)"
+            f" {_ALLOWED['headers'][1]}"
+        )
 
 
 def _size_of_headers(values: Sequence[Any]) -> int:

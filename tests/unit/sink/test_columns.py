@@ -148,6 +148,12 @@ def test_headers_of_another_shape_are_refused(headers: list[Any]) -> None:
         block_of(Row(value="v", headers=headers))
 
 
+def test_headers_are_known_by_the_names_of_their_fields() -> None:
+    block_of(Row(value="v", headers=[Row(KEY="a", Value=b"1")]))
+    with pytest.raises(SchemaError, match=r"unsupported type array<struct<value,key>>\. headers must be a"):
+        block_of(Row(value="v", headers=[]), Row(value="w", headers=[Row(value=b"1", key="a")]))
+
+
 def test_a_header_without_a_name_is_refused() -> None:
     with pytest.raises(KafkaError, match="header key"):
         columns_of(Row(value="v", headers=[(None, b"1")]))
