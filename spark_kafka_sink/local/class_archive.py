@@ -62,7 +62,7 @@ def _make(jvm: Jvm, archive: Path) -> None:
         address = NodeAddress(1, port.number, controller_port.number)
         node = Node(address, folder, jvm, watchdog)
         deadline = time.monotonic() + _TIMEOUT_S
-        node.write_files(server_properties(address, [address], node.data, {}))
+        node.write_files(server_properties(address, [address], node.log_dirs, {}))
         node.begin_format(new_cluster_id(), {})
         node.await_format(deadline)
         node.begin_start(write_archive=fresh)

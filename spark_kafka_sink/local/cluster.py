@@ -43,6 +43,7 @@ class EmbeddedKafka:
     broker. The node has a second listener then, at `proxied_address`, which tells its clients the proxy's address; the
     nodes themselves, and the clients of `bootstrap_servers`, talk past the proxies.
     security: listeners that speak TLS or want a login, beside the PLAINTEXT one; see `secured_servers`.
+    log_dirs: how many folders each node spreads its partitions over, as a broker does over disks.
     data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
     removed at stop.
     start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
@@ -59,6 +60,7 @@ class EmbeddedKafka:
         features: Mapping[str, int] | None = None,
         advertised: Mapping[int, str] | None = None,
         security: BrokerSecurity | None = None,
+        log_dirs: int = 1,
         data_dir: Path | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
@@ -71,6 +73,7 @@ class EmbeddedKafka:
         self._features = dict(features or {})
         self._advertised = dict(advertised or {})
         self._security = security
+        self._log_dirs = log_dirs
         self._data_dir = data_dir.absolute() if data_dir is not None else None
         self._start_timeout_s = start_timeout_s
         self._nodes: dict[int, Node] = {}
@@ -223,6 +226,10 @@ class EmbeddedKafka:
         """The node's `host:port`."""
         return self._node(node_id).address.bootstrap_server
 
+    def log_dirs(self, node_id: int) -> tuple[Path, ...]:
+        """Where the node keeps its partitions; the cluster's metadata is in the first."""
+        return self._node(node_id).log_dirs
+
     def proxied_address(self, node_id: int) -> str:
         """The `host:port` to which the proxy in front of the node connects."""
         port = self._node(node_id).address.proxied_port
@@ -257,9 +264,9 @@ class EmbeddedKafka:
         self._watchdog = Watchdog(doomed_folder=None if self._data_dir else folder)
         addresses = [self._address(node_id) for node_id in range(1, self._node_count + 1)]
         for address in addresses:
-            node = Node(address, folder / f"node-{address.node_id}", jvm, self._watchdog)
+            node = Node(address, folder / f"node-{address.node_id}", jvm, self._watchdog, self._log_dirs)
             self._nodes[address.node_id] = node
-            node.write_files(server_properties(address, addresses, node.data, self._properties, self._security))
+            node.write_files(server_properties(address, addresses, node.log_dirs, self._properties, self._security))
 
     def _address(self, node_id: int) -> NodeAddress:
         listeners = self._security.listeners if self._security is not None else ()

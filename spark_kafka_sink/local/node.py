@@ -34,8 +34,9 @@ def new_cluster_id() -> str:
 class Node:
     """A broker and controller in one JVM, which can be ended and started again on the same ports and data."""
 
-    def __init__(self, address: NodeAddress, folder: Path, jvm: Jvm, watchdog: Watchdog) -> None:
+    def __init__(self, address: NodeAddress, folder: Path, jvm: Jvm, watchdog: Watchdog, log_dirs: int = 1) -> None:
         self.address = address
+        self.log_dirs = tuple(folder / name for name in ("data", *(f"data-{n}" for n in range(2, log_dirs + 1))))
         self.folder = folder
         self.log_file = folder / "server.log"
         """Everything the node's JVMs printed, Kafka's log among it."""
@@ -47,7 +48,7 @@ class Node:
 
     @property
     def data(self) -> Path:
-        return self.folder / "data"
+        return self.log_dirs[0]
 
     @property
     def cluster_id(self) -> str | None:

@@ -77,7 +77,7 @@ def refuse_owned(properties: Mapping[str, PropertyValue]) -> None:
 def server_properties(
     node: NodeAddress,
     cluster: Sequence[NodeAddress],
-    data: Path,
+    log_dirs: Sequence[Path],
     extra: Mapping[str, PropertyValue],
     security: BrokerSecurity | None = None,
 ) -> dict[str, str]:
@@ -97,7 +97,7 @@ def server_properties(
         "node.id": node.node_id,
         "controller.quorum.voters": ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in cluster),
         "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(data),
+        "log.dirs": ",".join(map(str, log_dirs)),
         **_listeners(node, security.listeners if security is not None else {}),
     }
     return {key: _text(value) for key, value in merged.items()}

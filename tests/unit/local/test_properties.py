@@ -41,11 +41,13 @@ def unescape(text: str) -> str:
 
 
 def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
-    properties = server_properties(ONE[0], ONE, Path("/data"), {})
+    properties = server_properties(ONE[0], ONE, [Path("/data")], {})
     assert properties["process.roles"] == "broker,controller"
     assert properties["controller.quorum.voters"] == "1@127.0.0.1:9093"
     assert properties["listeners"] == "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093"
     assert properties["log.dirs"] == "/data"
+    two = server_properties(ONE[0], ONE, [Path("/data"), Path("/data-2")], {})
+    assert two["log.dirs"] == "/data,/data-2"
     assert properties["transaction.state.log.replication.factor"] == "1"
     assert properties["transaction.state.log.min.isr"] == "1"
     assert "auto.create.topics.enable" not in properties, "Kafka's own default holds"
@@ -53,7 +55,7 @@ def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
 
 def test_behind_a_proxy_clients_are_told_its_address_and_nodes_talk_past_it() -> None:
     node = NodeAddress(1, 9092, 9093, 9094, "127.0.0.1:5000")
-    properties = server_properties(node, [node], Path("/data"), {})
+    properties = server_properties(node, [node], [Path("/data")], {})
     assert properties["listeners"] == (
         "PLAINTEXT://127.0.0.1:9092,PROXIED://127.0.0.1:9094,CONTROLLER://127.0.0.1:9093"
     )
@@ -62,7 +64,7 @@ def test_behind_a_proxy_clients_are_told_its_address_and_nodes_talk_past_it() ->
 
 
 def test_three_nodes_know_each_other_and_replicate_internal_topics() -> None:
-    second = server_properties(THREE[1], THREE, Path("/data"), {})
+    second = server_properties(THREE[1], THREE, [Path("/data")], {})
     assert second["node.id"] == "2"
     assert second["controller.quorum.voters"] == "1@127.0.0.1:9191,2@127.0.0.1:9192,3@127.0.0.1:9193"
     assert second["offsets.topic.replication.factor"] == "3"
@@ -72,7 +74,7 @@ def test_three_nodes_know_each_other_and_replicate_internal_topics() -> None:
 
 def test_a_clusters_own_properties_override_the_defaults_for_tests() -> None:
     extra: dict[str, PropertyValue] = {"auto.create.topics.enable": False, "group.initial.rebalance.delay.ms": 7}
-    properties = server_properties(ONE[0], ONE, Path("/data"), extra)
+    properties = server_properties(ONE[0], ONE, [Path("/data")], extra)
     assert properties["auto.create.topics.enable"] == "false"
     assert properties["group.initial.rebalance.delay.ms"] == "7"
 
