@@ -67,6 +67,13 @@ def running_one(own_temporary_folder: None) -> Iterator[FaultStage]:
 
 
 @pytest.fixture(scope="session")
+def running_old(own_temporary_folder: None) -> Iterator[FaultStage]:
+    """Of the first version of the transaction protocol."""
+    with FaultStage(1, features={"transaction.version": 1}) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="session")
 def broker(running_one: FaultStage) -> Admin:
     """What the parts of other tests that these rows use call their broker."""
     return Admin(running_one.direct)
@@ -75,7 +82,7 @@ def broker(running_one: FaultStage) -> Admin:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """No descriptor, thread, process or temporary file after a row that was not there before."""
-    for name in ("running_three", "running_one", "spark"):  # first of all, if the row uses it
+    for name in ("running_three", "running_one", "running_old", "spark"):  # first of all, if the row uses it
         if name in request.fixturenames:
             request.getfixturevalue(name)
     before = Leftovers()
@@ -109,12 +116,23 @@ def one_node(
     yield from _on(running_one, request, timeline, tmp_path)
 
 
+@pytest.fixture
+def one_node_of_old(
+    request: pytest.FixtureRequest, running_old: FaultStage, timeline: Timeline, tmp_path: Path
+) -> Iterator[FaultStage]:
+    """As `one_node`, of the first version of the transaction protocol."""
+    yield from _on(running_old, request, timeline, tmp_path)
+
+
 def _on(stage: FaultStage, request: pytest.FixtureRequest, timeline: Timeline, folder: Path) -> Iterator[FaultStage]:
     stage.timeline = timeline
 
+    save_others = request.node.stash.get(_EVIDENCE, lambda: folder)
+
     def save() -> Path:
+        save_others()
         (folder / "timeline.txt").write_text("\n".join(timeline.lines) + "\n", encoding="utf-8")
-        stage.save_logs(folder)
+        stage.save_logs(folder / stage.name)
         return folder
 
     request.node.stash[_EVIDENCE] = save

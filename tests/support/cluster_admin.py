@@ -17,7 +17,7 @@ def active_controller(bootstrap_servers: str) -> int:
     partition = describe_quorum.PartitionData(partition_index=i32(0))
     topic = describe_quorum.TopicData(topic_name=TopicName("__cluster_metadata"), partitions=(partition,))
     payload = describe_quorum.DescribeQuorumRequest(topics=(topic,))
-    response = Admin(bootstrap_servers)._ask(payload, DescribeQuorumResponse)
+    response = Admin(bootstrap_servers).ask(payload, DescribeQuorumResponse)
     assert not response.error_code, response.error_code
     return int(response.topics[0].partitions[0].leader_id)
 
@@ -30,7 +30,7 @@ def set_producer_quota(bootstrap_servers: str, client_id: str, bytes_a_second: f
     )
     entry = alter_client_quotas.EntryData(entity=(entity,), ops=(operation,))
     payload = alter_client_quotas.AlterClientQuotasRequest(entries=(entry,), validate_only=False)
-    for answer in Admin(bootstrap_servers)._ask(payload, AlterClientQuotasResponse).entries:
+    for answer in Admin(bootstrap_servers).ask(payload, AlterClientQuotasResponse).entries:
         assert not answer.error_code, answer
 
 

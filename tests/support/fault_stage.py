@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.tcp_proxy import TcpProxy
@@ -36,11 +36,14 @@ class Timeline:
 class FaultStage:
     """A context manager: a running cluster of one or three nodes, each with a proxy in front."""
 
-    def __init__(self, nodes: int) -> None:
-        self.proxies = {node_id: TcpProxy() for node_id in range(1, nodes + 1)}
+    def __init__(self, nodes: int, features: Mapping[str, int] | None = None) -> None:
+        self.name = f"{nodes} nodes" + "".join(f", {name} {level}" for name, level in (features or {}).items())
+        # Buffers that a large request does not vanish in.
+        self.proxies = {node_id: TcpProxy(receive_buffer_bytes=65_536) for node_id in range(1, nodes + 1)}
         self.kafka = EmbeddedKafka(
             nodes,
             properties=PROPERTIES,
+            features=features,
             advertised={node_id: proxy.address for node_id, proxy in self.proxies.items()},
         )
         self.timeline = Timeline()
