@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from spark_kafka_sink.common.clock import Clock, SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.producer.futures import RunCallback
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 
 IDLE_MS: Final = 600_000
@@ -43,6 +45,21 @@ class Producer(Protocol):
     @property
     def has_failed(self) -> bool: ...
 
+    # a producer with a transactional.id
+
+    def init_transactions(self, transactional_id: str | None = None) -> None: ...
+
+    def begin_transaction(self) -> None: ...
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: str
+    ) -> None: ...
+
+    @property
+    def current_transaction(self) -> PreparedTransaction: ...
+
+    def prepare_transaction(self) -> PreparedTransaction: ...
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -50,6 +67,8 @@ class _Entry:
     producer: Producer
     users: int
     last_used_ms: int
+    is_borrowed: bool = False
+    """Nobody else gets it until it comes back."""
     client_id: str = ""
     number: int = field(default_factory=itertools.count().__next__)
     """No other producer of the process has it."""
@@ -86,8 +105,29 @@ class ProducerPool:
         _close(retired)
         return entry.producer
 
+    def borrow(self, config: ProducerConfig) -> Producer:
+        """A producer of `config` that nobody else uses until it is released or discarded: a transaction is one
+        task's. Raises what its constructor does.
+        """
+        key = ("borrowed", config.canonical())
+        with self._lock:
+            retired = self._retire(self._clock.now_ms())
+            entry = self._ready.pop(key, None) or _Entry(
+                key, self._create(config), 0, 0, is_borrowed=True, client_id=config.client_id
+            )
+            entry.users = 1
+            self._lent[id(entry.producer)] = entry
+        _close(retired)
+        return entry.producer
+
+    def discard(self, producer: Producer) -> None:
+        """Close what `borrow` gave, which aborts a transaction that is open and not prepared."""
+        with self._lock:
+            del self._lent[id(producer)]
+        _close([producer])
+
     def release(self, producer: Producer) -> None:
-        """Give back what `acquire` gave. It stays open for the next task, unless it failed."""
+        """Give back what `acquire` or `borrow` gave. It stays open for the next task, unless it failed."""
         with self._lock:
             now_ms = self._clock.now_ms()
             entry = self._lent[id(producer)]
@@ -96,6 +136,8 @@ class ProducerPool:
             retired = []
             if entry.users == 0:
                 del self._lent[id(producer)]
+                if entry.is_borrowed:
+                    self._ready.setdefault(entry.key, entry)
                 if self._ready.get(entry.key) is not entry:
                     retired.append(producer)
             retired.extend(self._retire(now_ms))

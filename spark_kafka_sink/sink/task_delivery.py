@@ -80,7 +80,7 @@ class TaskDelivery:
         """Send rows. Raises KafkaError as soon as it is known that a row, of these or of earlier ones, failed."""
         self.tally.check()
         if self._producer is None:
-            self._producer = self._pool.acquire(self._config.producer)
+            self._producer = self._acquire()
             self._before = self._producer.metrics()
             if self._config.metrics_ports is not None:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
@@ -92,12 +92,7 @@ class TaskDelivery:
     def finish(self) -> None:
         """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
         try:
-            if self._producer is not None:
-                self._producer.flush()
-                now = self._producer.metrics()
-                self.batches = int(now["batch-send-total"] - self._before["batch-send-total"])
-                self.retries = int(now["record-retry-total"] - self._before["record-retry-total"])
-            self._check()
+            self._await_rows()
         finally:
             self.abandon()
 
@@ -107,7 +102,16 @@ class TaskDelivery:
         if producer is not None:
             self._pool.release(producer)
 
-    def _check(self) -> None:
+    def _acquire(self) -> Producer:
+        return self._pool.acquire(self._config.producer)
+
+    def _await_rows(self) -> None:
+        """Wait until every row is acknowledged. Raises KafkaError if one is not."""
+        if self._producer is not None:
+            self._producer.flush()
+            now = self._producer.metrics()
+            self.batches = int(now["batch-send-total"] - self._before["batch-send-total"])
+            self.retries = int(now["record-retry-total"] - self._before["record-retry-total"])
         self.tally.check()
         if self.tally.acknowledged != self._sent:
             missing = self._sent - self.tally.acknowledged

@@ -1,0 +1,318 @@
+"""The driver's side of exactly-once delivery: fence, finish what was decided, decide, commit, abort.
+
+Tasks leave their transactions open, and the driver ends them: a broker asks no more than transactional id, producer id
+and epoch (KIP-98, KIP-890). What makes a batch count is one record, the decision, written in a transaction of the
+driver's own before any task's transaction is committed; after it the batch can only be finished, by this driver or by
+the next one, however the rows would be laid out by then. The proof is in docs/exactly-once.md.
+
+Decisions only: every request goes through the `DriverCluster`. One thread, the driver's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from spark_kafka_sink.client.group_offsets import CommittedOffset
+from spark_kafka_sink.client.transaction_values import (
+    EndTxnOutcome,
+    EndTxnStatus,
+    OpenTransaction,
+    ProducerIdAndEpoch,
+    TransactionDescription,
+    TransactionState,
+)
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+)
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, driver_id
+
+log = logging.getLogger(__name__)
+
+_USABLE_SHARE: Final = 0.8
+"""Of transaction.timeout.ms: what is left must do for the commit, and for a restart where the driver dies in it."""
+_UNKNOWN: Final = frozenset(
+    {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
+)
+
+
+class DriverCluster(Protocol):
+    """The requests that the protocol consists of. Each returns when its answer is known, or raises KafkaError."""
+
+    place: TopicPartition
+    """Where decisions of the prefix are written; the markers are offsets of this partition."""
+
+    def transaction_version(self) -> int: ...
+
+    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
+        """As `Transactions.init_producer_id`."""
+        ...
+
+    def last_decision(self) -> Decision | None:
+        """The newest one that was committed."""
+        ...
+
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None: ...
+
+    def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]: ...
+
+    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
+
+    def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
+        """Of every transactional id of the cluster in one of these states that begins with the prefix."""
+        ...
+
+    def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
+        """What was committed for `place` by the groups of these names, once nothing of it is pending."""
+        ...
+
+
+class Committed(NamedTuple):
+    """A batch that counts now. `driver` is the driver's next transaction, None where nothing was decided."""
+
+    decision: Decision | None
+    was_skipped: bool
+    driver: OpenTransaction | None
+
+
+class ExactlyOnceDriver:
+    """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
+    may run in different processes.
+    """
+
+    def __init__(self, prefix: str, cluster: DriverCluster, wall_ms: Callable[[], int]) -> None:
+        self.prefix = prefix
+        self._cluster = cluster
+        self._wall_ms = wall_ms
+        self._task_ids = re.compile(re.escape(prefix) + r"/\d+(\.\d+)?")
+
+    # ---- before the tasks ------------------------------------------------------------------------------------------
+
+    def begin(self, held: ProducerIdAndEpoch | None = None) -> Mandate:
+        """Fence every other driver of the prefix, finish the batch decided last, abort what was left undecided.
+
+        `held`: this driver's own id and epoch from the batch before; then another driver that has taken over since is
+        not fenced, but raises ProducerFencedError. Raises TransactionLostError, and KafkaError where a request fails.
+        """
+        version = self._cluster.transaction_version()
+        name = driver_id(self.prefix)
+        driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
+        last = self._cluster.last_decision()
+        if last is not None and not last.is_finished:
+            log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
+            self.finish(last)
+            driver = self._note_finished(driver, last, 0)
+            own = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
+            driver = OpenTransaction(name, *self._cluster.init_producer_id(name, own), version)
+        left = self._others_open(driver, ())
+        if left and self._is_current(driver):
+            self._abort_all(left)
+        return Mandate(
+            self.prefix,
+            driver,
+            self._cluster.place,
+            None if last is None else last.batch_id,
+            "" if last is None else last.query_id,
+        )
+
+    # ---- after the tasks -------------------------------------------------------------------------------------------
+
+    def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
+        """Decide the batch and commit it. Afterwards no transaction of the prefix is open that was begun before.
+
+        Raises IllegalStateError where a task's transaction is not what the task left, or too old, and
+        ProducerFencedError where another driver has taken over: nothing is decided then. Raises KafkaTimeoutError
+        where it cannot be known whether it is; TransactionLostError after the decision.
+        """
+        if not outcomes:
+            return Committed(None, False, None)
+        first = outcomes[0]
+        _check_agreement(outcomes)
+        if first.was_skipped:
+            return Committed(None, True, None)
+        tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
+        rows = sum(task.rows for task in tasks)
+        decision = Decision(first.batch_id, first.query_id, self._wall_ms(), len(outcomes), rows, tasks)
+        if not tasks:
+            return Committed(None, False, None)
+        driver = first.mandate.driver
+        self._cluster.write_decision(driver, decision, 0)
+        self._verify(driver, decision)
+        (decided,) = self._cluster.end([driver], committed=True)
+        driver = _next_driver(driver, decided, decision)
+        self.finish(decision)
+        # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
+        # there is no successor yet, and what was listed before it is ended by its exact epochs.
+        left = self._others_open(driver, tasks)
+        driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
+        self._abort_all(left)
+        return Committed(decision, False, driver)
+
+    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
+        """End what the tasks left open, if it is certain that the batch is not decided; whether it was.
+
+        A decided batch is left alone, and so is one that may be: the next driver of the prefix finishes or aborts it.
+        """
+        driver = mandate.driver
+        (ended,) = self._cluster.end([driver], committed=False)
+        if ended.status is EndTxnStatus.INVALID_TXN_STATE and driver.transaction_version < 2:
+            if not self._is_untouched(driver):
+                return False
+        elif ended.status is not EndTxnStatus.DONE:
+            return False
+        named = [outcome.written for outcome in outcomes if outcome is not None and outcome.written is not None]
+        self._abort_all([task.transaction for task in named])
+        driver = OpenTransaction(
+            driver.transactional_id, ended.producer_id, ended.producer_epoch, driver.transaction_version
+        )
+        left = self._others_open(driver, named)
+        if left and self._is_current(driver):
+            self._abort_all(left)
+        return True
+
+    def finish(self, decision: Decision) -> None:
+        """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be."""
+        outcomes = self._cluster.end(decision.transactions, committed=True)
+        unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
+        for each in outcomes:
+            if each.status not in _UNKNOWN and each.error is not None:
+                raise type(each.error)(
+                    f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {each.error}"
+                    " It is finished when the query is started again, which must be within transaction.timeout.ms."
+                )
+        if unknown:
+            self._check_markers(decision, [task for task in decision.tasks if task.transaction[0] in unknown])
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_markers(self, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+        """A transaction that its coordinator knows no more was committed if its marker was."""
+        found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
+        lost = [task for task in tasks if not _is_marked(found.get(task.transaction.transactional_id), decision, task)]
+        if lost:
+            raise TransactionLostError(
+                f"Batch {decision.batch_id} of transactional.id.prefix={self.prefix!r} was decided, and"
+                f" {len(lost)} of its {len(decision.tasks)} transactions are gone: rows are missing in Kafka,"
+                f" {sum(task.rows for task in lost)} of {decision.rows} ("
+                + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
+                + "). They timed out between decision and commit, or their markers expired in a stop longer than"
+                " offsets.retention.minutes. Write the missing rows by hand from the batch's input, then let the query"
+                f" go on: python -m spark_kafka_sink.transactions accept --prefix {self.prefix}. A longer"
+                " kafka.transaction.timeout.ms makes this rarer."
+            )
+
+    def _verify(self, driver: OpenTransaction, decision: Decision) -> None:
+        """Every transaction must be as its task left it, and young enough. Called with the decision written and not
+        committed, so that ages are told by brokers' clocks alone.
+        """
+        ids = [driver.transactional_id, *(task.transaction.transactional_id for task in decision.tasks)]
+        described = self._cluster.describe(ids)
+        own = described[driver.transactional_id]
+        if own is None or not _is_open(own, driver) or own.start_time_ms is None:
+            raise ProducerFencedError(
+                f"{driver}: {ProducerFencedError.sentence} Another driver runs under this transactional.id.prefix;"
+                f" batch {decision.batch_id} is not decided here."
+            )
+        for task in decision.tasks:
+            found = described[task.transaction.transactional_id]
+            if found is None or not _is_open(found, task.transaction):
+                state = "unknown" if found is None else f"{found.state.value} in epoch {found.producer_epoch}"
+                raise IllegalStateError(
+                    f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
+                    f" {state}. It timed out, or a late attempt of the task took its place; the batch must run again."
+                )
+            age_ms = own.start_time_ms - (found.start_time_ms or 0)
+            if age_ms > _USABLE_SHARE * found.timeout_ms:
+                raise IllegalStateError(
+                    f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
+                    f" open for {age_ms} ms, more than 80 % of its time-out. Raise kafka.transaction.timeout.ms"
+                    f" (now {found.timeout_ms}) and, if need be, the brokers' transaction.max.timeout.ms; or make"
+                    " batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)."
+                )
+
+    def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
+        """Write that all is committed, so that a later start need not ask for transactions and markers that brokers
+        have forgotten by then.
+        """
+        self._cluster.write_decision(driver, decision.finished(), sequence)
+        (noted,) = self._cluster.end([driver], committed=True)
+        return _next_driver(driver, noted, decision)
+
+    def _others_open(self, driver: OpenTransaction, kept: Iterable[TaskTransaction]) -> list[OpenTransaction]:
+        """What else is open under the prefix, or, under transaction version 2, could be opened by who holds it."""
+        states = [TransactionState.ONGOING]
+        if driver.transaction_version >= 2:
+            states.append(TransactionState.EMPTY)  # begun and not written to: aborting it takes its epoch away
+        mine = {task.transaction.transactional_id for task in kept}
+        ids = [name for name in self._cluster.list_ids(states) if self._task_ids.fullmatch(name) and name not in mine]
+        if not ids:
+            return []
+        return [
+            OpenTransaction(name, found.producer_id, found.producer_epoch, driver.transaction_version)
+            for name, found in self._cluster.describe(ids).items()
+            if found is not None and found.state in states
+        ]
+
+    def _is_current(self, driver: OpenTransaction) -> bool:
+        """Whether no other driver has fenced this one: then nothing seen before was begun by another's tasks."""
+        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
+        return own is not None and (own.producer_id, own.producer_epoch) == driver[1:3]
+
+    def _is_untouched(self, driver: OpenTransaction) -> bool:
+        """Whether nothing was written in the driver's transaction: under version 1 its abort is then refused."""
+        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
+        return own is not None and own.state is TransactionState.EMPTY and own[2:4] == driver[1:3]
+
+    def _abort_all(self, transactions: Sequence[OpenTransaction]) -> None:
+        """By exact epochs. What cannot be aborted now is by the next driver, or by its time-out."""
+        if not transactions:
+            return
+        log.info("%s: aborting %d open transactions", self.prefix, len(transactions))
+        for each in self._cluster.end(transactions, committed=False):
+            if each.status in {EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED}:
+                log.warning("%s stays open until its time-out: %s", each.transaction, each.error)
+
+
+def _check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
+    """Raises IllegalStateError where the tasks are not those of one batch."""
+    for what in ("batch_id", "query_id", "mandate", "was_skipped"):
+        if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
+            raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
+    partitions = [outcome.partition for outcome in outcomes]
+    if len(set(partitions)) < len(partitions):
+        raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
+
+
+def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:
+    return found.state is TransactionState.ONGOING and found[2:4] == left[1:3]
+
+
+def _is_marked(found: CommittedOffset | None, decision: Decision, task: TaskTransaction) -> bool:
+    """The marker of a later batch does as well: its driver has finished this one before its tasks began."""
+    if found is None or found.offset > decision.batch_id + 1:
+        return found is not None
+    return found == CommittedOffset(decision.batch_id + 1, task.marker_text)
+
+
+def _next_driver(driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
+    """The driver's transaction after one that was committed. Raises what kept it from being."""
+    if ended.status is EndTxnStatus.DONE:
+        return driver._replace(producer_id=ended.producer_id, producer_epoch=ended.producer_epoch)
+    if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
+        raise ProducerFencedError(
+            f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
+        )
+    if ended.status is EndTxnStatus.INVALID_TXN_STATE:
+        raise IllegalStateError(
+            f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
+        )
+    raise KafkaTimeoutError(
+        f"Whether batch {decision.batch_id} is decided is not known: {ended.error} The next start of the query finds"
+        " out, and finishes or repeats it."
+    )

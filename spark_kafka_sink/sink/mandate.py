@@ -1,0 +1,102 @@
+"""What the driver tells the tasks of an exactly-once batch, what they tell it, and the rule by which a task knows
+whether its batch is written already. Plain values that pickle; JSON where they travel as a column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.sink.decision import TaskTransaction
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """A fenced driver's word to its tasks, for one batch.
+
+    `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
+    under the prefix, None where there is none, and `last_query_id` whose it was, empty for a batch write.
+    """
+
+    prefix: str
+    driver: OpenTransaction
+    place: TopicPartition
+    last_batch_id: int | None = None
+    last_query_id: str = ""
+
+    def is_written_already(self, batch_id: int, query_id: str) -> bool:
+        """Whether the batch is the last one decided: then its rows must not be written again, in whatever partitions
+        they come now.
+
+        Raises IllegalStateError where the batch cannot be told from one written before: an earlier batch id, another
+        query.
+        """
+        if self.last_batch_id is None:
+            return False
+        if query_id != self.last_query_id:
+            raise IllegalStateError(
+                f"transactional.id.prefix={self.prefix!r} belongs to {_name(self.last_query_id)}, whose batch"
+                f" {self.last_batch_id} was the last one written under it, and this is {_name(query_id)}: give every"
+                " query and every sink a transactional.id.prefix of its own. If the other one is gone for good"
+                " (a checkpoint that was deleted): python -m spark_kafka_sink.transactions forget."
+            )
+        if batch_id < self.last_batch_id:
+            raise IllegalStateError(
+                f"Batch {batch_id} comes after batch {self.last_batch_id} was written under"
+                f" transactional.id.prefix={self.prefix!r}: the checkpoint was reset or is an older copy, and its"
+                " batches would be written twice. Go on from the newest checkpoint; or, to write them again on purpose,"
+                " set another transactional.id.prefix."
+            )
+        return batch_id == self.last_batch_id
+
+
+def _name(query_id: str) -> str:
+    return f"query {query_id}" if query_id else "a batch write"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """What a task tells the driver. `written` is None where it left nothing open: the batch was written already
+    (`was_skipped`), or there were no rows.
+    """
+
+    mandate: Mandate
+    batch_id: int
+    query_id: str
+    partition: int
+    rows: int
+    written: TaskTransaction | None
+    was_skipped: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskOutcome:
+        fields = json.loads(text)
+        written = fields.pop("written")
+        return cls(**fields | {"mandate": _mandate(fields["mandate"]), "written": written and _task(written)})
+
+
+def _mandate(fields: Mapping[str, Any]) -> Mandate:
+    values = dict(fields)
+    return Mandate(**values | {"driver": OpenTransaction(*values["driver"]), "place": TopicPartition(*values["place"])})
+
+
+def _task(values: list[Any]) -> TaskTransaction:
+    transaction, partition, rows = values
+    return TaskTransaction(OpenTransaction(*transaction), partition, rows)
+
+
+def driver_id(prefix: str) -> str:
+    return f"{prefix}/driver"
+
+
+def task_id(prefix: str, partition: int, attempt: int) -> str:
+    """A second attempt has an id of its own: it cannot fence a first one that finished."""
+    return f"{prefix}/{partition}" if attempt == 0 else f"{prefix}/{partition}.{attempt}"

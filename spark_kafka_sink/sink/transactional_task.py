@@ -1,0 +1,122 @@
+"""A task's part in exactly-once delivery: its rows go into one transaction, with a marker, and that is left open.
+
+A task never ends its transaction: that its input has ended does not mean that it was complete, and only the driver
+knows which attempt counts. A task that fails aborts what it began. The task's thread owns the delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.decision import TaskTransaction, marker_text
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
+from spark_kafka_sink.sink.task_delivery import TaskDelivery
+
+Describe = Callable[[str], TransactionDescription | None]
+
+
+class TaskIdentity(NamedTuple):
+    """Which rows of which batch, and which try. `query_id` is empty for a batch write."""
+
+    batch_id: int
+    query_id: str
+    partition: int
+    attempt: int
+
+
+class TransactionalDelivery(TaskDelivery):
+    """As `TaskDelivery`, into a transaction; what became of it is in `outcome` after `finish`.
+
+    Rows of a batch that is written already are counted and dropped, whatever partitions they come in. A task without
+    rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError for a
+    batch that the driver's mandate does not allow.
+    """
+
+    outcome: TaskOutcome
+
+    def __init__(
+        self, config: SinkConfig, pool: ProducerPool, mandate: Mandate, task: TaskIdentity, describe: Describe
+    ) -> None:
+        super().__init__(config, pool)
+        self._describe = describe
+        self._mandate = mandate
+        self._task = task
+        self._skipped = 0
+        self._is_written_already = mandate.is_written_already(task.batch_id, task.query_id)
+        self._is_prepared = False
+
+    def send(self, topic: str, columns: RecordColumns) -> None:
+        if self._is_written_already:
+            self._skipped += columns.num_rows
+        else:
+            super().send(topic, columns)
+
+    def finish(self) -> None:
+        """Wait until every row is acknowledged, leave the transaction open with its marker in it, and give the producer
+        back. Raises KafkaError if a row is not acknowledged.
+        """
+        try:
+            written = None if self._producer is None else self._prepare(self._producer)
+        finally:
+            self.abandon()
+        task = self._task
+        self.outcome = TaskOutcome(
+            self._mandate,
+            task.batch_id,
+            task.query_id,
+            task.partition,
+            self._skipped or self._sent,
+            written,
+            self._is_written_already,
+        )
+
+    def abandon(self) -> None:
+        """Give the producer back, or close it, which aborts what is open, where the transaction is not prepared."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            (self._pool.release if self._is_prepared else self._pool.discard)(producer)
+
+    def _acquire(self) -> Producer:
+        mandate, task = self._mandate, self._task
+        self._ensure_current()
+        config = replace(self._config.producer, transactional_id=mandate.prefix)
+        producer = self._pool.borrow(config)
+        try:
+            producer.init_transactions(task_id(mandate.prefix, task.partition, task.attempt))
+            producer.begin_transaction()
+        except BaseException:
+            self._pool.discard(producer)
+            raise
+        return producer
+
+    def _ensure_current(self) -> None:
+        """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin now
+        would abort what a task of the same name has left open, and what may be decided.
+        """
+        mandate, task = self._mandate, self._task
+        found = self._describe(mandate.driver.transactional_id)
+        if found is None or found[1:4] != (TransactionState.EMPTY, *mandate.driver[1:3]):
+            raise ProducerFencedError(
+                f"Attempt {task.attempt} of partition {task.partition} comes too late for batch {task.batch_id}: its"
+                f" driver, {mandate.driver}, has decided, given up, or been replaced."
+            )
+
+    def _prepare(self, producer: Producer) -> TaskTransaction:
+        """The marker goes on its way before the rows are waited for; it counts only if the transaction does."""
+        task = self._task
+        current = OpenTransaction(*producer.current_transaction[:4])
+        offsets = {self._mandate.place: (task.batch_id + 1, marker_text(current, self._sent))}
+        producer.send_offsets_to_transaction(offsets, current.transactional_id)
+        self._await_rows()
+        prepared = producer.prepare_transaction()
+        if OpenTransaction(*prepared[:4]) != current:
+            raise IllegalStateError(f"The transaction of partition {task.partition} was {current}, and now {prepared}.")
+        self._is_prepared = True
+        return TaskTransaction(current, task.partition, self._sent)

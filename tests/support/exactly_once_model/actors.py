@@ -1,0 +1,218 @@
+"""The two seams of the protocol over the model: what a driver asks of a cluster, and a task's producer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from support.scripted_broker.transaction_coordinator import CONCURRENT_TRANSACTIONS, Commit
+
+from spark_kafka_sink.client.coordinator_api import Outcome
+from spark_kafka_sink.client.group_offsets import CommittedOffset
+from spark_kafka_sink.client.transaction_apis import end_txn_outcome
+from spark_kafka_sink.client.transaction_values import (
+    EndTxnOutcome,
+    OpenTransaction,
+    ProducerIdAndEpoch,
+    TransactionDescription,
+    TransactionState,
+)
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import KafkaError, error_for_code
+from spark_kafka_sink.producer.futures import RunMetadata
+from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.sink.decision import Decision
+
+if TYPE_CHECKING:
+    from support.exactly_once_model.world import World
+
+PLACE = TopicPartition("decisions", 0)
+TIMEOUT_MS = 10_000
+
+
+def init_producer_id(world: World, key: str, held: tuple[int, int]) -> ProducerIdAndEpoch:
+    def effect() -> ProducerIdAndEpoch:
+        coordinator = world.cluster.transactions
+        while (code := coordinator.init_producer_id(key, TIMEOUT_MS, held, world.now_ms)) == CONCURRENT_TRANSACTIONS:
+            coordinator.advance(world.now_ms)
+        if code:
+            raise error_for_code(code)
+        given = coordinator.transactions[key]
+        return ProducerIdAndEpoch(given.producer_id, given.epoch)
+
+    return world.request(f"init {key}", effect)
+
+
+def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence: int, values: list[Any]) -> None:
+    """Records into a partition, which is added to the transaction first where the version wants that."""
+    coordinator = world.cluster.transactions
+
+    def add() -> None:
+        _check(world, open_)
+        held = coordinator.begin(open_.transactional_id, world.now_ms, open_.transaction_version)
+        held.partitions.add((place.topic, place.partition))
+
+    def produce() -> None:
+        _check(world, open_)
+        if open_.transaction_version >= 2:
+            add()
+        elif tuple(place) not in coordinator.transactions[open_.transactional_id].partitions:
+            raise error_for_code(48)
+        log = world.cluster.log(place.topic, place.partition)
+        log.append(open_.producer_id, open_.producer_epoch, sequence, values)
+
+    if open_.transaction_version < 2:
+        world.request(f"add {place} to {open_.transactional_id}", add)
+    world.request(f"produce {open_.transactional_id} to {place}", produce)
+
+
+def end(world: World, open_: OpenTransaction, committed: bool) -> EndTxnOutcome:
+    coordinator = world.cluster.transactions
+
+    def effect() -> ProducerIdAndEpoch:
+        code = coordinator.end(*open_[:3], committed, open_.transaction_version, world.now_ms)
+        if code:
+            raise error_for_code(code)
+        if open_.transaction_version < 2:
+            return ProducerIdAndEpoch(open_.producer_id, open_.producer_epoch)
+        held = coordinator.transactions[open_.transactional_id]
+        return ProducerIdAndEpoch(held.producer_id, held.epoch)
+
+    verb = "commit" if committed else "abort"
+    try:
+        return end_txn_outcome(open_, Outcome(world.request(f"{verb} {open_.transactional_id}", effect)))
+    except KafkaError as error:
+        return end_txn_outcome(open_, Outcome(None, error, is_in_doubt=True))
+
+
+def _check(world: World, open_: OpenTransaction) -> None:
+    code = world.cluster.transactions.check(*open_[:3])
+    if code:
+        raise error_for_code(code)
+
+
+class ModelDriverCluster:
+    """`DriverCluster` over the model."""
+
+    place = PLACE
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def transaction_version(self) -> int:
+        return self.world.version
+
+    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
+        return init_producer_id(self.world, transactional_id, held or (-1, -1))
+
+    def last_decision(self) -> Decision | None:
+        log = self.world.cluster.log(*PLACE)
+        return self.world.request("read the last decision", lambda: next(reversed(log.committed()), None))
+
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+        stored = Decision.from_bytes(decision.to_bytes(), "the model")
+        write(self.world, transaction, PLACE, sequence, [stored])
+
+    def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
+        return [end(self.world, each, committed) for each in transactions]
+
+    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        ids = list(transactional_ids)
+        return self.world.request(f"describe {' '.join(ids)}", lambda: {each: self._describe(each) for each in ids})
+
+    def describe_one(self, transactional_id: str) -> TransactionDescription | None:
+        return self.describe([transactional_id])[transactional_id]
+
+    def _describe(self, transactional_id: str) -> TransactionDescription | None:
+        held = self.world.cluster.transactions.transactions.get(transactional_id)
+        if held is None:
+            return None
+        return TransactionDescription(
+            transactional_id,
+            TransactionState.of(held.state),
+            held.producer_id,
+            held.epoch,
+            held.timeout_ms,
+            held.start_ms if held.start_ms >= 0 else None,
+            frozenset(TopicPartition(*each) for each in held.partitions),
+        )
+
+    def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
+        wanted = {state.value for state in states}
+        held = self.world.cluster.transactions.transactions
+        return self.world.request("list", lambda: [name for name, each in held.items() if each.state in wanted])
+
+    def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
+        ids = list(transactional_ids)
+        return self.world.request(f"markers {' '.join(ids)}", lambda: {each: self._marker(each) for each in ids})
+
+    def _marker(self, group: str) -> CommittedOffset | None:
+        commit = self.world.cluster.transactions.offsets.get(group, {}).get(tuple(PLACE))
+        return None if commit is None else CommittedOffset(commit.offset, commit.metadata or "")
+
+
+class ModelProducer:
+    """A task's producer: every send is a request, and nothing is sent after the process is gone."""
+
+    has_failed = False
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.open_ = OpenTransaction("", -1, -1, world.version)
+        self._sequences: dict[TopicPartition, int] = {}
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"batch-send-total": 0, "record-retry-total": 0}
+
+    def init_transactions(self, transactional_id: str | None = None) -> None:
+        given = init_producer_id(self.world, str(transactional_id), (-1, -1))
+        self.open_ = OpenTransaction(str(transactional_id), *given, self.world.version)
+
+    def begin_transaction(self) -> None:
+        pass
+
+    @property
+    def current_transaction(self) -> PreparedTransaction:
+        return PreparedTransaction(*self.open_, is_empty=False)
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        return self.current_transaction
+
+    def send_columns(self, topic: str, columns: Any, on_completion: Any = None) -> None:
+        for key, row in columns.rows:
+            place = TopicPartition(topic, key)
+            sequence = self._sequences.get(place, 0)
+            write(self.world, self.open_, place, sequence, [row])
+            self._sequences[place] = sequence + 1
+            on_completion(RunMetadata(topic, key, -1, 1, -1, 0), None)
+
+    def flush(self, timeout_ms: int | None = None) -> None:
+        pass
+
+    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: str) -> None:
+        coordinator = self.world.cluster.transactions
+
+        def effect() -> None:
+            _check(self.world, self.open_)
+            held = coordinator.begin(self.open_.transactional_id, self.world.now_ms, self.world.version)
+            held.groups.add(group)
+            pending = held.pending_offsets.setdefault(group, {})
+            pending.update({tuple(place): Commit(offset, text) for place, (offset, text) in offsets.items()})
+
+        self.world.request(f"marker of {group}", effect)
+
+
+class ModelPool:
+    """Gives every task a new producer; one that is closed leaves its transaction as it is, which is the worst case."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def borrow(self, config: object) -> ModelProducer:
+        return ModelProducer(self.world)
+
+    def release(self, producer: ModelProducer) -> None:
+        pass
+
+    def discard(self, producer: ModelProducer) -> None:
+        pass

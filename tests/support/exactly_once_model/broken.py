@@ -1,0 +1,183 @@
+"""The protocol with one rule taken away, each as an earlier plan had it. The model must find a fault in every one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from support.exactly_once_model.actors import PLACE, ModelDriverCluster
+from support.exactly_once_model.world import World
+
+from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction
+from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.transactional_task import Describe, TaskIdentity, TransactionalDelivery
+
+
+def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
+    tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
+    return Decision(outcomes[0].batch_id, outcomes[0].query_id, now_ms, len(outcomes), 0, tasks)
+
+
+# ---- H1: no decision; a partition whose marker is there is skipped ---------------------------------------------------
+
+
+class CommitsWithoutDecision(ExactlyOnceDriver):
+    def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
+        decision = decision_of(outcomes, 0)
+        self.finish(decision)
+        return Committed(decision, False, None)
+
+
+class SkipsByMarker(World):
+    driver_class = CommitsWithoutDecision
+    has_decisions = False
+
+    def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
+        cluster = ModelDriverCluster(self)
+        marker = cluster.markers([task_id(mandate.prefix, task.partition, 0)]).popitem()[1]
+        if marker is not None and marker.offset >= task.batch_id + 1:
+            return TaskOutcome(mandate, task.batch_id, task.query_id, task.partition, 0, None)
+        return super()._attempt(mandate, task, rows)
+
+
+# ---- H4: nothing fences an older driver, nor the task ids that the new layout does not use ---------------------------
+
+
+class DecidesUnfenced(ExactlyOnceDriver):
+    def begin(self, held: ProducerIdAndEpoch | None = None) -> Mandate:
+        last = self._cluster.last_decision()
+        if last is not None and not last.is_finished:
+            self.finish(last)
+        driver = OpenTransaction(f"{self.prefix}/driver", 0, 0, 2)
+        return Mandate(self.prefix, driver, PLACE, last and last.batch_id, last.query_id if last else "")
+
+    def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
+        if outcomes[0].was_skipped:
+            return Committed(None, True, None)
+        decision = decision_of(outcomes, 0)
+        assert isinstance(self._cluster, ModelDriverCluster)
+        world = self._cluster.world
+
+        def write() -> None:
+            log = world.cluster.log(*PLACE)
+            log.append(-1, 0, len(log.entries), [decision])
+            log.entries[-1].is_committed = True
+
+        world.request("write the decision in no transaction", write)
+        self.finish(decision)
+        return Committed(decision, False, None)
+
+    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
+        return False
+
+
+class NeverTooLate(TransactionalDelivery):
+    def _ensure_current(self) -> None:
+        pass
+
+
+class Unfenced(World):
+    driver_class = DecidesUnfenced
+    delivery_class = NeverTooLate
+
+
+# ---- H5: abort ends the tasks' transactions whatever was decided -----------------------------------------------------
+
+
+class AbortsWhatIsDecided(ExactlyOnceDriver):
+    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
+        named = [outcome.written for outcome in outcomes if outcome is not None and outcome.written is not None]
+        self._abort_all([task.transaction for task in named])
+        return True
+
+
+class AbortsAfterDecision(World):
+    driver_class = AbortsWhatIsDecided
+
+
+# ---- H7: every batch up to the last decided one is skipped, whoever's it is ------------------------------------------
+
+
+class SkipsOlder(TransactionalDelivery):
+    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
+        is_old = mandate.last_batch_id is not None and task.batch_id <= mandate.last_batch_id
+        known = Mandate(mandate.prefix, mandate.driver, mandate.place)
+        super().__init__(config, pool, known, task, describe)
+        self._mandate = mandate
+        self._is_written_already = is_old
+
+
+class SkipsOlderBatches(World):
+    delivery_class = SkipsOlder
+
+
+# ---- H9: a task without rows has an empty transaction decided; or leaves its old one open ----------------------------
+
+
+class BeginsWithoutRows(TransactionalDelivery):
+    def finish(self) -> None:
+        super().finish()
+        if self.outcome.written is None and not self.outcome.was_skipped:
+            producer = self._acquire()
+            empty = OpenTransaction(*producer.current_transaction[:4])
+            written = TaskTransaction(empty, self._task.partition, 0)
+            self.outcome = TaskOutcome(
+                self._mandate, self._task.batch_id, self._task.query_id, self._task.partition, 0, written
+            )
+
+
+class DecidesEmptyTransactions(World):
+    delivery_class = BeginsWithoutRows
+
+    def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
+        return super().layout(batch, 0)
+
+
+class SweepsNothing(ExactlyOnceDriver):
+    def _others_open(self, driver: OpenTransaction, kept: Iterable[TaskTransaction]) -> list[OpenTransaction]:
+        return []
+
+
+class LeavesOldOnesOpen(World):
+    driver_class = SweepsNothing
+
+
+# ---- more ------------------------------------------------------------------------------------------------------------
+
+
+class TrustsEveryAnswer(ExactlyOnceDriver):
+    def _check_markers(self, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+        pass
+
+
+class TakesUnknownForCommitted(World):
+    driver_class = TrustsEveryAnswer
+
+
+class SweepsLast(ExactlyOnceDriver):
+    """Lists after the last proof that no other driver has taken over."""
+
+    def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
+        noted = super()._note_finished(driver, decision, sequence)
+        self._abort_all(self._others_open(noted, ()))
+        return noted
+
+
+class SweepsUnproven(World):
+    driver_class = SweepsLast
+
+
+class SkipsAnyQuery(TransactionalDelivery):
+    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
+        super().__init__(config, pool, mandate, task._replace(query_id=mandate.last_query_id), describe)
+        self._task = task
+
+
+class IgnoresTheQueryId(World):
+    delivery_class = SkipsAnyQuery
+
+
+class BeginsHoweverLate(World):
+    delivery_class = NeverTooLate

@@ -1,0 +1,57 @@
+"""Plans of faults: all of them up to a depth, or drawn by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from support.exactly_once_model.world import Fault, Plan, ViolationError, World
+
+Variant = tuple[int, bool]
+"""Transaction version, and whether the driver keeps its epoch between batches."""
+VARIANTS: Sequence[Variant] = ((2, False), (2, True), (1, False), (1, True))
+_LAST_REQUEST = 70
+
+
+def length_of(world_class: type[World], plan: Plan, variant: Variant, batches: int) -> int:
+    """How many requests a run makes. Raises ViolationError, naming the plan."""
+    world = world_class(plan, version=variant[0], holds_epoch=variant[1], batches=batches)
+    try:
+        world.run()
+    except ViolationError as error:
+        raise ViolationError(f"{error}\n{describe(plan, variant, world.requests)}") from error
+    return len(world.requests)
+
+
+def describe(plan: Plan, variant: Variant, requests: Sequence[str]) -> str:
+    faults = ", ".join(f"{number}: {fault.name}" for number, fault in sorted(plan.items()))
+    lines = [
+        f"{'->' if number in plan else '  '} {number} {name}  {plan[number].value if number in plan else ''}"
+        for number, name in enumerate(requests)
+    ]
+    return f"version {variant[0]}, holds_epoch={variant[1]}, plan {{{faults}}}\n" + "\n".join(lines)
+
+
+def explore(
+    world_class: type[World], variant: Variant, depth: int, kinds: Sequence[Fault] = tuple(Fault), batches: int = 2
+) -> int:
+    """Run every plan of up to `depth` faults; how many there were. Raises ViolationError at the first that breaks an
+    invariant.
+    """
+
+    def deeper(plan: Plan, start: int, left: int) -> int:
+        length = length_of(world_class, plan, variant, batches)
+        if left == 0:
+            return 1
+        return 1 + sum(
+            deeper({**plan, number: kind}, number + 1, left - 1) for number in range(start, length) for kind in kinds
+        )
+
+    return deeper({}, 0, depth)
+
+
+def drawn(seed: int) -> tuple[Plan, Variant]:
+    """A plan of two to five faults anywhere."""
+    rng = random.Random(seed)
+    count = rng.choice((2, 2, 3, 4, 5))
+    return {rng.randrange(_LAST_REQUEST): rng.choice(list(Fault)) for _ in range(count)}, rng.choice(VARIANTS)

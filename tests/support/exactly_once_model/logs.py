@@ -1,0 +1,77 @@
+"""Partition logs and the cluster around the scripted broker's transaction coordinator, whose rules are held against
+real brokers by tests/integration/client/test_coordinator.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from support.scripted_broker.transaction_coordinator import TransactionCoordinator
+
+
+@dataclass(slots=True)
+class Entry:
+    """A record, and what its transaction came to: None while that is open."""
+
+    producer_id: int
+    value: Any
+    is_committed: bool | None = None
+
+
+class ModelLog:
+    """A partition. Batches that are sent again under one sequence are stored once."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.entries: list[Entry] = []
+        self._sequences: set[tuple[int, int, int]] = set()
+
+    def append(self, producer_id: int, epoch: int, sequence: int, values: list[Any]) -> None:
+        if (producer_id, epoch, sequence) not in self._sequences:
+            self.changes += 1
+            self._sequences.add((producer_id, epoch, sequence))
+            self.entries += [Entry(producer_id, value) for value in values]
+
+    def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
+        for entry in self.entries:
+            if entry.producer_id == producer_id and entry.is_committed is None:
+                entry.is_committed = committed
+                self.changes += 1
+
+    def committed(self) -> list[Any]:
+        """All that counts, whether a reader may see it already or not."""
+        return [entry.value for entry in self.entries if entry.is_committed]
+
+    def visible(self) -> list[Any]:
+        """What a reader under read_committed sees: nothing behind an open transaction."""
+        found = []
+        for entry in self.entries:
+            if entry.is_committed is None:
+                break
+            if entry.is_committed:
+                found.append(entry.value)
+        return found
+
+
+@dataclass
+class ModelCluster:
+    """What `TransactionCoordinator` asks of a cluster."""
+
+    version: int
+    next_producer_id: int = 1
+    logs: dict[tuple[str, int], ModelLog] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.finalized_features = {"transaction.version": self.version}
+        self.transactions = TransactionCoordinator(self)  # type: ignore[arg-type]
+
+    def log(self, topic: str, index: int) -> ModelLog:
+        found = self.logs.get((topic, index))
+        if found is None:
+            found = self.logs[topic, index] = ModelLog()
+        return found
+
+    def partition(self, topic: str, index: int) -> Any:
+        return SimpleNamespace(log=self.log(topic, index), leader_epoch=0)

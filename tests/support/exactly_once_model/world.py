@@ -1,0 +1,363 @@
+"""A run of the model: a query with its checkpoint, drivers and tasks over one cluster, and a plan of faults by the
+number of the request that they hit. The same plan gives the same run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from support.exactly_once_model.actors import ModelDriverCluster, ModelPool
+from support.exactly_once_model.logs import ModelCluster
+
+from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.sink.decision import Decision, TransactionLostError
+from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
+
+PREFIX = "P"
+TOPIC = "t"
+TIMEOUT_MS = 10_000
+KEYS = 2
+MOST_RUNS = 7
+CONFIG = SinkConfig.from_options({"kafka.bootstrap.servers": "h:9092", "topic": TOPIC})
+
+
+class Fault(enum.Enum):
+    """What happens to a request."""
+
+    CRASH_BEFORE = "the driver dies before it"
+    CRASH_AFTER = "the driver dies after it"
+    TASK_CRASH_BEFORE = "the task dies before it"
+    TASK_CRASH_AFTER = "the task dies after it"
+    LOST_REPLY = "its answer is lost, and it is sent again"
+    TIMEOUT_BEFORE = "it never arrives"
+    TIMEOUT_AFTER = "it arrives, and its answer never does"
+    LATE = "it arrives after others, when nobody waits for it any more"
+    EXPIRE = "transactions time out before it"
+    OTHER_DRIVER = "another driver of the query does all it can before it"
+    SPECULATE = "another attempt of a task runs before it"
+    ZOMBIE = "a late attempt of a task, of the same number, runs before it"
+    RESET = "the query is stopped after it has logged a batch, and another one starts without a checkpoint"
+    RESTORE = "the query is stopped after it has logged a batch, and starts with an older copy of its checkpoint"
+
+
+TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
+LOSING = frozenset({Fault.EXPIRE, Fault.ZOMBIE})
+"""These can take a decided transaction away; then it is to be said loudly."""
+CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE})
+NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
+COMMIT_LOG = "commit log"
+"""Spark's own step, which is no request to Kafka."""
+MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.OTHER_DRIVER}
+"""Another driver has begun, or a late attempt; or the abort of a loser does not arrive."""
+Plan = Mapping[int, Fault]
+
+
+class Crash(BaseException):
+    """A process is gone; nothing of it runs any more."""
+
+
+class TaskCrash(Crash):
+    """A Python worker is gone."""
+
+
+class QueryFailedError(Exception):
+    """Spark stops the query."""
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+class ModelColumns:
+    """Stands for a task's columns: (key, row) pairs."""
+
+    def __init__(self, rows: list[tuple[int, str]]) -> None:
+        self.rows = rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+
+class World:
+    """`holds_epoch`: the driver is one process (foreachBatch); else its epoch is taken anew for each batch (format).
+
+    Subclasses break a rule of the protocol.
+    """
+
+    driver_class: type[ExactlyOnceDriver] = ExactlyOnceDriver
+    delivery_class: type[TransactionalDelivery] = TransactionalDelivery
+    has_decisions = True
+
+    def __init__(self, plan: Plan, *, version: int = 2, holds_epoch: bool = False, batches: int = 2) -> None:
+        self.plan = plan
+        self.version = version
+        self.batches = batches
+        self.cluster = ModelCluster(version)
+        self.now_ms = 0
+        self.requests: list[str] = []
+        self.commit_log: set[int] = set()
+        self.input_name = "a"
+        self.history: list[tuple[str, int]] = []
+        """Inputs and batches that the query finished."""
+        self.lost: TransactionLostError | None = None
+        self.refused: IllegalStateError | None = None
+        self._holds_epoch = holds_epoch
+        self._late: list[tuple[int, Callable[[], Any]]] = []
+        self._runs = 0
+        self._in_task = 0
+        self._checked = 0
+        self._drivers = 0
+        self._is_tampered = False
+        self._last_tasks: list[tuple[Mandate, int, int, list[tuple[int, str]]]] = []
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def request(self, name: str, effect: Callable[[], Any]) -> Any:
+        """One request of anybody, with its fault; the invariants are checked after it."""
+        number = len(self.requests)
+        self.requests.append(name)
+        fault = self.plan.get(number)
+        self._pass(1)
+        for due in [late for late in self._late if late[0] <= number]:
+            self._late.remove(due)
+            _quietly(due[1])
+        try:
+            return effect() if fault is None else self._suffer(fault, number, effect)
+        finally:
+            self._pass(0)
+            self.check()
+
+    def _suffer(self, fault: Fault, number: int, effect: Callable[[], Any]) -> Any:
+        is_kafkas = self.requests[number] != COMMIT_LOG
+        if (fault in TASK_FAULTS and not self._in_task) or (fault in NETWORK_FAULTS and not is_kafkas):
+            return effect()
+        if fault in CHECKPOINT_FAULTS:
+            return self._lose_checkpoint(effect, fault)
+        if fault in {Fault.CRASH_AFTER, Fault.TASK_CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.LOST_REPLY}:
+            _quietly(effect)
+            self._pass(0)
+        if fault in {Fault.CRASH_BEFORE, Fault.CRASH_AFTER}:
+            raise Crash
+        if fault in TASK_FAULTS:
+            raise TaskCrash
+        if fault is Fault.LATE:
+            self._late.append((number + 3, effect))
+        if fault in {Fault.LATE, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER}:
+            raise KafkaTimeoutError(f"Request {number} was not answered.")
+        _MEANWHILE.get(fault, lambda _: None)(self)
+        return effect()
+
+    def expire(self) -> None:
+        self._pass(2 * TIMEOUT_MS)
+
+    def run_other_driver(self) -> None:
+        """Whoever runs then goes on as if nothing had been."""
+        outer, self._in_task = self._in_task, 0
+        self._drivers += 1
+        if self._drivers <= 2:
+            self._run_once()
+        self._in_task = outer
+
+    def run_other_attempt(self, attempt: int) -> None:
+        if self._last_tasks and not self._is_tampered:
+            self._is_tampered = True
+            mandate, batch, partition, rows = self._last_tasks[-1]
+            _quietly(lambda: self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), rows))
+            self._is_tampered = False
+
+    def _lose_checkpoint(self, effect: Callable[[], Any], fault: Fault) -> Any:
+        result = effect()
+        if self.requests[-1] != COMMIT_LOG:
+            return result
+        self.commit_log.clear()
+        if fault is Fault.RESET:
+            self.input_name += "a"
+        raise Crash
+
+    def _pass(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
+        self.cluster.transactions.advance(self.now_ms)
+
+    # ---- the query -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Start the query again and again, each time with other partitions, until it is through. Raises
+        ViolationError.
+        """
+        for _ in range(MOST_RUNS):
+            if self._run_once() or self.lost or self.refused:
+                break
+        else:
+            raise ViolationError(f"The query does not get through in {MOST_RUNS} runs.")
+        for _, effect in self._late:
+            _quietly(effect)
+        self._pass(2 * TIMEOUT_MS)  # what a dead process has left ends by itself
+        self.check()
+        if not self.lost:
+            self._check_complete()
+
+    def _run_once(self) -> bool:
+        """Whether the query got through all its batches."""
+        try:
+            self._run_query()
+        except (Crash, QueryFailedError):
+            return False
+        except KafkaError as error:
+            if isinstance(error, TransactionLostError):
+                self.lost = error
+                if not self.may_lose():
+                    raise ViolationError(f"Lost, and nothing happened that could lose rows: {error}") from error
+            elif isinstance(error, IllegalStateError) and ("comes after" in str(error) or "belongs to" in str(error)):
+                if CHECKPOINT_FAULTS & set(self.plan.values()):
+                    self.refused = error
+                elif Fault.OTHER_DRIVER not in self.plan.values():  # it went by an older view of the checkpoint
+                    raise ViolationError(f"The query is refused: {error}") from error
+            return False
+        return True
+
+    def _run_query(self) -> None:
+        run, self._runs = self._runs, self._runs + 1
+        driver = self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms)
+        held: ProducerIdAndEpoch | None = None
+        while (batch := len(self.commit_log)) < self.batches:
+            mandate = driver.begin(held)
+            outcomes: list[TaskOutcome] = []
+            try:
+                for partition, rows in enumerate(self.layout(batch, run)):
+                    outcomes.append(self._run_task(mandate, batch, partition, rows))
+                committed = driver.commit(outcomes)
+            except KafkaError as error:
+                self._give_up(driver, mandate, outcomes)
+                if isinstance(error, (TransactionLostError, IllegalStateError)):
+                    raise
+                raise QueryFailedError from error
+            if not MAY_STAY_OPEN & set(self.plan.values()):
+                self._check_nothing_open(committed)
+            end = committed.driver or mandate.driver
+            held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch) if self._holds_epoch else None
+            self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(batch))  # type: ignore[misc]
+
+    def _log_commit(self, batch: int) -> None:
+        if batch != len(self.commit_log):
+            raise QueryFailedError  # another query wrote it: Spark ends this one
+        self.commit_log.add(batch)
+        if (self.input_name, batch) not in self.history:
+            self.history.append((self.input_name, batch))
+
+    def _give_up(self, driver: ExactlyOnceDriver, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
+        with contextlib.suppress(KafkaError):  # then the next start has to do it
+            driver.abort(mandate, outcomes)
+
+    def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
+        """The batch's rows by task: 2, 1 or 3 tasks; a key's rows are in one task, in their order."""
+        count = (2, 1, 3)[run % 3]
+        tasks: list[list[tuple[int, str]]] = [[] for _ in range(count)]
+        for row in self.rows(self.input_name, batch):
+            tasks[(row[0] + run) % count].append(row)
+        return tasks
+
+    @property
+    def _query_id(self) -> str:
+        """Of the checkpoint: another input has another."""
+        return f"query {self.input_name}"
+
+    @staticmethod
+    def rows(input_name: str, batch: int) -> list[tuple[int, str]]:
+        """Four rows of two keys in even batches, two of one key in odd ones."""
+        return [(number % KEYS, f"{input_name}{batch}.{number}") for number in range(0, 4, 1 + batch % 2)]
+
+    def _run_task(self, mandate: Mandate, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
+        for attempt in range(4):
+            try:
+                return self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), rows)
+            except TaskCrash:
+                continue
+            except KafkaTimeoutError:
+                continue
+        raise QueryFailedError
+
+    def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
+        self._last_tasks.append((mandate, task.batch_id, task.partition, rows))
+        self._in_task += 1
+        try:
+            describe = ModelDriverCluster(self).describe_one
+            delivery = self.delivery_class(CONFIG, ModelPool(self), mandate, task, describe)  # type: ignore[arg-type]
+            for row in rows:
+                delivery.send(TOPIC, ModelColumns([row]))  # type: ignore[arg-type]
+            delivery.finish()
+            return delivery.outcome
+        finally:
+            self._in_task -= 1
+
+    # ---- invariants ------------------------------------------------------------------------------------------------
+
+    def may_lose(self) -> bool:
+        """Whether something happened that can take a decided transaction away: a time-out, a task that was late by a
+        whole batch, or another driver's batch between a task's look at its own driver and its InitProducerId.
+        """
+        raced = (number for number, fault in self.plan.items() if fault is Fault.OTHER_DRIVER)
+        return bool(LOSING & set(self.plan.values())) or any(
+            self.requests[number].startswith("init P/") and self.requests[number] != "init P/driver"
+            for number in raced
+            if number < len(self.requests)
+        )
+
+    def decisions(self) -> list[Decision]:
+        return self.cluster.log("decisions", 0).committed()
+
+    def committed_rows(self) -> list[str]:
+        return [row for key in range(KEYS) for row in self.cluster.log(TOPIC, key).committed()]
+
+    def check(self) -> None:
+        """What holds at any time: no row counts twice, none of a batch that is not decided."""
+        changes = sum(log.changes for log in self.cluster.logs.values())
+        if changes == self._checked:
+            return
+        self._checked = changes
+        rows = self.committed_rows()
+        if len(set(rows)) < len(rows):
+            raise ViolationError(f"Doubled: {sorted(row for row in rows if rows.count(row) > 1)}")
+        if not self.has_decisions:
+            return
+        decided = {decision.batch_id for decision in self.decisions()}
+        early = [row for row in rows if int(row.strip("a").split(".")[0]) not in decided]
+        if early:
+            raise ViolationError(f"Committed, and their batch is not decided: {early}")
+
+    def _check_nothing_open(self, committed: Committed) -> None:
+        held = self.cluster.transactions.transactions.values()
+        open_ = [each.transactional_id for each in held if each.state == "Ongoing"]
+        if open_ and committed.decision is not None:
+            raise ViolationError(f"Open after commit: {open_}")
+
+    def _check_complete(self) -> None:
+        """At the end every row of a finished batch counts once, a key's rows in their order."""
+        expected: dict[int, list[str]] = {key: [] for key in range(KEYS)}
+        for input_name, batch in self.history:
+            for key, row in self.rows(input_name, batch):
+                expected[key].append(row)
+        for key, rows in expected.items():
+            seen = self.cluster.log(TOPIC, key).visible()
+            if self.refused is None and seen != rows:
+                raise ViolationError(f"Of key {key} readers see {seen}, and the query has finished {rows}")
+
+
+def _quietly(effect: Callable[[], Any]) -> None:
+    with contextlib.suppress(KafkaError, TaskCrash):
+        effect()
+
+
+_MEANWHILE: Mapping[Fault, Callable[[World], None]] = {
+    Fault.EXPIRE: World.expire,
+    Fault.OTHER_DRIVER: World.run_other_driver,
+    Fault.SPECULATE: lambda world: world.run_other_attempt(9),
+    Fault.ZOMBIE: lambda world: world.run_other_attempt(0),
+}

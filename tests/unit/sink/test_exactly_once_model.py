@@ -1,0 +1,96 @@
+"""The protocol of exactly-once delivery under faults at every request, against a coordinator in memory.
+
+All plans of one fault, all of two of the gravest kinds, and plans of up to five drawn by seeds: 1500 of them, or as
+many as EXACTLY_ONCE_SEEDS says, from EXACTLY_ONCE_FIRST_SEED on. Then the protocol with one rule taken away: the model
+must notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support.exactly_once_model import broken
+from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
+from support.exactly_once_model.world import Fault, ViolationError, World
+from support.scripted_broker import transaction_coordinator
+
+SEEDS = int(os.environ.get("EXACTLY_ONCE_SEEDS", "1500"))
+FIRST_SEED = int(os.environ.get("EXACTLY_ONCE_FIRST_SEED", "0"))
+GRAVE = (Fault.CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER, Fault.EXPIRE)
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"version {variant[0]}, {variant[1]}")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Thousands of runs, most of them with something to warn of."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@each_variant
+def test_any_one_fault_at_any_request(variant: Variant) -> None:
+    assert explore(World, variant, 1) > 400
+
+
+@each_variant
+def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
+    kinds = GRAVE if variant == (2, False) else (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)
+    assert explore(World, variant, 2, kinds, batches=1) > 600
+
+
+def test_plans_drawn_by_seed() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        plan, variant = drawn(seed)
+        try:
+            length_of(World, plan, variant, 3)
+        except ViolationError as error:
+            raise AssertionError(f"EXACTLY_ONCE_FIRST_SEED={seed}: {error}") from error
+
+
+@each_variant
+def test_producer_ids_roll_over(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "MAX_EPOCH", 3)
+    world = World({}, version=variant[0], holds_epoch=variant[1], batches=12)
+    world.run()
+    ids = [held.producer_id for held in world.cluster.transactions.transactions.values()]
+    assert min(ids) > len(ids)  # every transactional id is past its first producer id
+    explore(World, variant, 1, GRAVE, batches=3)
+
+
+def test_runs_are_the_same_for_the_same_plan() -> None:
+    plan = {7: Fault.OTHER_DRIVER, 30: Fault.CRASH_AFTER}
+    runs = [World(plan) for _ in range(2)]
+    for world in runs:
+        world.run()
+    assert runs[0].requests == runs[1].requests
+
+
+BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
+    (broken.SkipsByMarker, 1, (Fault.CRASH_AFTER,), "Doubled|readers see"),  # H1
+    (broken.Unfenced, 1, (Fault.OTHER_DRIVER,), "Doubled"),  # H4
+    (broken.AbortsAfterDecision, 1, (Fault.TIMEOUT_BEFORE,), "Lost, and nothing happened"),  # H5
+    (broken.SkipsOlderBatches, 1, (Fault.RESET,), "readers see"),  # H7
+    (broken.DecidesEmptyTransactions, 0, (), "does not get through"),  # H9
+    (broken.LeavesOldOnesOpen, 1, (Fault.TASK_CRASH_AFTER,), "Open after commit"),  # H9
+    (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers see"),
+    (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "readers see"),
+    (broken.BeginsHoweverLate, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
+    (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
+)
+
+
+@pytest.mark.parametrize(
+    ("world_class", "depth", "kinds", "what"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_protocol_without_one_of_its_rules_is_found_out(
+    world_class: type[World], depth: int, kinds: tuple[Fault, ...], what: str
+) -> None:
+    with pytest.raises(ViolationError, match=what):
+        explore(world_class, VARIANTS[0], depth, kinds)
+    if depth < 2:  # and it is not that the plans alone break something
+        explore(World, VARIANTS[0], depth, kinds)
