@@ -33,7 +33,7 @@ def run(marker: str, broker: Admin | None, folder: Path) -> dict[str, Any]:
 def test_the_first_sink_writes_a_batch_and_a_stream(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
     kafka_broker.create_topic("orders", partitions=4)
     try:
-        names = run("writeStream", kafka_broker, tmp_path)
+        names = run("foreach(sink)", kafka_broker, tmp_path)
         query = names["query"]
         while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
             query.awaitTermination(1)
@@ -45,6 +45,22 @@ def test_the_first_sink_writes_a_batch_and_a_stream(spark: SparkSession, kafka_b
         assert len([record for record in records if record.key() is None]) > 0
     finally:
         kafka_broker.delete_topic("orders")
+
+
+def test_the_format_writes_a_batch_and_a_stream(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
+    kafka_broker.create_topic("payments", partitions=2)
+    try:
+        query = run("observe(", kafka_broker, tmp_path)["query"]
+        while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
+            query.awaitTermination(1)
+        query.stop()
+        assert query.exception() is None
+        observed = [progress["observedMetrics"]["kafka"]["rows"] for progress in query.recentProgress]
+        records = read_topic(kafka_broker.bootstrap_servers, "payments", 2)
+        assert len([record for record in records if record.key() is not None]) == 1000
+        assert len([record for record in records if record.key() is None]) >= sum(observed) > 0
+    finally:
+        kafka_broker.delete_topic("payments")
 
 
 def test_the_producer_alone(kafka_broker: Admin, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -371,8 +372,10 @@ def test_a_query_stopped_in_mid_batch_leaves_nothing_behind_and_loses_no_row(
     assert len(set(values_of(spark, kafka, "orders"))) == 20_000
 
 
-RETRIED = """
+FRESH_PROCESS = """
 import sys
+import urllib.error
+import urllib.request
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
@@ -389,20 +392,31 @@ def fails_once(batches):
         yield batch
 
 frame = spark.range(0, 60_000, 1, 2).selectExpr("CAST(id AS STRING) AS value").mapInArrow(fails_once, "value STRING")
-frame.write.format("kafka_sink").options(**dict(pair.split("=", 1) for pair in sys.argv[1:])).mode("append").save()
+options = dict(pair.split("=", 1) for pair in sys.argv[1:])
+frame.write.format("kafka_sink").options(**options).mode("append").save()
+for port in range(*map(int, options["metrics.port"].split("-"))):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            print("SCRAPED", answer.read().decode())
+    except urllib.error.URLError:
+        continue
 spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
-frame.write.format("kafka_sink").options(**dict(pair.split("=", 1) for pair in sys.argv[1:])).mode("append").save()
+frame.write.format("kafka_sink").options(**options).mode("append").save()
 for row in spark.tvf.python_worker_logs().collect():
     print("CAPTURED", row.level, row.msg)
 spark.stop()
 """
 
 
-def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_the_report_is_on_stderr(
+def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_what_was_done_is_shown(
     spark: SparkSession, kafka_broker: Admin, topic: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "job.py").write_text(RETRIED)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = min(taken.getsockname()[1], 65_000)
+    (tmp_path / "job.py").write_text(FRESH_PROCESS)
     options = [f"{key}={value}" for key, value in options_of(kafka_broker, topic=topic).items()]
+    options.append(f"metrics.port={port}-{port + 50}")
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     for name in [name for name in environment if name.startswith("PYSPARK_GATEWAY")]:
         del environment[name]
@@ -419,4 +433,5 @@ def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_the_report
     assert set(map(int, values_of(spark, kafka_broker, topic))) == set(range(60_000))
     report = rf"60,000 records, .* batches to 1 partitions of {topic}, 0 retries, .* records/s"
     assert re.search(rf"^\S+ \S+ INFO kafka_sink: Write: {report}$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r'^kafka_producer_record_send_total\{client_id="",producer="0"\} [1-9]', done.stdout, re.MULTILINE)
     assert re.search(rf"^CAPTURED INFO Write: {report}$", done.stdout, re.MULTILINE), done.stdout
