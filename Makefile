@@ -1,13 +1,16 @@
 # make demo   the main job on real input, into an embedded broker
 # make test   format, lint, types, and every test
-# Both set themselves up; Python 3.11+ and Java 17+ are all they need.
+# make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds
+# make soak   producers at work while brokers are killed and cut off; MINUTES=10 SEED=1
+# All set themselves up; Python 3.11+ and Java 17+ are all they need.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test setup check unit loopback integration integration-brokers integration-spark benchmark format clean
+.PHONY: demo test setup check unit loopback integration integration-brokers integration-spark faults faults-quick soak \
+        benchmark format clean
 
 setup: $(SETUP)
 
@@ -20,7 +23,7 @@ $(SETUP): setup.cfg pyproject.toml
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-test: check unit loopback integration
+test: check unit loopback integration faults-quick
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
@@ -42,6 +45,16 @@ integration-brokers: $(SETUP)
 
 integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q
+
+faults: $(SETUP)
+	FAULT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest tests/faults -v -s -p no:randomly
+
+faults-quick: $(SETUP)
+	$(BIN)/python -m pytest tests/faults -m quick -q
+
+soak: $(SETUP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,benchmark]'
+	PYTHONPATH=.:tests $(BIN)/python tests/faults/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 benchmark: $(SETUP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,benchmark]'

@@ -97,14 +97,18 @@ def test_row_08_half_open(one_node: FaultStage, start_producer: StartProducer, s
 
 
 def test_row_08_idle_connections_are_closed(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:
+    """Before anything between could forget them. What is closed makes the producer look at the metadata, over another
+    connection: so there is always one, and none is older than connections.max.idle.ms and a little.
+    """
     places = one_node.new_topic()
     proxy = one_node.proxies[1]
-    settings = {"connections.max.idle.ms": 700, "request.timeout.ms": 500, "linger.ms": 0}
-    producer = start_producer(one_node.proxied, **settings)
+    producer = start_producer(one_node.proxied, **{"connections.max.idle.ms": 700, "linger.ms": 0})
     for number in range(3):
         assert producer.send(places[0][0], f"{number}", partition=0).result(10).offset == number
-        until(lambda: not proxy.open_connections, "an idle connection stays open")
-    one_node.note(f"{proxy.accepted} connections, each closed when it was idle for 0.7 s")
+        accepted = proxy.accepted
+        until(lambda accepted=accepted: proxy.accepted >= accepted + 2, "idle connections stay open")  # type: ignore[misc]
+        assert proxy.open_connections <= 2
+    one_node.note(f"{proxy.accepted} connections")
 
 
 def sender_seconds(producer: KafkaProducer) -> float:
@@ -156,6 +160,7 @@ class Stuck:
         self.stage.note(f"{len(self.ledger.sent)} records, {len(failed)} failed ({failed[:1]}), no anomaly")
 
 
+@pytest.mark.quick
 def test_row_09_batch_expires_in_mid_frame(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:
     rng = random.Random(seed)
     ((topic, _),) = one_node.new_topic(**{"max.message.bytes": 2_000_000})
@@ -174,6 +179,7 @@ def test_row_09_batch_expires_in_mid_frame(one_node: FaultStage, start_producer:
     assert len(stuck.ledger.errors) == 1
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("is_healed_early", [True, False], ids=["frame_completed", "frame_torn"])
 def test_row_10_memory_of_a_batch_in_mid_frame(
     one_node: FaultStage, start_producer: StartProducer, seed: int, is_healed_early: bool
@@ -199,6 +205,7 @@ def test_row_10_memory_of_a_batch_in_mid_frame(
     stuck.check(first, second)
 
 
+@pytest.mark.quick
 def test_row_11_slices_and_ends_in_mid_response(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:
     rng = random.Random(seed)
     places = one_node.new_topic(partitions=2)
@@ -216,6 +223,7 @@ def test_row_11_slices_and_ends_in_mid_response(one_node: FaultStage, start_prod
     assert proxy.accepted > 8
 
 
+@pytest.mark.quick
 def test_row_05_brokers_have_moved(timeline: object, start_producer: StartProducer, seed: int) -> None:
     """Every broker that metadata named is gone for good; bootstrap.servers leads to where they are now (KIP-899)."""
     cluster = ScriptedCluster()
@@ -282,9 +290,10 @@ def test_row_34_end_of_a_transaction_unheard(
     transacting.note(how)
     if how == "silence":
         proxy.half_open()
+        proxy.shape(is_held=False)  # for new connections
     else:
         proxy.cut(reset=True)
-    proxy.heal()
+        proxy.heal()
     thread.join(20)
     assert not thread.is_alive()
     assert errors == []
@@ -308,6 +317,7 @@ def test_row_34_unknown_until_it_is_heard(transacting: FaultStage, start_produce
     stage.becomes("a", "b")
 
 
+@pytest.mark.quick
 def test_row_35_end_of_a_transaction_arrives_in_the_next(
     transacting: FaultStage, start_producer: StartProducer, seed: int
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from support.tcp_proxy import TcpProxy
@@ -21,16 +21,17 @@ PROPERTIES = {
 
 
 class Timeline:
-    """What was done and seen, and when; printed as it comes."""
+    """What was done and seen, and when; shown as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[str], None] = print) -> None:
         self._began = time.monotonic()
+        self._show = show
         self.lines: list[str] = []
 
     def note(self, text: str) -> None:
         line = f"{time.monotonic() - self._began:8.3f} s  {text}"
         self.lines.append(line)
-        print(line, flush=True)
+        self._show(line)
 
 
 class FaultStage:

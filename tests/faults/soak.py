@@ -1,0 +1,263 @@
+"""A long run: producers send to three real brokers while kills, cuts and other faults are drawn from the fault matrix.
+
+    PYTHONPATH=.:tests python tests/faults/soak.py --minutes 10 --seed 1
+
+Two idempotent producers (by rows and by columns) and two transactional ones write through proxies. It goes on until the
+time is over and there were enough records and faults; then everything is read back by librdkafka under both isolation
+levels and compared. A table, a timeline as text and as a picture, and the logs if anything is wrong go to --out.
+It ends with 1 if an acknowledged record was lost, doubled, reordered, or anything else was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from support.cluster_admin import active_controller
+from support.fault_stage import FaultStage, Timeline
+from support.history import Anomaly, summary
+from support.tcp_proxy import Way
+from support.transactional_workload import TransactionalWorkload
+from support.workload import Workload, draw_settings, history_of, partitions_of
+
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+
+mpl.use("agg")
+
+
+@dataclass(frozen=True)
+class Deed:
+    """A fault of the matrix: how it begins, how long it lasts, and how often it is drawn. It ends by healing."""
+
+    row: int
+    name: str
+    weight: int
+    seconds: tuple[float, float]
+    begin: Callable[[FaultStage, random.Random], None]
+
+
+def _node(stage: FaultStage, rng: random.Random) -> int:
+    return rng.choice(stage.kafka.node_ids)
+
+
+def _reset_in_mid_request(stage: FaultStage, rng: random.Random) -> None:
+    for proxy in stage.proxies.values():
+        proxy.cut_after(rng.randrange(1, 20_000), Way.UP)
+
+
+def _end_in_mid_response(stage: FaultStage, rng: random.Random) -> None:
+    for proxy in stage.proxies.values():
+        proxy.cut_after(rng.randrange(1, 500), Way.DOWN, reset=False)
+
+
+def _slow(stage: FaultStage, rng: random.Random) -> None:
+    for proxy in stage.proxies.values():
+        proxy.shape(delay_s=rng.uniform(0.02, 0.1), bytes_per_s=rng.uniform(2e6, 6e6) / 8)
+
+
+def _kill_all(stage: FaultStage, rng: random.Random) -> None:
+    stage.kill(*rng.sample(stage.kafka.node_ids, len(stage.kafka.node_ids)))
+
+
+DEEDS = (
+    Deed(1, "kill -9 a node", 8, (0, 4), lambda stage, rng: stage.kill(_node(stage, rng))),
+    Deed(2, "suspend a node", 4, (1, 6), lambda stage, rng: stage.suspend(_node(stage, rng))),
+    Deed(3, "kill -9 the active controller", 3, (0, 4), lambda stage, _: stage.kill(active_controller(stage.direct))),
+    Deed(4, "restart a node", 2, (0, 0), lambda stage, rng: stage.restart(_node(stage, rng))),
+    Deed(5, "kill -9 every node", 1, (0, 3), _kill_all),
+    Deed(6, "refuse connections to a node", 3, (1, 4), lambda stage, rng: stage.proxies[_node(stage, rng)].refuse()),
+    Deed(6, "black hole", 3, (1, 4), lambda stage, rng: stage.proxies[_node(stage, rng)].black_hole()),
+    Deed(7, "slow and narrow", 1, (2, 5), _slow),
+    Deed(7, "reset in mid-request", 5, (1, 2), _reset_in_mid_request),
+    Deed(8, "half-open connections", 4, (1, 3), lambda stage, rng: stage.proxies[_node(stage, rng)].half_open()),
+    Deed(11, "end in mid-response", 5, (1, 2), _end_in_mid_response),
+)
+
+
+class Soak:
+    """One run. `done` is a list of (deed, from, to) in seconds after the start."""
+
+    def __init__(self, stage: FaultStage, rng: random.Random) -> None:
+        self.stage, self.rng = stage, rng
+        self.began = time.monotonic()
+        self.done: list[tuple[Deed, float, float]] = []
+        self.workloads: list[Workload] = []
+        self.transacting: list[TransactionalWorkload] = []
+        self._producers: list[KafkaProducer] = []
+
+    def __enter__(self) -> Soak:
+        for _ in range(2):
+            places = self.stage.new_topic(partitions=4)
+            work = Workload(self._producer(), places, self.rng, records_a_second=500)
+            self.workloads.append(work)
+            work.__enter__()
+        for number in range(2):
+            places = self.stage.new_topic(partitions=3)
+            name = f"soak-{number}-{places[0][0]}"
+            start = self._transactional(name)
+            self.transacting.append(TransactionalWorkload(name, start, places, self.rng, pause_s=0.1))
+            self.transacting[-1].__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as stack:
+            for producer in self._producers:
+                stack.callback(producer.close, 5_000)
+            for work in (*self.workloads, *self.transacting):
+                stack.callback(work.stop)
+
+    def _producer(self, **more: Any) -> KafkaProducer:
+        quick = {"reconnect.backoff.max.ms": 500, "socket.connection.setup.timeout.ms": 1_000}
+        settings = draw_settings(self.rng) | quick | more
+        made = KafkaProducer({"bootstrap.servers": self.stage.proxied, **settings})
+        self._producers.append(made)
+        return made
+
+    def _transactional(self, name: str) -> Callable[[], KafkaProducer]:
+        return lambda: self._producer(**{"transactional.id": name, "max.block.ms": 20_000})
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def sent(self) -> int:
+        return sum(len(work.ledger.sent) for work in (*self.workloads, *self.transacting))
+
+    def step(self) -> None:
+        """One fault, its end, and everybody at work again."""
+        (deed,) = self.rng.choices(DEEDS, weights=[deed.weight for deed in DEEDS])
+        self.stage.note(f"row {deed.row}: {deed.name}")
+        began = self.elapsed_s
+        deed.begin(self.stage, self.rng)
+        time.sleep(self.rng.uniform(*deed.seconds))
+        self.stage.heal()
+        self.done.append((deed, began, self.elapsed_s))
+        for work in self.workloads:
+            work.await_acknowledged(20, within_s=90)
+        for transacting in self.transacting:
+            transacting.await_committed(1, within_s=90)
+        for work in (*self.workloads, *self.transacting):
+            self.stage.await_in_sync(work.ledger.sent[0].topic)
+
+    def verdict(self) -> list[Anomaly]:
+        """Everybody stops, and what was sent is compared with what is read."""
+        found: list[Anomaly] = []
+        for work in self.workloads:
+            work.stop()
+            work.producer.flush(90_000)
+            found += history_of(self.stage.direct, partitions_of(work.ledger.by_place), work.ledger.sent).anomalies()
+        for transacting in self.transacting:
+            transacting.stop()
+            ledger = transacting.ledger
+            history = history_of(
+                self.stage.direct, partitions_of(ledger.by_place), ledger.sent, transacting.transactions
+            )
+            found += history.anomalies()
+        return found
+
+
+def draw(soak: Soak, target: Path) -> None:
+    """Acknowledged records in each second, with the faults behind them."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(14, 4.5), layout="constrained")
+    colors = {deed.name: f"C{number % 10}" for number, deed in enumerate(DEEDS)}
+    for deed, begin, end in soak.done:
+        axes.axvspan(begin, max(end, begin + 0.3), color=colors[deed.name], alpha=0.25, lw=0)
+    for label, works in (("idempotent", soak.workloads), ("transactional", soak.transacting)):
+        seconds = Counter(int(at - soak.began) for work in works for at in work.ledger.acknowledged_at)
+        axes.plot(range(int(soak.elapsed_s)), [seconds[at] for at in range(int(soak.elapsed_s))], lw=1, label=label)
+    drawn = {deed.name for deed, _, _ in soak.done}
+    for name in (deed.name for deed in DEEDS if deed.name in drawn):
+        axes.fill_between([], [], color=colors[name], alpha=0.25, label=name)
+    axes.set(xlabel="seconds", ylabel="records acknowledged in a second", title="Soak: faults and what got through")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+    figure.savefig(target, dpi=120)
+
+
+def report(soak: Soak, anomalies: list[Anomaly]) -> Table:
+    table = Table(title=f"{len(soak.done)} faults in {soak.elapsed_s / 60:.1f} minutes", show_footer=True)
+    for column in ("row", "fault"):
+        table.add_column(column)
+    table.add_column("times", str(len(soak.done)), justify="right")
+    table.add_column("seconds at most", justify="right")
+    for deed in DEEDS:
+        times = [end - begin for each, begin, end in soak.done if each is deed]
+        if times:
+            table.add_row(str(deed.row), deed.name, str(len(times)), f"{max(times):.1f}")
+    works = (*soak.workloads, *soak.transacting)
+    table.add_section()
+    table.add_row("", "records sent", f"{soak.sent:,}", "")
+    table.add_row("", "acknowledged", f"{sum(len(work.ledger.acknowledged_at) for work in works):,}", "")
+    table.add_row("", "failed", f"{sum(len(work.ledger.failed_after_s) for work in works):,}", "")
+    table.add_row("", "transactions committed", f"{sum(work.committed for work in soak.transacting):,}", "")
+    table.add_row("", "longest silence", "", f"{max(work.longest_silence_s() for work in soak.workloads):.1f}")
+    table.add_row("", "anomalies", str(len(anomalies)), "")
+    return table
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10, help="how long at least (10)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000), help="decides the faults")
+    parser.add_argument("--records", type=int, default=100_000, help="how many at least (100,000)")
+    parser.add_argument("--faults", type=int, default=30, help="how many at least (30)")
+    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="where the report goes (build/soak)")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    chosen = parse(sys.argv[1:])
+    console = Console()
+    console.print(f"Soak with seed {chosen.seed}; the report goes to {chosen.out}")
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with FaultStage(3) as stage, Progress(*columns, console=console) as progress:
+        stage.timeline = Timeline(lambda line: progress.console.print(line, highlight=False))
+        bars = {
+            name: progress.add_task(name, total=total)
+            for name, total in (
+                ("seconds", int(chosen.minutes * 60)),
+                ("records", chosen.records),
+                ("faults", chosen.faults),
+            )
+        }
+        with Soak(stage, random.Random(chosen.seed)) as soak:
+            problem: str | None = None
+            try:
+                while not progress.finished:
+                    soak.step()
+                    seen = {"seconds": soak.elapsed_s, "records": soak.sent, "faults": len(soak.done)}
+                    for name, value in seen.items():
+                        progress.update(bars[name], completed=int(value))
+                anomalies = soak.verdict()
+            except AssertionError as stuck:
+                problem, anomalies = str(stuck), []
+            if problem or anomalies:
+                stage.save_logs(chosen.out / "logs")
+    console.print(report(soak, anomalies))
+    (chosen.out / "timeline.txt").write_text("\n".join(stage.timeline.lines) + "\n", encoding="utf-8")
+    draw(soak, chosen.out / "timeline.png")
+    console.print(f"{chosen.out / 'timeline.png'}, {chosen.out / 'timeline.txt'}")
+    if problem:
+        console.print(f"[red]It went no further: {problem}")
+    elif anomalies:
+        console.print(f"[red]{summary(anomalies)}")
+    return int(bool(problem or anomalies))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
