@@ -16,7 +16,9 @@ from spark_kafka_sink.client.network_client import SOFTWARE_NAME, NetworkClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.network.resolver import canonical_names, resolve
+from spark_kafka_sink.network.sasl.login import AuthenticatorFactory
 from spark_kafka_sink.network.selector import Selector
+from spark_kafka_sink.network.tls import transport_factory
 
 _MANY_IN_FLIGHT: Final = 100
 
@@ -52,8 +54,14 @@ def network_client(
         config.metadata_recovery_strategy,
         config.metadata_recovery_rebootstrap_trigger_ms,
     )
+    make_authenticator = AuthenticatorFactory(config, clock, rng) if config.uses_sasl else None
     return NetworkClient(
-        Selector(clock, config.connections_max_idle_ms),
+        Selector(
+            clock,
+            config.connections_max_idle_ms,
+            make_authenticator=make_authenticator,
+            make_transport=transport_factory(config),
+        ),
         updater,
         config.client_id,
         max_in_flight_requests or config.max_in_flight_requests_per_connection,

@@ -15,6 +15,8 @@ from spark_kafka_sink.network.transport import WOULD_BLOCK, Transport
 _SIZE: Final = struct.Struct(">i")
 _SMALLEST_FRAME: Final = 4
 """A correlation id. What cannot hold one is no response."""
+_TLS_ALERT: Final = b"\x15\x03"
+"""How a TLS listener begins its answer to what is no TLS (RFC 8446, 5.1)."""
 _LARGEST_OF_AUTHENTICATION: Final = 512 * 1024
 """Until the peer is who it should be it is not given more memory than this."""
 _IOV_MAX: Final = 1024
@@ -25,9 +27,9 @@ class Channel:
     """A connection to one node. At most one frame is on its way out, and one on its way in."""
 
     __slots__ = (
-        "_authenticator", "_filled", "_frame", "_held", "_max_receive_size", "_own_send", "_size_bytes", "_view",
-        "description", "failed_send", "id", "interest", "is_authenticated", "is_closed", "is_connected", "is_muted",
-        "send", "transport",
+        "_authenticator", "_filled", "_frame", "_has_tcp", "_held", "_max_receive_size", "_own_send", "_size_bytes",
+        "_view", "description", "failed_send", "id", "interest", "is_authenticated", "is_closed", "is_connected",
+        "is_muted", "send", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +46,7 @@ class Channel:
         self.transport = transport
         self.interest = 0
         self.is_connected = False
+        """TCP's handshake is done, and TLS's where there is one: no byte of ours goes before."""
         self.is_closed = False
         self.is_muted = False
         self.is_authenticated = authenticator is None
@@ -51,6 +54,7 @@ class Channel:
         self.failed_send: KafkaError | None = None
         """Why nothing can be sent any more, while what came before is still being read."""
         self.send: NetworkSend | None = None
+        self._has_tcp = False
         self._authenticator = authenticator
         self._own_send: NetworkSend | None = None  # the authenticator's
         self._held: NetworkSend | None = None  # waits until the session is renewed
@@ -59,6 +63,17 @@ class Channel:
         self._frame: bytearray | None = None
         self._view = memoryview(self._size_bytes)
         self._filled = 0
+
+    def shake_hands(self) -> int:
+        """The socket is ready: go on with TCP's handshake, and then with TLS's. Gives the readiness to wait for, 0 when
+        the channel is connected. Raises OSError, and what the transport raises.
+        """
+        if not self._has_tcp:
+            self.transport.finish_connect()
+            self._has_tcp = True
+        awaited = self.transport.handshake()
+        self.is_connected = awaited == 0
+        return awaited
 
     # ---- authentication --------------------------------------------------------------------------------------------
 
@@ -159,7 +174,7 @@ class Channel:
             if not _SMALLEST_FRAME <= size <= largest:
                 raise ProtocolError(
                     f"{self.description} sent a frame of {size} bytes; a response has {_SMALLEST_FRAME} to "
-                    f"{largest}. Is this a Kafka listener, and one without TLS?"
+                    f"{largest}. {self._what_it_speaks()}"
                 )
             self._frame = bytearray(size)
             self._view, self._filled = memoryview(self._frame), 0
@@ -168,6 +183,11 @@ class Channel:
         payload = self._frame
         self._frame, self._view, self._filled = None, memoryview(self._size_bytes), 0
         return NetworkReceive(self.id, payload)
+
+    def _what_it_speaks(self) -> str:
+        if self._size_bytes.startswith(_TLS_ALERT):
+            return "It speaks TLS: set security.protocol=SSL (or SASL_SSL), or use the port of its PLAINTEXT listener."
+        return "Is this a Kafka listener, and one for this security.protocol?"
 
     def _fill(self) -> bool:
         """Whether the buffer in hand is full after one look at the socket."""
@@ -188,10 +208,11 @@ class Channel:
 
     def state(self, error: KafkaError | None) -> ChannelState:
         """How the connection ends, now, for `error`."""
-        if self.failed_send is not None:
-            return ChannelState(ChannelKind.FAILED_SEND, self.failed_send)
         if isinstance(error, AuthenticationError):
             return ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
-        if not self.is_connected:
+        if self.failed_send is not None:
+            return ChannelState(ChannelKind.FAILED_SEND, self.failed_send)
+        if not self._has_tcp:
             return ChannelState(ChannelKind.NOT_CONNECTED, error)
-        return ChannelState(ChannelKind.READY if self.is_authenticated else ChannelKind.AUTHENTICATE, error)
+        is_ready = self.is_connected and self.is_authenticated
+        return ChannelState(ChannelKind.READY if is_ready else ChannelKind.AUTHENTICATE, error)

@@ -23,14 +23,12 @@ from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
-from spark_kafka_sink.network.transport import Address, PlainTransport
+from spark_kafka_sink.network.transport import READ, WRITE, Address, PlainTransport, TransportFactory
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_RECEIVE_SIZE: Final = 100 * 1024 * 1024
 _LONGEST_SELECT_MS: Final = 2**31 - 1
-_READ: Final = selectors.EVENT_READ
-_WRITE: Final = selectors.EVENT_WRITE
 
 AuthenticatorFactory = Callable[[str, str, Callable[[], None]], SaslAuthenticator]
 """(description, host, wakeup) → the authenticator of a new connection."""
@@ -45,6 +43,7 @@ class Selector:
         connections_max_idle_ms: int,
         max_receive_size: int = DEFAULT_MAX_RECEIVE_SIZE,
         make_authenticator: AuthenticatorFactory | None = None,
+        make_transport: TransportFactory = PlainTransport,
     ) -> None:
         """`connections_max_idle_ms` below 0 keeps idle connections for ever; `max_receive_size` bounds a frame, in
         bytes. With `make_authenticator` a connection is ready when its authenticator is content.
@@ -52,17 +51,19 @@ class Selector:
         self._clock = clock
         self._max_receive_size = max_receive_size
         self._make_authenticator = make_authenticator
+        self._make_transport = make_transport
         self._process_id = os.getpid()
         self._poller = selectors.DefaultSelector()
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()
         self._wakeup_reader.setblocking(False)
         self._wakeup_writer.setblocking(False)
-        self._poller.register(self._wakeup_reader, _READ, None)
+        self._poller.register(self._wakeup_reader, READ, None)
         self._is_woken = False
         self._is_closed = False
         self._channels: dict[str, Channel] = {}
         self._idle = IdleConnections(connections_max_idle_ms)
         self._to_write: list[Channel] = []  # sends given since the last poll
+        self._buffered: set[Channel] = set()  # have bytes to read of which the poller knows nothing
         self._to_drain: list[Channel] = []  # sending failed; what the peer sent before is still handed over
         self._lost: dict[str, ChannelState] = {}  # to be reported by the next poll
         self.completed_sends: list[NetworkSend] = []
@@ -83,7 +84,7 @@ class Selector:
             raise IllegalStateError(f"There is a connection {connection_id!r} already.")
         description = f"Node {connection_id} at {address}"
         try:
-            transport = PlainTransport(address, send_buffer, receive_buffer)
+            transport = self._make_transport(address, description, send_buffer, receive_buffer)
         except OSError as error:
             self._lost[connection_id] = ChannelState(ChannelKind.NOT_CONNECTED, _connect_error(description, error))
             return
@@ -93,7 +94,7 @@ class Selector:
         channel = Channel(connection_id, description, transport, self._max_receive_size, authenticator)
         self._channels[connection_id] = channel
         self._idle.touch(channel.id, self._clock.now_ms())
-        self._watch(channel, _WRITE)
+        self._watch(channel, WRITE)
 
     def close(self, connection_id: str) -> None:
         """Close one connection, if there is one. It is not reported as disconnected: who closes it knows."""
@@ -152,9 +153,13 @@ class Selector:
         for channel in to_write:
             self._write(channel, now_ms)
         to_drain, self._to_drain = self._to_drain, []  # before the events, whose channels have had their turn to read
-        events = self._select(0 if to_drain else self._bounded_timeout(timeout_ms, now_ms))
+        buffered, self._buffered = self._buffered, set()
+        events = self._select(0 if to_drain or buffered else self._bounded_timeout(timeout_ms, now_ms))
         now_ms = self._clock.now_ms()
-        for channel, ready in events:
+        for channel in buffered:
+            if not channel.is_muted:
+                events[channel] = events.get(channel, 0) | READ
+        for channel, ready in events.items():
             if not channel.is_closed:
                 self._process(channel, ready, now_ms)
         if self._make_authenticator is not None:
@@ -188,13 +193,13 @@ class Selector:
             return 0
         return min(self._idle.time_to_next(now_ms, at_most_ms=timeout_ms), _LONGEST_SELECT_MS)
 
-    def _select(self, timeout_ms: int) -> list[tuple[Channel, int]]:
-        found: list[tuple[Channel, int]] = []
+    def _select(self, timeout_ms: int) -> dict[Channel, int]:
+        found: dict[Channel, int] = {}
         for key, ready in self._poller.select(timeout_ms / 1000):
             if key.data is None:
                 self._take_wakeup()
             else:
-                found.append((key.data, ready))
+                found[key.data] = ready
         return found
 
     def _take_wakeup(self) -> None:
@@ -206,20 +211,25 @@ class Selector:
         if not channel.is_connected:
             self._finish_connect(channel, now_ms)
             return
-        if ready & _READ:
+        if ready & READ:
             self._read(channel, now_ms)
-        if ready & _WRITE and not channel.is_closed:
+        if ready & WRITE and not channel.is_closed:
             self._write(channel, now_ms)
 
     def _finish_connect(self, channel: Channel, now_ms: int) -> None:
         try:
-            channel.transport.finish_connect()
+            awaited = channel.shake_hands()
         except OSError as error:
             self._lose(channel, channel.state(_connect_error(channel.description, error)))
             return
-        channel.is_connected = True
+        except KafkaError as error:
+            self._lose(channel, channel.state(error))
+            return
+        if awaited:
+            self._watch(channel, awaited)
+            return
         self._idle.touch(channel.id, now_ms)
-        self._watch(channel, 0 if channel.is_muted else _READ)
+        self._watch(channel, 0 if channel.is_muted else READ)
         self.connected.append(channel.id)
         try:
             channel.authenticate()
@@ -237,6 +247,8 @@ class Selector:
             self._lose(channel, channel.state(error))
             return False
         self._idle.touch(channel.id, now_ms)
+        if channel.failed_send is None and channel.transport.has_buffered():
+            self._buffered.add(channel)
         if receive is None:
             return False
         try:
@@ -271,7 +283,7 @@ class Selector:
         self._idle.touch(channel.id, now_ms)
         if done is not None:
             self.completed_sends.append(done)
-        self._watch(channel, (0 if channel.is_muted else _READ) | (_WRITE if channel.send is not None else 0))
+        self._watch(channel, (0 if channel.is_muted else READ) | (WRITE if channel.send is not None else 0))
 
     def _drain_failed(self, to_drain: list[Channel], now_ms: int) -> None:
         """Hand over what the peer sent before sending to it failed, a frame a poll; then the connection is lost."""
@@ -297,6 +309,7 @@ class Selector:
     def _drop(self, channel: Channel) -> None:
         channel.is_closed = True
         self._watch(channel, 0)
+        self._buffered.discard(channel)
         channel.transport.close()
         del self._channels[channel.id]
         self._idle.forget(channel.id)
@@ -307,7 +320,9 @@ class Selector:
             return
         channel.is_muted = is_muted
         if channel.is_connected and channel.failed_send is None:
-            self._watch(channel, channel.interest & ~_READ if is_muted else channel.interest | _READ)
+            self._watch(channel, channel.interest & ~READ if is_muted else channel.interest | READ)
+            if channel.transport.has_buffered():
+                self._buffered.add(channel)
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:

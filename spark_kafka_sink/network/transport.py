@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import selectors
 import socket
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 _CONNECTING = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR})
-WOULD_BLOCK = -1
+WOULD_BLOCK: Final = -1
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
 
 
 class Address(NamedTuple):
@@ -27,7 +30,9 @@ class Address(NamedTuple):
 
 
 class Transport(Protocol):
-    """Bytes in and out of one connection. Every method may raise OSError, which ends the connection."""
+    """Bytes in and out of one connection. Every method may raise OSError, which ends the connection, or a KafkaError
+    that says more: AuthenticationError where a new connection would end the same way.
+    """
 
     def fileno(self) -> int: ...
 
@@ -35,15 +40,62 @@ class Transport(Protocol):
         """Called when the connection attempt has an outcome; raises it where it is a failure."""
         ...
 
+    def handshake(self) -> int:
+        """After that, called until it gives 0: else the readiness of the socket (READ, WRITE) that it waits for. Before
+        it is done nothing is sent or received for the user.
+        """
+        ...
+
     def recv_into(self, buffer: memoryview) -> int:
         """How many bytes came: 0 where the peer is done, WOULD_BLOCK where there are none now."""
         ...
 
+    def has_buffered(self) -> bool:
+        """Whether bytes can be had of which a look at the socket tells nothing."""
+        ...
+
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """How many bytes the socket took: WOULD_BLOCK where it takes none now."""
+        """How many bytes the socket took: WOULD_BLOCK where it takes none now. What it did not take has to come again,
+        first and unchanged.
+        """
         ...
 
     def close(self) -> None: ...
+
+
+TransportFactory = Callable[[Address, str, int, int], Transport]
+"""(address, description of the node for errors, SO_SNDBUF, SO_RCVBUF) → a transport that connects. Raises OSError where
+that fails at once."""
+
+
+def open_socket(address: Address, send_buffer: int, receive_buffer: int) -> socket.socket:
+    """A socket that connects. Buffer sizes in bytes, -1 for the system's own. Raises OSError where it fails at once."""
+    connecting = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        connecting.setblocking(False)
+        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if send_buffer >= 0:
+            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        if receive_buffer >= 0:
+            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        code = connecting.connect_ex(address.sockaddr)
+        if code and code not in _CONNECTING:
+            raise OSError(code, os.strerror(code))
+    except OverflowError as error:  # a port beyond 65535, as a broken broker may announce
+        connecting.close()
+        raise OSError(errno.EINVAL, str(error)) from error
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+def raise_connect_error(connected: socket.socket) -> None:
+    """Raises OSError where the attempt to connect has failed."""
+    code = connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 class PlainTransport:
@@ -51,40 +103,26 @@ class PlainTransport:
 
     __slots__ = ("_socket",)
 
-    def __init__(self, address: Address, send_buffer: int, receive_buffer: int) -> None:
-        """Starts to connect. Buffer sizes in bytes, -1 for the system's own. Raises OSError where it fails at once."""
-        self._socket = socket.socket(address.family, socket.SOCK_STREAM)
-        try:
-            self._socket.setblocking(False)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if send_buffer >= 0:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-            if receive_buffer >= 0:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-            code = self._socket.connect_ex(address.sockaddr)
-            if code and code not in _CONNECTING:
-                raise OSError(code, os.strerror(code))
-        except OverflowError as error:  # a port beyond 65535, as a broken broker may announce
-            self._socket.close()
-            raise OSError(errno.EINVAL, str(error)) from error
-        except BaseException:
-            self._socket.close()
-            raise
+    def __init__(self, address: Address, _: str, send_buffer: int, receive_buffer: int) -> None:
+        self._socket = open_socket(address, send_buffer, receive_buffer)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def finish_connect(self) -> None:
-        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
+        raise_connect_error(self._socket)
+
+    def handshake(self) -> int:
+        return 0
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
             return self._socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return WOULD_BLOCK
+
+    def has_buffered(self) -> bool:
+        return False
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         try:

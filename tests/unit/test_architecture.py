@@ -25,6 +25,7 @@ ONLY_ROOMS = {
     "socket": {"network", "local"},
     "selectors": {"network"},
     "ssl": {"network"},
+    "cryptography": {"network"},
     "pyspark": {"sink"},
     "jgo": {"local"},
     "rich": {"local"},

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from spark_kafka_sink.common.errors import DisconnectError, ProtocolError
+from spark_kafka_sink.common.errors import DisconnectError, ProtocolError, SslAuthenticationError
 from spark_kafka_sink.network.channel import Channel
-from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
-from spark_kafka_sink.network.transport import WOULD_BLOCK
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.transport import READ, WOULD_BLOCK, WRITE
 
 ENDED = b""
 
@@ -22,6 +22,7 @@ class ScriptedTransport:
         self.incoming = list(incoming)
         self.room = list(room)
         self.sent = bytearray()
+        self.handshakes: list[int] = []
         self.largest_buffer = 0
         self.most_buffers = 0
 
@@ -29,6 +30,12 @@ class ScriptedTransport:
         return -1
 
     def finish_connect(self) -> None: ...
+
+    def handshake(self) -> int:
+        return self.handshakes.pop(0) if self.handshakes else 0
+
+    def has_buffered(self) -> bool:
+        return False
 
     def recv_into(self, buffer: memoryview) -> int:
         self.largest_buffer = max(self.largest_buffer, len(buffer))
@@ -56,7 +63,7 @@ class ScriptedTransport:
 
 def channel_over(transport: ScriptedTransport, max_receive_size: int = 1000) -> Channel:
     channel = Channel("7", "Node 7 at h:1", transport, max_receive_size)
-    channel.is_connected = True
+    assert channel.shake_hands() == 0
     return channel
 
 
@@ -134,10 +141,19 @@ def test_more_buffers_than_one_call_takes_go_in_several() -> None:
 
 
 def test_the_state_tells_where_it_stood() -> None:
-    channel = channel_over(ScriptedTransport())
+    transport = ScriptedTransport()
+    transport.handshakes = [READ, WRITE]
+    channel = Channel("7", "Node 7 at h:1", transport, 1000)
     error = DisconnectError("x")
-    assert channel.state(error).kind is ChannelKind.READY
-    channel.is_connected = False
-    assert channel.state(error).kind is ChannelKind.NOT_CONNECTED
+    assert channel.state(error) == ChannelState(ChannelKind.NOT_CONNECTED, error)
+    for awaited in (READ, WRITE):
+        assert channel.shake_hands() == awaited
+        assert not channel.is_ready
+        assert channel.state(error) == ChannelState(ChannelKind.AUTHENTICATE, error)
+    assert channel.shake_hands() == 0
+    assert channel.is_ready
+    assert channel.state(error) == ChannelState(ChannelKind.READY, error)
     channel.failed_send = DisconnectError("sending")
-    assert channel.state(error) == type(channel.state(error))(ChannelKind.FAILED_SEND, channel.failed_send)
+    assert channel.state(error) == ChannelState(ChannelKind.FAILED_SEND, channel.failed_send)
+    refusal = SslAuthenticationError("what the peer said last")
+    assert channel.state(refusal) == ChannelState(ChannelKind.AUTHENTICATION_FAILED, refusal)

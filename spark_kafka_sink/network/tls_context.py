@@ -1,0 +1,122 @@
+"""What the settings of TLS mean to OpenSSL: one context a client, made before any connection. Reads files; no sockets.
+
+Verification is always on: of the certificate against the authorities given, or else the system's, and of the name,
+unless ssl.endpoint.identification.algorithm says otherwise. TLS below 1.2 cannot be had.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import Final
+
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.network.tls_stores import Identity, client_identity, file_in_memory, trusted_certificates
+
+_log = logging.getLogger(__name__)
+
+_VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+_SUITES_OF_1_3: Final = frozenset({"TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"})
+_SUITES_OF_1_2: Final[Mapping[str, str]] = {
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA384": "ECDHE-ECDSA-AES256-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA384": "ECDHE-RSA-AES256-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256": "ECDHE-RSA-AES128-SHA256",
+    "TLS_DHE_RSA_WITH_AES_256_GCM_SHA384": "DHE-RSA-AES256-GCM-SHA384",
+    "TLS_DHE_RSA_WITH_AES_128_GCM_SHA256": "DHE-RSA-AES128-GCM-SHA256",
+}
+"""Standard name (RFC 5246, as Java has it) → OpenSSL's. Those with forward secrecy alone."""
+
+
+def tls_context(config: SecurityConfig) -> ssl.SSLContext:
+    """Raises ConfigError, naming the setting, where a file or text cannot be read or used; it shows no secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.hostname_checks_common_name = False  # Java falls back to it; RFC 6125 and browsers have given it up
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate in the truststore will do, as in Java
+    if not config.ssl_endpoint_identification_algorithm:
+        context.check_hostname = False
+        _log.warning(
+            "ssl.endpoint.identification.algorithm is empty: any host with a certificate of a trusted authority passes"
+            " for a broker."
+        )
+    _set_versions(context, config)
+    _trust(context, config)
+    identity = client_identity(config)
+    if identity is not None:
+        _identify(context, identity)
+    return context
+
+
+def _set_versions(context: ssl.SSLContext, config: SecurityConfig) -> None:
+    versions = [name for name in config.ssl_enabled_protocols if not (config.ssl_protocol == "TLSv1.2" < name)]
+    if config.ssl_cipher_suites is not None:
+        versions = _set_suites(context, config.ssl_cipher_suites, versions)
+    context.minimum_version = _VERSIONS[versions[0]]
+    context.maximum_version = _VERSIONS[versions[-1]]
+
+
+def _set_suites(context: ssl.SSLContext, suites: tuple[str, ...], versions: list[str]) -> list[str]:
+    """Which of the TLS versions are left with these suites."""
+    known = {**_SUITES_OF_1_2, **{name: name for name in _SUITES_OF_1_2.values()}}
+    older = [known[suite] for suite in suites if suite in known]
+    newer = _SUITES_OF_1_3.intersection(suites)
+    if strange := [suite for suite in suites if suite not in known and suite not in newer]:
+        choice = ", ".join((*sorted(_SUITES_OF_1_3), *_SUITES_OF_1_2))
+        raise ConfigError(f"ssl.cipher.suites: {strange[0]!r} is not offered here. There are {choice}.")
+    if newer and newer != _SUITES_OF_1_3:
+        raise ConfigError(
+            "ssl.cipher.suites: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"
+            f" ({', '.join(sorted(_SUITES_OF_1_3))}), or none, and TLS 1.3 is not spoken."
+        )
+    left = [name for name in versions if (newer if name == "TLSv1.3" else older)]
+    if not left:
+        raise ConfigError(
+            f"ssl.cipher.suites has none for the TLS versions that may be spoken ({', '.join(versions)})."
+        )
+    if older:
+        context.set_ciphers(":".join(older))
+    return left
+
+
+def _trust(context: ssl.SSLContext, config: SecurityConfig) -> None:
+    trusted = trusted_certificates(config)
+    if trusted is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        return
+    try:
+        context.load_verify_locations(cadata=trusted.pem)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{trusted.setting}: the certificates cannot be read ({_reason(error)}).") from None
+
+
+def _identify(context: ssl.SSLContext, identity: Identity) -> None:
+    def password() -> str:
+        # Asked for an encrypted key alone. Without an answer of ours OpenSSL would ask the terminal.
+        if identity.password is None:
+            raise ConfigError(f"{identity.setting}: the private key is encrypted. Give its password: ssl.key.password.")
+        return identity.password.reveal()
+
+    with file_in_memory(identity.pem) as path:
+        try:
+            context.load_cert_chain(path, password=password)
+        except (ssl.SSLError, ValueError) as error:
+            # A ValueError is that of a password longer than OpenSSL takes.
+            reason = _reason(error) if isinstance(error, ssl.SSLError) else "ssl.key.password is too long"
+            raise ConfigError(
+                f"{identity.setting}: private key and certificate cannot be used ({reason}). Is ssl.key.password right,"
+                " and is the certificate the key's?"
+            ) from None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "no PEM").replace("_", " ").lower()
