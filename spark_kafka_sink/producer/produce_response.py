@@ -207,6 +207,8 @@ def _no_answer(response: ClientResponse) -> KafkaError | None:
     node = response.destination
     if response.version_mismatch is not None:
         return response.version_mismatch
+    if response.authentication_error is not None:  # the session could not be renewed
+        return response.authentication_error
     if response.timed_out:
         limit_ms = response.request.request_timeout_ms
         return RequestTimedOutError(f"Node {node} did not answer within request.timeout.ms={limit_ms}.")

@@ -240,11 +240,26 @@ class Sender:
         for node in check.ready_nodes.values():
             is_ready = self._client.ready(node, now_ms)
             self._availability.update(node.id, is_ready, now_ms)
+            refusal = None if is_ready else self._client.authentication_error(node)
             if is_ready:
                 nodes.append(node)
+            elif refusal is not None:
+                self._on_refusal(refusal)
+                not_ready_ms = 0
             else:
                 not_ready_ms = min(not_ready_ms, self._client.poll_delay_ms(node, now_ms))
         return nodes, not_ready_ms
+
+    def _on_refusal(self, refusal: KafkaError) -> None:
+        """A node with records to take does not take us for who we say we are. Nobody's records wait for that to change:
+        the same credentials would be refused again.
+        """
+        log.error("What is not sent fails: %s", refusal)
+        manager = self._transaction_manager
+        if manager is None:
+            self._accumulator.abort_undrained(refusal)
+        elif not manager.has_fatal_error:
+            manager.fail(refusal)
 
     def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
         self._availability.keep(check.waiting_nodes)

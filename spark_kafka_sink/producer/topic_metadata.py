@@ -67,10 +67,12 @@ class TopicMetadata:
         limit = f"within max.block.ms={self._config.max_block_ms}"
         count = cluster.partition_count_for_topic(topic)
         if cluster.is_bootstrap_configured:
+            failure = self._metadata.connection_failure
+            last = "" if failure is None else f" Last: {failure}"
             servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
             return (
                 f"No broker of bootstrap.servers={servers} answered {limit}: check the addresses, and that"
-                " security.protocol fits the port."
+                f" security.protocol fits the port.{last}"
             )
         if count is None:
             return (

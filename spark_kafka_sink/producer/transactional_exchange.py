@@ -14,6 +14,7 @@ from typing import Final
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.errors import (
+    AuthenticationError,
     AuthorizationError,
     ClusterAuthorizationError,
     InvalidPidMappingError,
@@ -38,6 +39,7 @@ from spark_kafka_sink.protocol.messages import Message
 log = logging.getLogger(__name__)
 
 _FATAL_FOR_A_BATCH: Final = (
+    AuthenticationError,
     ClusterAuthorizationError,
     TransactionalIdAuthorizationError,
     ProducerFencedError,

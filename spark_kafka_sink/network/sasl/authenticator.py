@@ -28,7 +28,7 @@ from spark_kafka_sink.protocol.api_versions import NodeApiVersions
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import SaslAuthenticateRequest, SaslHandshakeRequest
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import Message, MessageType
+from spark_kafka_sink.protocol.messages import Message, MessageType, to_ms
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
 FIRST_CORRELATION_ID: Final = 2**31 - 8
@@ -152,7 +152,7 @@ class SaslAuthenticator:
         error_code = int(response.error_code)
         if error_code:
             raise self._refusal(error_for_code(error_code), response.error_message or "")
-        self._session_ms = int(getattr(response, "session_lifetime_ms", 0))
+        self._session_ms = to_ms(response.session_lifetime) if hasattr(response, "session_lifetime") else 0
         self._respond(bytes(response.auth_bytes), now_ms)
 
     def _respond(self, challenge: bytes, now_ms: int) -> None:

@@ -48,9 +48,7 @@ def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
     options = {name: value.reveal() for name, value in jaas.options} if jaas is not None else {}
     for name in ("awsRoleExternalId", "awsStsRegion"):
         if name in options:
-            raise ConfigError(
-                f"sasl.jaas.config: {name} is of the Java module alone; name a profile that says it."
-            )
+            raise ConfigError(f"sasl.jaas.config: {name} is of the Java module alone; name a profile that says it.")
     profile, role = options.get("awsProfileName"), options.get("awsRoleArn")
     if profile and role:
         raise ConfigError("sasl.jaas.config: awsProfileName and awsRoleArn are both given: leave one out.")

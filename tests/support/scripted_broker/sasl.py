@@ -132,7 +132,7 @@ def respond_authenticate(cluster: ScriptedCluster, exchange: Exchange) -> Answer
             "error_code": 0,
             "error_message": None,
             "auth_bytes": answer,
-            "session_lifetime_ms": sasl.session_lifetime_ms,
+            "session_lifetime": sasl.session_lifetime_ms,
         }
     )
 

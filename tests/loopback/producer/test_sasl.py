@@ -1,0 +1,356 @@
+"""A whole producer that logs in, over real sockets: against a SASL listener that follows its script."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.scram_server import ScramServer
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer
+from support.scripted_broker.sasl import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslListener
+from support.scripted_server import ScriptedServer
+
+from spark_kafka_sink import KafkaProducer
+from spark_kafka_sink.common.errors import (
+    IllegalSaslStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    SaslAuthenticationError,
+    UnsupportedSaslMechanismError,
+)
+
+PASSWORD = "canary-Pa55word"
+MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+QUICK_S = 5.0
+
+
+@pytest.fixture
+def cluster() -> ScriptedCluster:
+    cluster = ScriptedCluster(2)
+    cluster.create_topic("t", partitions=2)
+    cluster.sasl = SaslListener(users={"alice": PASSWORD})
+    return cluster
+
+
+@pytest.fixture
+def server(cluster: ScriptedCluster) -> Iterator[ScriptedServer]:
+    with ScriptedServer(cluster) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def producer(server: ScriptedServer, password: str = PASSWORD, **settings: Any) -> Iterator[KafkaProducer]:
+    given = {
+        "bootstrap.servers": ",".join(server.bootstrap_servers),
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": f'{MODULE} required username="alice" password="{password}";',
+        "max.block.ms": 20_000,
+        **{key.replace("_", "."): value for key, value in settings.items()},
+    }
+    with KafkaProducer(given) as made:
+        yield made
+
+
+def values(cluster: ScriptedCluster) -> list[bytes]:
+    return [record.value for records in cluster.records("t") for record in records]
+
+
+def outcome(producer: KafkaProducer) -> KafkaError | None:
+    """Of a send, once it has ended."""
+    future = producer.send("t", b"x")
+    try:
+        future.result(timeout=20)
+    except KafkaError as error:
+        return error
+    return None
+
+
+def failure(producer: KafkaProducer) -> KafkaError:
+    """Of a send, which must end at once."""
+    started_s = time.monotonic()
+    with pytest.raises(KafkaError) as caught:
+        producer.send("t", b"x").result(timeout=30)
+    assert time.monotonic() - started_s < QUICK_S
+    assert PASSWORD not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("is_idempotent", [True, False])
+def test_records_arrive(server, cluster, mechanism, is_idempotent) -> None:
+    cluster.sasl.mechanisms = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+    with producer(server, sasl_mechanism=mechanism, enable_idempotence=is_idempotent) as made:
+        for number in range(10):
+            made.send("t", b"%d" % number, partition=number % 2).result(timeout=20)
+    assert sorted(values(cluster)) == [b"%d" % number for number in range(10)]
+    assert set(cluster.sasl.handshakes) == {mechanism}
+    assert {exchange.version for exchange in cluster.requests_of(SASL_HANDSHAKE)} == {1}
+    assert {exchange.version for exchange in cluster.requests_of(SASL_AUTHENTICATE)} == {2}
+
+
+def test_plain_goes_in_the_clear_only_when_that_is_allowed(server, cluster) -> None:
+    cluster.sasl.mechanisms = ["PLAIN"]
+    jaas = f"PlainLoginModule required username='alice' password='{PASSWORD}';"
+    settings = {"sasl_mechanism": "PLAIN", "sasl_jaas_config": jaas}
+    with pytest.raises(KafkaError, match=r"sasl\.allow\.cleartext\.credentials=true"), producer(server, **settings):
+        pass
+    with producer(server, sasl_allow_cleartext_credentials=True, **settings) as made:
+        made.send("t", b"x").result(timeout=20)
+    assert values(cluster) == [b"x"]
+
+
+def test_tokens_of_a_function(server, cluster) -> None:
+    cluster.sasl.mechanisms, cluster.sasl.tokens = ["OAUTHBEARER"], {"good"}
+    settings = {"sasl_mechanism": "OAUTHBEARER", "sasl_jaas_config": None, "sasl_allow_cleartext_credentials": True}
+    with producer(server, sasl_oauthbearer_token_provider=lambda: ("good", 10**15), **settings) as made:
+        made.send("t", b"x").result(timeout=20)
+    assert values(cluster) == [b"x"]
+    with producer(server, sasl_oauthbearer_token_provider=lambda: ("bad", 10**15), **settings) as made:
+        assert isinstance(failure(made), SaslAuthenticationError)
+    assert cluster.sasl.tokens_heard[-1] == b"\x01"
+
+
+# ---- refusals: final, quick, and not tried for ever ------------------------------------------------------------------
+
+
+def refused(server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaError], **settings: Any) -> str:
+    """Every send fails at once by `kind`; after that the listener is not stormed."""
+    with producer(server, **settings) as made:
+        first = failure(made)
+        assert type(first) is kind
+        assert "127.0.0.1" in str(first)
+        failure(made)
+        with server.lock:
+            before = len(cluster.sasl.handshakes) + len(cluster.requests_of(API_VERSIONS))
+        time.sleep(1.0)  # as long as reconnect.backoff.max.ms: a storm would be hundreds
+        with server.lock:
+            assert len(cluster.sasl.handshakes) + len(cluster.requests_of(API_VERSIONS)) - before <= 8
+    assert values(cluster) == []
+    return str(first)
+
+
+@pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}, {"transactional_id": "x"}])
+def test_a_wrong_password(server, cluster, settings) -> None:
+    cluster.sasl.users = {"alice": "another"}
+    if "transactional_id" in settings:
+        with producer(server, **settings) as made:
+            started_s = time.monotonic()
+            with pytest.raises(SaslAuthenticationError):
+                made.init_transactions()
+            assert time.monotonic() - started_s < QUICK_S
+        return
+    text = refused(server, cluster, SaslAuthenticationError, **settings)
+    assert "refuses us by SASL SCRAM-SHA-256: Authentication failed during" in text
+
+
+@pytest.mark.parametrize("offered", [["PLAIN"], [], ["PLAIN", "scram-sha-256"]])
+def test_another_mechanism_is_never_tried(server, cluster, offered, caplog) -> None:
+    cluster.sasl.mechanisms = offered
+    text = refused(server, cluster, UnsupportedSaslMechanismError)
+    assert "sasl.mechanism=SCRAM-SHA-256" in text
+    assert set(cluster.sasl.handshakes) == {"SCRAM-SHA-256"}
+    assert cluster.sasl.tokens_heard == []
+
+
+def test_a_listener_without_sasl(server, cluster) -> None:
+    cluster.sasl = None
+    with producer(server) as made:
+        assert isinstance(failure(made), IllegalSaslStateError)
+    assert cluster.requests_of(SASL_AUTHENTICATE) == []
+
+
+@pytest.mark.parametrize(
+    ("twist", "why"),
+    [
+        ({"iterations": 2**31 - 1}, "iterations"),
+        ({"iterations": 1}, "iterations"),
+        ({"twist_first": lambda text: f"m=x,{text}"}, "m="),
+        ({"twist_first": lambda text: "e=other-error"}, "other-error"),
+        ({"twist_first": lambda text: f"r=abc{text[2:]}"}, "nonce"),
+        ({"twist_final": lambda text: "x=" + text[2:]}, "no v="),
+        ({"twist_final": lambda text: "v=AAAA"}, "is wrong"),
+    ],
+)
+def test_a_server_that_is_not_to_be_trusted(server, cluster, twist, why) -> None:
+    cluster.sasl.make_scram = lambda hash_name, users: _lax(ScramServer(hash_name, users, **twist))
+    assert why in refused(server, cluster, SaslAuthenticationError)
+
+
+def _lax(server: ScramServer) -> ScramServer:
+    """Lets anybody in, as one that wants to be believed does."""
+    hear_final = server.hear_final
+    server.hear_final = lambda message: hear_final(message) or server.twist_final("v=AAAA").encode()  # type: ignore[method-assign]
+    if server.iterations > 10**6:
+        server.hear_final = lambda message: b"v=AAAA"  # type: ignore[method-assign]
+    return server
+
+
+def test_what_a_server_says_is_one_line_and_no_secret(server, cluster, caplog) -> None:
+    cluster.sasl.mechanisms, cluster.sasl.users = ["PLAIN"], {}
+    cluster.sasl.refusal = f"no\nERROR root logged in with {PASSWORD}" + "x" * 5_000
+    jaas = f"PlainLoginModule required username='alice' password='{PASSWORD}';"
+    settings = {"sasl_mechanism": "PLAIN", "sasl_jaas_config": jaas, "sasl_allow_cleartext_credentials": True}
+    with caplog.at_level(logging.DEBUG):
+        text = refused(server, cluster, SaslAuthenticationError, **settings)
+    assert "\n" not in text
+    assert len(text) < 1_000
+    assert PASSWORD not in caplog.text
+
+
+# ---- accidents: tried again ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api_key", [API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        faults.close_before(),
+        faults.close_after(),
+        faults.truncate(1),
+        faults.wrong_correlation_id(),
+        faults.frame_length(-1),
+        faults.frame_length(2**31 - 1),
+        faults.frame_length(10**6),
+        faults.corrupt(lambda frame: frame[:8] + bytes(len(frame) - 8)),
+    ],
+    ids=["cut before", "cut after", "short", "another id", "-1", "2 GB", "1 MB", "zeroes"],
+)
+def test_an_accident_on_the_way_is_tried_again(server, cluster, api_key, hook) -> None:
+    zeroes_are_an_answer = {SASL_HANDSHAKE, SASL_AUTHENTICATE}
+    with server.lock:
+        cluster.on(api_key, hook, times=2)
+    with producer(server) as made:
+        error = outcome(made)
+    if error is None:
+        assert values(cluster) == [b"x"]
+    else:  # a message of nothing but zeroes is a proof of nothing
+        assert api_key in zeroes_are_an_answer
+        assert isinstance(error, SaslAuthenticationError)
+
+
+def test_a_server_that_does_not_answer_costs_the_time_of_a_connection_and_no_more(server, cluster) -> None:
+    with server.lock:
+        cluster.on(SASL_AUTHENTICATE, faults.lose_response(), times=None)
+    settings = {"max_block_ms": 1_500, "socket_connection_setup_timeout_ms": 300}
+    with producer(server, **settings) as made:
+        started_s = time.monotonic()
+        with pytest.raises(KafkaTimeoutError, match="could not be connected to"):
+            made.send("t", b"x").result(timeout=20)
+        assert time.monotonic() - started_s < QUICK_S
+
+
+def test_close_does_not_wait_for_a_login(server, cluster) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def provider() -> tuple[str, int]:
+        entered.set()
+        release.wait(30)
+        return "late", 10**15
+
+    cluster.sasl.mechanisms = ["OAUTHBEARER"]
+    settings = {"sasl_mechanism": "OAUTHBEARER", "sasl_jaas_config": None, "sasl_allow_cleartext_credentials": True}
+    try:
+        with producer(server, sasl_oauthbearer_token_provider=provider, max_block_ms=1_000, **settings) as made:
+            assert outcome(made) is not None
+            assert entered.wait(10)
+            started_s = time.monotonic()
+            made.close(timeout_ms=1_000)
+            assert time.monotonic() - started_s < QUICK_S
+    finally:
+        release.set()
+
+
+# ---- sessions that end -----------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_renewed_under_load_and_nothing_is_lost_or_out_of_order(server, cluster) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    cluster.sasl.session_lifetime_ms = 1_300
+    rng = random.Random(seed)
+    with server.lock:
+        cluster.on(0, _delayed(rng), times=None)
+    sent: list[list[bytes]] = [[], []]
+    with producer(server, linger_ms=0, batch_size=200) as made:
+        futures = []
+        deadline_s = time.monotonic() + 4.5
+        while time.monotonic() < deadline_s:
+            partition = rng.randrange(2)
+            sent[partition].append(b"%d" % len(futures))
+            futures.append(made.send("t", sent[partition][-1], partition=partition))
+            if rng.random() < 0.2:
+                time.sleep(0.002)
+        for future in futures:
+            future.result(timeout=20)
+    found = [[record.value for record in records] for records in cluster.records("t")]
+    assert found == sent
+    renewals = [mechanism for mechanism, is_renewal in cluster.sasl.logins if is_renewal]
+    assert len(renewals) >= 4
+    assert len(cluster.sasl.logins) - len(renewals) == 3  # to bootstrap.servers and to each node, once
+    assert cluster.sasl.expired == 0
+
+
+def _delayed(rng: random.Random) -> Callable[..., Answer]:
+    """Answers on their way when the renewal begins."""
+
+    def hook(cluster: Any, exchange: Any, proceed: Callable[[], Answer]) -> Answer:
+        return dataclasses.replace(proceed(), delay_ms=rng.randrange(30))
+
+    return hook
+
+
+def test_a_renewal_that_is_refused_fails_what_is_on_its_way_at_once(server, cluster) -> None:
+    cluster.sasl.session_lifetime_ms = 1_200
+    with producer(server) as made:
+        made.send("t", b"first", partition=0).result(timeout=20)
+        with server.lock:
+            cluster.sasl.users = {"alice": "changed meanwhile"}
+        time.sleep(1.25)
+        error = failure(made)
+    assert isinstance(error, SaslAuthenticationError)
+    assert values(cluster) == [b"first"]
+
+
+def test_a_node_of_before_sessions_ended(server, cluster) -> None:
+    """SaslAuthenticate 0 knows no lifetime."""
+    from support.scripted_broker.versions import KAFKA_2_1
+
+    cluster.versions = KAFKA_2_1
+    with producer(server) as made:
+        made.send("t", b"x").result(timeout=20)
+    assert {exchange.version for exchange in cluster.requests_of(SASL_AUTHENTICATE)} == {0}
+
+
+def _lifetime(lifetime_ms: int) -> faults.Hook:
+    """The last field but for the (empty) tags."""
+    return faults.corrupt(lambda frame: frame[:-9] + struct.pack(">q", lifetime_ms) + frame[-1:])
+
+
+@pytest.mark.parametrize("lifetime_ms", [-1, 1, 10**15])
+def test_lifetimes_that_no_broker_gives(server, cluster, lifetime_ms) -> None:
+    with server.lock:
+        cluster.on(SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
+    with producer(server) as made:
+        for _ in range(20):
+            made.send("t", b"x", partition=0).result(timeout=20)
+    assert len(cluster.sasl.logins) <= 4
+
+
+@pytest.mark.parametrize("lifetime_ms", [-(2**63), 2**63 - 1])
+def test_lifetimes_beyond_all_time(server, cluster, lifetime_ms) -> None:
+    with server.lock:
+        cluster.on(SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
+    with producer(server, max_block_ms=1_000) as made:
+        error = failure(made)
+    assert "SaslAuthenticate's response" in str(error)
