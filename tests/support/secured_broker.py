@@ -55,6 +55,10 @@ def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured
         super_users=("User:alice", "User:CN=alice"),
     )
     # A master key for delegation tokens; without one a broker issues none.
-    properties = {"delegation.token.secret.key": "master"}
+    # Sessions that end, for one of the ways in.
+    properties: dict[str, str | int] = {
+        "delegation.token.secret.key": "master",
+        "listener.name.sasl_plaintext.scram-sha-512.connections.max.reauth.ms": 5_000,
+    }
     with EmbeddedKafka(security=security, properties=properties) as kafka:
         yield SecuredBroker(kafka, authority, authority_file)

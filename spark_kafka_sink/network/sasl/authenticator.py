@@ -8,6 +8,7 @@ Mirrors org.apache.kafka.common.security.authenticator.SaslClientAuthenticator. 
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections.abc import Callable
 from typing import Final
@@ -43,6 +44,8 @@ _EARLIEST: Final = 0.85
 _LATEST: Final = 0.95
 _SHORTEST_SESSION_MS: Final = 1_000
 """A broker takes no second authentication within a second of the last."""
+
+log = logging.getLogger(__name__)
 
 _Reply = Callable[[Message, int], None]
 
@@ -182,6 +185,9 @@ class SaslAuthenticator:
             request = SaslAuthenticateRequest(message)
             self._ask(request, self._version_of(request), self._on_message)
             return
+        log.debug(
+            "%s: logged in by %s, for %d ms (0: for ever)", self._description, self._current.name, self._session_ms
+        )
         self._mechanism = None
         self.is_complete = True
         if self._session_ms > 0:

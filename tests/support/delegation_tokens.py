@@ -1,0 +1,94 @@
+"""Delegation tokens of a real cluster (KIP-48), asked for by a client that has logged in otherwise."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+from kio.index import load_request_schema
+
+from spark_kafka_sink.client.connect import consumer_network_client
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import error_for_code
+
+_TIMEOUT_MS = 20_000
+
+
+class _TokenApi(IntEnum):
+    CREATE_DELEGATION_TOKEN = 38
+    EXPIRE_DELEGATION_TOKEN = 40
+
+
+@dataclass(frozen=True)
+class _TokenRequest:
+    api_key: Any
+    values: Mapping[str, Any]
+    oldest_version: int = 2
+    latest_version: int = 2
+
+    def build(self, version: int) -> Any:
+        return load_request_schema(int(self.api_key), version)(**self.values)
+
+
+@dataclass(frozen=True)
+class DelegationToken:
+    token_id: str
+    hmac: bytes
+
+    @property
+    def jaas(self) -> str:
+        password = base64.b64encode(self.hmac).decode()
+        return f'ScramLoginModule required username="{self.token_id}" password="{password}" tokenauth="true";'
+
+
+class TokenIssuer:
+    """Over a connection with these producer settings."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        clock, rng = SystemClock(), random.Random(1)
+        self._clock = clock
+        self._metadata = TopicsMetadata((), 20, 200, 300_000, rng)
+        config = ProducerConfig.from_mapping(settings)
+        self._client: ConsumerNetworkClient = consumer_network_client(config, self._metadata, clock, rng)
+
+    def create(self) -> DelegationToken:
+        response = self._ask(_TokenApi.CREATE_DELEGATION_TOKEN, {"renewers": (), "max_lifetime": timedelta(hours=1)})
+        return DelegationToken(response.token_id, bytes(response.hmac))
+
+    def revoke(self, token: DelegationToken) -> None:
+        values = {"hmac": token.hmac, "expiry_time_period": timedelta(milliseconds=-1)}
+        self._ask(_TokenApi.EXPIRE_DELEGATION_TOKEN, values)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, api: _TokenApi, values: Mapping[str, Any]) -> Any:
+        timer = Timer(self._clock, _TIMEOUT_MS)
+        assert self._client.ensure_fresh_metadata(timer)
+        node = self._client.least_loaded_node()
+        assert node is not None
+        future = self._client.send(node, _TokenRequest(api, values))
+        assert self._client.poll_until(future, timer), f"no answer to {api.name}"
+        response = future.value().body
+        if int(response.error_code):
+            raise error_for_code(int(response.error_code), api.name)
+        return response
+
+
+@contextlib.contextmanager
+def token_issuer(settings: Mapping[str, Any]) -> Iterator[TokenIssuer]:
+    issuer = TokenIssuer(settings)
+    try:
+        yield issuer
+    finally:
+        issuer.close()

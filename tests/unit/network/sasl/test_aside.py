@@ -1,0 +1,38 @@
+"""Steps on a thread beside the loop."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spark_kafka_sink.network.sasl.aside import run_aside
+
+
+def test_a_step_gives_what_it_gave_and_says_so() -> None:
+    done = threading.Event()
+    step = run_aside(lambda: threading.current_thread().name, done.set)
+    assert done.wait(10)
+    assert step.is_done
+    assert step.result() == "spark-kafka-sink-sasl"
+
+
+def test_a_step_raises_what_it_raised() -> None:
+    done = threading.Event()
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    step = run_aside(fail, done.set)
+    assert done.wait(10)
+    with pytest.raises(ValueError, match="no"):
+        step.result()
+
+
+def test_nobody_waits_for_a_step() -> None:
+    release, done = threading.Event(), threading.Event()
+    step = run_aside(lambda: release.wait(10), done.set)
+    assert not step.is_done
+    release.set()
+    assert done.wait(10)
+    assert step.is_done

@@ -1,0 +1,173 @@
+"""From the settings to the mechanism of a connection."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import types
+from typing import Any
+
+import pytest
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.network.sasl.aws_msk_iam import region_of
+from spark_kafka_sink.network.sasl.login import mechanism_factory
+from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
+
+MSK = "b-1.demo.abc123.c2.kafka.eu-central-1.amazonaws.com:9098"
+
+
+def mechanism(name: str, jaas: str | None = None, servers: str = "localhost:9092", **settings: Any) -> SaslMechanism:
+    given = {
+        "bootstrap.servers": servers,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": name,
+        "sasl.jaas.config": jaas,
+        **{key.replace("_", "."): value for key, value in settings.items()},
+    }
+    config = ProducerConfig.from_mapping(given)
+    return mechanism_factory(config, FakeClock(), random.Random(1))("host.example")
+
+
+def test_plain() -> None:
+    made = mechanism("PLAIN", "org.apache.kafka.common.security.plain.PlainLoginModule required username=a password=b;")
+    assert made.respond(b"") == b"\0a\0b"
+
+
+def test_a_nul_in_a_password_is_refused_before_any_connection() -> None:
+    with pytest.raises(ConfigError, match="NUL") as caught:
+        mechanism("PLAIN", 'PlainLoginModule required username="a" password="canary\\000b";')
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(("flag", "is_token"), [("", False), ('tokenauth="true"', True), ("tokenauth=false", False)])
+def test_scram(name: str, flag: str, is_token: bool) -> None:
+    made = mechanism(name, f"ScramLoginModule required username=a password=b {flag};")
+    assert made.name == name
+    first = made.respond(b"")
+    assert first is not None
+    assert first.startswith(b"n,,n=a,r=")
+    assert first.endswith(b",tokenauth=true") == is_token
+
+
+def test_two_exchanges_have_two_nonces() -> None:
+    config = ProducerConfig.from_mapping(
+        {
+            "bootstrap.servers": "localhost:9092",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.jaas.config": "ScramLoginModule required username=a password=b;",
+        }
+    )
+    make = mechanism_factory(config, FakeClock(), random.Random(1))
+    assert make("h").respond(b"") != make("h").respond(b"")
+
+
+def test_a_function_and_extensions() -> None:
+    jaas = "OAuthBearerLoginModule required extension_logicalCluster=lkc-1 extension_identityPoolId=pool-1;"
+    made = mechanism("OAUTHBEARER", jaas, sasl_oauthbearer_token_provider=lambda: ("token", 2 * 10**12))
+    expected = b"n,,\x01auth=Bearer token\x01logicalCluster=lkc-1\x01identityPoolId=pool-1\x01\x01"
+    assert made.respond(b"") == expected
+
+
+def test_an_extension_that_would_stand_for_the_token_is_refused_before_any_connection() -> None:
+    with pytest.raises(ConfigError, match="extension"):
+        mechanism(
+            "OAUTHBEARER",
+            "OAuthBearerLoginModule required extension_auth=x;",
+            sasl_oauthbearer_token_provider=lambda: ("token", 1),
+        )
+
+
+# ---- MSK IAM ---------------------------------------------------------------------------------------------------------
+
+
+class Signer:
+    """AWS's signer, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+
+    def generate_auth_token(self, region: str) -> tuple[str, int]:
+        self.calls.append(("default", region))
+        return "signed", 2 * 10**12
+
+    def generate_auth_token_from_profile(self, region: str, profile: str) -> tuple[str, int]:
+        self.calls.append(("profile", region, profile))
+        return "signed", 2 * 10**12
+
+    def generate_auth_token_from_role_arn(self, region: str, role: str, name: str) -> tuple[str, int]:
+        self.calls.append(("role", region, role, name))
+        return "signed", 2 * 10**12
+
+
+@pytest.fixture
+def signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
+    signer = Signer()
+    package = types.ModuleType("aws_msk_iam_sasl_signer")
+    package.MSKAuthTokenProvider = signer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", package)
+    return signer
+
+
+@pytest.mark.parametrize(
+    ("jaas", "call"),
+    [
+        (None, ("default", "eu-central-1")),
+        ("software.amazon.msk.auth.iam.IAMLoginModule required;", ("default", "eu-central-1")),
+        ('IAMLoginModule required awsProfileName="dev";', ("profile", "eu-central-1", "dev")),
+        ('IAMLoginModule required awsRoleArn="arn:r";', ("role", "eu-central-1", "arn:r", "spark-kafka-sink")),
+        (
+            'IAMLoginModule required awsRoleArn="arn:r" awsRoleSessionName="s";',
+            ("role", "eu-central-1", "arn:r", "s"),
+        ),
+    ],
+)
+def test_msk_by_iam_is_a_signed_token(signer: Signer, jaas: str | None, call: tuple[str, ...]) -> None:
+    made = mechanism("AWS_MSK_IAM", jaas, MSK)
+    assert made.name == "OAUTHBEARER"
+    assert signer.calls == []
+    assert made.respond(b"") == b"n,,\x01auth=Bearer signed\x01\x01"
+    assert signer.calls == [call]
+
+
+@pytest.mark.parametrize(
+    "options", ['awsProfileName="a" awsRoleArn="b"', 'awsRoleArn="b" awsRoleExternalId="c"', 'awsStsRegion="x"']
+)
+def test_msk_options_that_cannot_be_followed(signer: Signer, options: str) -> None:
+    with pytest.raises(ConfigError, match=r"sasl\.jaas\.config"):
+        mechanism("AWS_MSK_IAM", f"IAMLoginModule required {options};", MSK)
+
+
+@pytest.mark.parametrize(
+    ("host", "region"),
+    [
+        (MSK.split(":")[0], "eu-central-1"),
+        ("boot-abc.c1.kafka-serverless.us-east-2.amazonaws.com", "us-east-2"),
+        ("b-1.x.y.c1.kafka.cn-north-1.amazonaws.com.cn", "cn-north-1"),
+    ],
+)
+def test_the_region_is_in_the_brokers_names(host: str, region: str) -> None:
+    assert region_of(["other.example", host]) == region
+
+
+def test_a_region_from_the_environment_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert region_of(["localhost", "kafka.evil.amazonaws.com.example"]) == "eu-west-1"
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(ConfigError, match="AWS_REGION"):
+        region_of(["localhost"])
+
+
+def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
+    with pytest.raises(ConfigError, match=r"spark-kafka-sink\[aws\]"):
+        mechanism("AWS_MSK_IAM", None, MSK)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"spark-kafka-sink\[kerberos\]"):
+        mechanism("GSSAPI", sasl_kerberos_service_name="kafka")
