@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -27,6 +27,7 @@ _TIMEOUT_MS = 20_000
 class _TokenApi(IntEnum):
     CREATE_DELEGATION_TOKEN = 38
     EXPIRE_DELEGATION_TOKEN = 40
+    DESCRIBE_DELEGATION_TOKEN = 41
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,27 @@ class TokenIssuer:
 
     def create(self) -> DelegationToken:
         response = self._ask(_TokenApi.CREATE_DELEGATION_TOKEN, {"renewers": (), "max_lifetime": timedelta(hours=1)})
-        return DelegationToken(response.token_id, bytes(response.hmac))
+        token = DelegationToken(response.token_id, bytes(response.hmac))
+        self._await(lambda: token.token_id in self._known(), "the token does not come up")
+        return token
 
     def revoke(self, token: DelegationToken) -> None:
         values = {"hmac": token.hmac, "expiry_time_period": timedelta(milliseconds=-1)}
         self._ask(_TokenApi.EXPIRE_DELEGATION_TOKEN, values)
+        self._await(lambda: token.token_id not in self._known(), "the token does not go")
 
     def close(self) -> None:
         self._client.close()
+
+    def _known(self) -> set[str]:
+        response = self._ask(_TokenApi.DESCRIBE_DELEGATION_TOKEN, {"owners": None})
+        return {token.token_id for token in response.tokens}
+
+    def _await(self, condition: Callable[[], bool], complaint: str) -> None:
+        deadline_ms = self._clock.now_ms() + _TIMEOUT_MS
+        while not condition():
+            assert self._clock.now_ms() < deadline_ms, complaint
+            self._clock.sleep_ms(20)
 
     def _ask(self, api: _TokenApi, values: Mapping[str, Any]) -> Any:
         timer = Timer(self._clock, _TIMEOUT_MS)

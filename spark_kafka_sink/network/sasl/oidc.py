@@ -101,8 +101,9 @@ class OidcTokenProvider:
 
     def _refused(self, status: int, body: bytes) -> KafkaError:
         told = _json_object(body) or {}
-        reason = "".join(f", {one_line(str(told[name]))}" for name in ("error", "error_description") if name in told)
-        reason = reason.replace(self._credentials.client_secret.reveal(), "***")
+        secret = self._credentials.client_secret.reveal()
+        parts = [str(told[name]).replace(secret, "***") for name in ("error", "error_description") if name in told]
+        reason = "".join(f", {one_line(part)}" for part in parts)
         if 300 <= status < 400:
             reason = ", a redirect, which is not followed: name the endpoint itself"
         text = f"{self._where()} gives no token: HTTP status {status}{reason}."

@@ -1,0 +1,224 @@
+"""Client credentials against a real https server of the test's own, on the loopback interface."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.certificates import Authority
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
+
+CANARY = "canary secret:%&"
+Respond = Callable[[http.server.BaseHTTPRequestHandler], None]
+
+
+@dataclass
+class Endpoint:
+    """An https server. `respond` answers; requests are kept."""
+
+    url: str
+    context: ssl.SSLContext
+    respond: Respond
+    clock: FakeClock = field(default_factory=FakeClock)
+    requests: list[tuple[str, dict[str, str], str]] = field(default_factory=list)
+
+    def provider(self, **settings: Any) -> OidcTokenProvider:
+        given = {"endpoint": self.url, "client_id": "me", "client_secret": Secret(CANARY), **settings}
+        return OidcTokenProvider(ClientCredentials(**given), self.clock, self.context)
+
+
+def answering(status: int, body: object, **headers: str) -> Respond:
+    def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(data)))
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return respond
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    authority = Authority()
+    made: Endpoint
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            made.requests.append((self.path, dict(self.headers), body))
+            made.respond(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that hangs up is no fault here."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listening.load_cert_chain(authority.issue().write(tmp_path / "server.pem"))
+    server.socket = listening.wrap_socket(server.socket, server_side=True)
+    context = ssl.create_default_context(cafile=str(authority.write(tmp_path / "authority.pem")))
+    url = f"https://localhost:{server.server_address[1]}/token"
+    made = Endpoint(url, context, answering(200, {"access_token": "token", "expires_in": 60}))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+def test_a_token_and_its_end(endpoint: Endpoint) -> None:
+    token, end_ms = endpoint.provider()()
+    assert (token, end_ms) == ("token", endpoint.clock.wall_ms() + 60_000)
+    ((path, headers, body),) = endpoint.requests
+    assert path == "/token"
+    assert body == "grant_type=client_credentials"
+    assert headers["Authorization"] == "Basic " + base64.b64encode(f"me:{CANARY}".encode()).decode()
+
+
+def test_scope_and_credentials_that_are_encoded(endpoint: Endpoint) -> None:
+    endpoint.provider(scope="kafka read", url_encodes_header=True)()
+    ((_, headers, body),) = endpoint.requests
+    assert body == "grant_type=client_credentials&scope=kafka+read"
+    assert base64.b64decode(headers["Authorization"].split()[1]) == b"me:canary+secret%3A%25%26"
+
+
+def jwt(**claims: object) -> str:
+    part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{part}.sig"
+
+
+@pytest.mark.parametrize(
+    ("answer", "end_ms"),
+    [
+        ({"access_token": jwt(exp=2_000_000_000)}, 2_000_000_000_000),
+        ({"access_token": jwt(exp=2_000_000_000), "expires_in": "30"}, 1_700_000_030_000),
+        ({"access_token": "opaque", "expires_in": 1.5}, 1_700_000_001_500),
+    ],
+)
+def test_where_the_end_is_told(endpoint: Endpoint, answer: dict[str, Any], end_ms: int) -> None:
+    endpoint.respond = answering(200, answer)
+    assert endpoint.provider()()[1] == end_ms
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        [],
+        b"<html>",
+        b"\xff",
+        b"[" * 10_000,
+        {"access_token": ""},
+        {"access_token": 5, "expires_in": 60},
+        {"access_token": "opaque"},
+        {"access_token": "a.b.c"},
+        {"access_token": jwt(exp="soon")},
+        {"access_token": "opaque", "expires_in": -1},
+        {"access_token": "opaque", "expires_in": True},
+        {"access_token": "opaque", "expires_in": 1e300},
+        {"access_token": "opaque", "expires_in": "9" * 5_000},
+    ],
+)
+def test_answers_that_make_no_sense(endpoint: Endpoint, answer: object) -> None:
+    endpoint.respond = answering(200, answer)
+    with pytest.raises(RetriableError, match="The token endpoint localhost:"):
+        endpoint.provider()()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_a_refusal_is_final_told_in_one_line_and_shows_no_secret(endpoint: Endpoint, status: int) -> None:
+    told = {"error": "invalid_client", "error_description": f"no\nsuch {CANARY}" + "x" * 5_000}
+    endpoint.respond = answering(status, told)
+    with pytest.raises(
+        SaslAuthenticationError, match=rf"HTTP status {status}, invalid_client, no\?such \*\*\*"
+    ) as caught:
+        endpoint.provider()()
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_what_may_pass(endpoint: Endpoint, status: int) -> None:
+    endpoint.respond = answering(status, b"busy")
+    with pytest.raises(RetriableError, match=f"HTTP status {status}"):
+        endpoint.provider()()
+
+
+@pytest.mark.parametrize("target", ["/elsewhere", "http://localhost:1/", "file:///etc/passwd"])
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_no_redirect_is_followed(endpoint: Endpoint, status: int, target: str) -> None:
+    endpoint.respond = answering(status, b"", Location=target)
+    with pytest.raises(SaslAuthenticationError, match="not followed"):
+        endpoint.provider()()
+    assert len(endpoint.requests) == 1
+
+
+def test_an_answer_without_bounds(endpoint: Endpoint) -> None:
+    def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b"x" * (1 << 16))
+
+    endpoint.respond = respond
+    with pytest.raises(RetriableError, match="more than 1048576 bytes"):
+        endpoint.provider()()
+
+
+def test_a_byte_now_and_then_is_no_answer_in_time(endpoint: Endpoint) -> None:
+    def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b" ")
+            endpoint.clock.advance(500)
+
+    endpoint.respond = respond
+    with pytest.raises(RetriableError, match=r"sasl\.login\.read\.timeout\.ms"):
+        endpoint.provider()()
+
+
+def test_silence(endpoint: Endpoint) -> None:
+    release = threading.Event()
+    endpoint.respond = lambda _: assert_waits(release)
+    try:
+        with pytest.raises(RetriableError, match="timed out"):
+            endpoint.provider(connect_timeout_ms=100, read_timeout_ms=100)()
+    finally:
+        release.set()
+
+
+def assert_waits(release: threading.Event) -> None:
+    assert release.wait(10)
+
+
+def test_a_certificate_of_nobody_we_know(endpoint: Endpoint) -> None:
+    endpoint.context = ssl.create_default_context()
+    with pytest.raises(RetriableError, match="certificate verify failed"):
+        endpoint.provider()()
+    assert endpoint.requests == []
+
+
+def test_nobody_there(endpoint: Endpoint) -> None:
+    with pytest.raises(RetriableError, match="localhost:1 cannot be asked"):
+        endpoint.provider(endpoint="https://localhost:1/token")()
