@@ -116,8 +116,8 @@ class DefaultMetadataUpdater:
         node, is_any_ready = connections.least_loaded(now_ms)
         is_lost = node is None and not is_any_ready and not self._metadata.fetch().is_bootstrap_configured
         if is_lost and self._may_rebootstrap:
-            self.rebootstrap(now_ms)
-            node, _ = connections.least_loaded(now_ms)
+            self._must_rebootstrap = True
+            return 0
         if node is None:
             return self._reconnect_backoff_ms
         return self._update_from(connections, send, node, now_ms)

@@ -86,14 +86,14 @@ def test_row_08_half_open(one_node: FaultStage, start_producer: StartProducer, s
             proxy.half_open()
             work.await_acknowledged(50)
     one_node.note(finish(one_node.direct, work))
-    assert 0.8 < work.longest_silence_s() < 3
+    assert 0.8 < work.longest_silence_s() < 1.9, "one request.timeout.ms, and not another one on the way back"
     topic = places[0][0]
     proxy.half_open()
     began = time.monotonic()
     producer.send(topic, b"after a pause").result(10)
     took = time.monotonic() - began
     one_node.note(f"after a pause, a record took {took:.2f} s")
-    assert 0.9 < took < 2.5
+    assert 0.9 < took < 1.9
 
 
 def test_row_08_idle_connections_are_closed(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:

@@ -143,6 +143,21 @@ def test_when_no_known_node_can_be_had_it_starts_again_from_bootstrap_servers() 
     assert rig.metadata.fetch().partition_count_for_topic("t") == 2
 
 
+def test_starting_again_it_makes_a_new_connection_to_a_bootstrap_address() -> None:
+    """The one that is there may lead to where nobody is any more: it would cost another request.timeout.ms."""
+    rig = Seeds("rebootstrap")
+    rig.metadata.bootstrap([("seed", 9092)])
+    rig.await_metadata()
+    assert rig.selector.connection_ids == ["-1"]
+    for node_id in (0, 1):
+        rig.network.refusing.add(node_id)
+        rig.client.ready(rig.node(node_id), rig.now_ms)
+    rig.poll_until(lambda: rig.metadata.fetch().is_bootstrap_configured, limit_ms=10_000)
+    assert rig.selector.connection_ids == []
+    rig.network.refusing.clear()
+    rig.await_metadata()
+
+
 def test_without_the_recovery_strategy_it_goes_on_with_the_nodes_it_knows() -> None:
     rig = Seeds("none")
     move_cluster(rig)
