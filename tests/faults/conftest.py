@@ -82,9 +82,17 @@ def broker(running_one: FaultStage) -> Admin:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """No descriptor, thread, process or temporary file after a row that was not there before."""
-    for name in ("running_three", "running_one", "running_old", "spark"):  # first of all, if the row uses it
+    for name in (
+        "running_three",
+        "running_one",
+        "running_old",
+        "secured_broker",
+        "spark",
+    ):  # first of all, if the row uses it
         if name in request.fixturenames:
             request.getfixturevalue(name)
+    if "spark" in request.fixturenames:  # its daemon and workers stay
+        request.getfixturevalue("spark").range(2).foreachPartition(lambda rows: None)
     before = Leftovers()
     yield
     left = before.found()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_row_44_idle_worker_ended(spark: SparkSession, one_node: FaultStage, kin
 
 
 STALLED = """
-import json, resource, sys, threading, time
+import json, os, sys, threading, time
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 servers, topic = sys.argv[1:]
@@ -78,10 +79,11 @@ producer = KafkaProducer({"bootstrap.servers": servers, "buffer.memory": 8 << 20
                           "request.timeout.ms": 1000, "batch.size": 1 << 20})
 producer.send(topic, "first" + "." * 90_000, partition=0).result(30)
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-before = peak()
+before = resident()
 print("warm", flush=True)
 sys.stdin.readline()  # the broker is silent now
 taken, longest = 0, 0.0
@@ -93,15 +95,14 @@ while True:
         break
     taken += 1
 error = future.exception()
+grown = resident() - before
 order = []
 
 def wait(number):
     producer.send(topic, f"waiter {number}-" + "." * 100_000, partition=0,
                   on_completion=lambda told, error: order.append([number, str(error) if error else None]))
 
-producer.config  # the waiters have longer
 threads = []
-began = time.monotonic()
 for number in range(5):
     threads.append(threading.Thread(target=wait, args=[number]))
     threads[-1].start()
@@ -112,7 +113,7 @@ for thread in threads:
     thread.join()
 producer.flush(60_000)
 print(json.dumps({"taken": taken, "longest": longest, "error": f"{type(error).__name__}: {error}", "order": order,
-                  "grown": peak() - before}), flush=True)
+                  "grown": grown}), flush=True)
 producer.close()
 """
 
@@ -139,11 +140,12 @@ def test_row_45_buffer_full_before_a_silent_broker(one_node: FaultStage) -> None
     assert 1.4 <= found["longest"] <= 1.5 * 1.1
     assert found["error"].startswith("BufferExhaustedError: ")
     assert "max.block.ms=1500" in found["error"]
-    assert found["grown"] < (8 + 24) * MEGABYTE
-    assert found["order"] == [[number, None] for number in range(5)]
+    assert 4 * MEGABYTE < found["grown"] < (8 + 24) * MEGABYTE
+    # They get memory in the order in which they came; who then appends first is up to the scheduler.
+    assert sorted(found["order"]) == [[number, None] for number in range(5)]
     values = [value.partition(b"-")[0] for value in (each.value() for each in read_topic(one_node.direct, topic)[1:])]
     taken = [str(number).encode() for number in range(found["taken"])]
-    assert values == taken + [f"waiter {number}".encode() for number in range(5)]
+    assert values == taken + [f"waiter {number}".encode() for number, _ in found["order"]]
 
 
 def test_row_46_log_dir_fails(
@@ -151,7 +153,11 @@ def test_row_46_log_dir_fails(
 ) -> None:
     """One of the leader's two disks is gone: it gives up what it leads there, and the next leader takes the records."""
     rng = random.Random(seed)
-    quick = {"log.flush.offset.checkpoint.interval.ms": 500, "log.dir.failure.timeout.ms": 60_000}
+    quick = {
+        "log.initial.task.delay.ms": 500,
+        "log.flush.offset.checkpoint.interval.ms": 500,
+        "log.dir.failure.timeout.ms": 60_000,
+    }
     kafka = own_kafka(3, properties=PROPERTIES | quick, log_dirs=2)
     kafka.create_topic("t", 6, 3, {"min.insync.replicas": 2})
     producer = start_producer(kafka.bootstrap_servers, **draw_settings(rng))
@@ -210,5 +216,7 @@ def test_row_52_close_in_trouble(
     one_node.note(f"{situation}: closed in {took:.2f} s, {len(failed)} of {len(futures)} records failed")
     assert took < 2.0
     assert all(future.done() for future in futures)
-    assert {type(error) for error in failed} <= {ProducerClosedError}
+    told = {str(error) for error in failed if not isinstance(error, ProducerClosedError)}
+    assert all(re.fullmatch("The transaction of .* was aborted.", text) for text in told)
+    assert not told or transactional_id
     assert bool(failed) == (situation != "well")

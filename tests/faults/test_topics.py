@@ -60,7 +60,7 @@ def test_row_25_quota(one_node: FaultStage, start_producer: StartProducer) -> No
     """The broker tells how long to leave it alone: longer than request.timeout.ms, and no request is lost by that."""
     ((topic, _),) = one_node.new_topic()
     name = f"throttled-{topic}"
-    set_producer_quota(one_node.direct, name, 20_000)
+    set_producer_quota(one_node.direct, name, 20_000.0)
     settings = {
         "client.id": name,
         "request.timeout.ms": 700,
