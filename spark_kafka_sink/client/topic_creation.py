@@ -32,7 +32,7 @@ class TopicCreation:
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
         """The topic's number of partitions; where it is missing it is created first, with `most_replicas` replicas or
-        as many as there are brokers.
+        as many as there are brokers, of which all but one must be in sync.
 
         Raises TopicAuthorizationError and whatever else the cluster refuses to create it with, InvalidTopicError,
         KafkaTimeoutError.
@@ -62,7 +62,8 @@ class TopicCreation:
         if node is None:
             return UnknownTopicOrPartitionError("No node could be asked to create it.")
         replicas = min(most_replicas, len(self._metadata.fetch().nodes))
-        request = CreateTopicRequest(topic, partitions, replicas, configs, timer.remaining_ms)
+        in_sync = {"min.insync.replicas": str(max(1, replicas - 1))}
+        request = CreateTopicRequest(topic, partitions, replicas, {**in_sync, **configs}, timer.remaining_ms)
         future = self._client.send(node, request)
         if not self._client.poll_until(future, timer):
             self._client.disconnect_async(node)

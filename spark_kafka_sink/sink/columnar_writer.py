@@ -24,14 +24,19 @@ def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.Rec
     yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries)
 
 
-def deliver_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> TaskDelivery:
-    """Write every row of `batches`, whose columns have passed `frame.check_columns`; returns the delivery, finished,
-    once all are acknowledged. A timestamp column may be int64 ms or an Arrow timestamp of any unit that counts from
-    1970 in UTC.
+def deliver_arrow(
+    config: SinkConfig,
+    pool: ProducerPool,
+    batches: Iterable[pa.RecordBatch],
+    delivery: TaskDelivery | None = None,
+) -> TaskDelivery:
+    """Write every row of `batches`, whose columns have passed `frame.check_columns`, by `delivery` or a plain one;
+    returns it, finished, once all are acknowledged. A timestamp column may be int64 ms or an Arrow timestamp of any
+    unit that counts from 1970 in UTC.
 
     Raises KafkaError if a row is not, SchemaError for a row that cannot be written.
     """
-    delivery = TaskDelivery(config, pool)
+    delivery = delivery or TaskDelivery(config, pool)
     try:
         for batch in batches:
             for topic, columns in _columns_by_topic(config, batch):

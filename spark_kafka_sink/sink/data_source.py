@@ -8,8 +8,10 @@ writer, freshly made, so that nothing but the tasks' messages comes from one sid
 Those workers' stderr is the driver's, and nobody sets up logging there: the report of each batch is shown at INFO by a
 handler of ours, unless there is one already (spark.sql.pyspark.worker.logging.enabled).
 
-Delivery is at least once: a task's rows are acknowledged when its `write` returns, so `commit` has nothing left to do
-but to say so, and `abort` nothing to take back. Every method is called by one thread of its worker.
+At least once, a task's rows are acknowledged when its `write` returns: `commit` has nothing left to do but to say so,
+and `abort` nothing to take back. Exactly once, the driver begins the batch when the writer is made ready to travel,
+the tasks leave transactions open, and `commit` decides (exactly_once.py). Every method is called by one thread of its
+worker.
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, SchemaError
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
+from spark_kafka_sink.sink.driver_cluster import process_driver
+from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.task_delivery import TaskDelivery
+from spark_kafka_sink.sink.transactional_arrow import batch_task, deliver_in_transaction, streaming_task
+from spark_kafka_sink.sink.transactional_task import TaskIdentity
 from spark_kafka_sink.sink.write_report import WriteReport, report_rows
 
 if TYPE_CHECKING:
@@ -53,6 +62,8 @@ class TaskWritten(WriterCommitMessage):
     """Of `write_report.REPORT_DDL`."""
     started_ms: int
     ended_ms: int
+    outcome: TaskOutcome | None = None
+    """Of an exactly-once batch."""
 
 
 class KafkaSinkDataSource(DataSource):
@@ -80,13 +91,18 @@ class KafkaSinkDataSource(DataSource):
                 "Save mode Overwrite not allowed for Kafka. Allowed save modes are Append and ErrorIfExists (default):"
                 ' a topic is only ever appended to; set mode("append").'
             )
-        return KafkaBatchWriter(self._checked(schema))
+        config = self._checked(schema)
+        if not config.is_exactly_once:
+            return KafkaBatchWriter(config)
+        is_one_off = config.transactional_id_prefix is None
+        return KafkaBatchWriter(config, config.transactional_id_prefix or one_off_prefix(), is_one_off=is_one_off)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: ARG002, N802 - Spark's
         """Raises ConfigError or SchemaError; Spark then starts no task. Output mode `complete` comes as `overwrite`:
         the whole result is appended anew with every batch, as by Spark's own sink.
         """
-        return KafkaStreamWriter(self._checked(schema))
+        config = self._checked(schema)
+        return KafkaStreamWriter(config, stream_prefix(config, self.options) if config.is_exactly_once else None)
 
     def _checked(self, schema: StructType) -> SinkConfig:
         config = SinkConfig.from_options({key: v for key, v in self.options.items() if key.lower() not in _SPARKS_OWN})
@@ -102,8 +118,54 @@ class KafkaSinkDataSource(DataSource):
 class _ArrowWriter:
     """What both writers do in a task."""
 
-    def __init__(self, config: SinkConfig) -> None:
+    def __init__(self, config: SinkConfig, prefix: str | None = None, *, is_one_off: bool = False) -> None:
         self._config = config
+        self._prefix = prefix
+        self._is_one_off = is_one_off
+        self._mandate: Mandate | None = None
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        """Spark makes a writer ready to travel before the batch's tasks, and no other: here the driver begins the
+        batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
+        """
+        if self._prefix is not None and self._mandate is None:
+            self._mandate = self._driver().begin()
+        return self.__dict__
+
+    def _driver(self) -> ExactlyOnceDriver:
+        assert self._prefix is not None
+        return process_driver(self._config, self._prefix, is_one_off=self._is_one_off)
+
+    def _task(self, mandate: Mandate) -> TaskIdentity:
+        raise NotImplementedError
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make the batch count, where that is not so already. Raises KafkaError where it could not be."""
+        outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
+        if len(outcomes) != len(messages):
+            raise IllegalStateError(f"{len(messages) - len(outcomes)} of {len(messages)} tasks told nothing.")
+        if self._prefix is not None:
+            committed = self._driver().commit([outcome for outcome in outcomes if outcome is not None])
+            if committed.was_skipped:
+                log.info("%s: the batch was committed before, and is skipped", self._prefix)
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> bool:
+        """End what the tasks left open; whether it is certain that nothing of the batch counts."""
+        told = [message.outcome for message in messages if isinstance(message, TaskWritten)]
+        outcomes = [outcome for outcome in told if outcome is not None]
+        return bool(outcomes) and self._driver().abort(outcomes[0].mandate, outcomes)
+
+    def _left(self, messages: Sequence[WriterCommitMessage | None]) -> str:
+        finished = sum(message is not None for message in messages)
+        again = "If nobody stopped it, the error that Spark shows says why, and what to change."
+        if self._prefix is not None:
+            ended = "were aborted" if self._abort(messages) else "are finished or aborted when this is started again"
+            return f"{finished} of {len(messages)} tasks had finished; their transactions {ended}. {again}"
+        stays = f"; what those wrote stays in Kafka ({report_of(messages)})" if finished else ""
+        return (
+            f"{finished} of {len(messages)} tasks had finished{stays}. Nothing is lost: every row is written again when"
+            f" this is run again. {again}"
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """In a task: returns once every row is acknowledged. Raises KafkaError if one is not, SchemaError for a row
@@ -111,37 +173,52 @@ class _ArrowWriter:
         """
         clock = SystemClock()
         started_ms = clock.now_ms()
-        delivery = deliver_arrow(self._config, process_pool(), iterator)
+        outcome = None
+        delivery: TaskDelivery
+        if self._mandate is None:
+            delivery = deliver_arrow(self._config, process_pool(), iterator)
+        else:
+            task = self._task(self._mandate)
+            delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, iterator)
+            outcome = delivery.outcome
         rows = report_rows(delivery.tally.delivered, delivery.batches, delivery.retries)
-        return TaskWritten(tuple(rows), started_ms, clock.now_ms())
+        return TaskWritten(tuple(rows), started_ms, clock.now_ms(), outcome)
 
 
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
     """Of a batch write."""
 
+    def _task(self, mandate: Mandate) -> TaskIdentity:
+        return batch_task(mandate)
+
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Shows the report."""
+        """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
         show_reports()
+        self._commit(messages)
         log.info("Write: %s", report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Says what stays."""
+        """Aborts what was left open, and says what stays."""
         show_reports()
-        log.warning("Write failed: %s", _left(messages))
+        log.warning("Write failed: %s", self._left(messages))
 
 
 class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
     """Of a streaming query."""
 
+    def _task(self, mandate: Mandate) -> TaskIdentity:  # noqa: ARG002 - a stream's task knows its batch from Spark
+        return streaming_task()
+
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Shows the report."""
+        """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
         show_reports()
+        self._commit(messages)
         log.info("Batch %d: %s", batchId, report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Says what stays."""
+        """Aborts what was left open, and says what stays."""
         show_reports()
-        log.warning("Batch %d failed or was stopped: %s", batchId, _left(messages))
+        log.warning("Batch %d failed or was stopped: %s", batchId, self._left(messages))
 
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
@@ -153,15 +230,6 @@ def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
     started_ms = min((message.started_ms for message in written), default=0)
     ended_ms = max((message.ended_ms for message in written), default=0)
     return WriteReport.of(rows, (ended_ms - started_ms) / 1000)
-
-
-def _left(messages: Sequence[WriterCommitMessage | None]) -> str:
-    finished = sum(message is not None for message in messages)
-    stays = f"; what those wrote stays in Kafka ({report_of(messages)})" if finished else ""
-    return (
-        f"{finished} of {len(messages)} tasks had finished{stays}. Nothing is lost: every row is written again when"
-        " this is run again. If nobody stopped it, the error that Spark shows says why, and what to change."
-    )
 
 
 def show_reports() -> None:

@@ -10,22 +10,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, projection
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.write_report import REPORT_DDL, WriteReport
+from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
+from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row
 
 log = logging.getLogger(__name__)
+
+_NO_DRIVER: Final = (
+    "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
+    ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
+    " for a stream, sink.write(df) for a batch; or leave the option out."
+)
 
 
 class KafkaSink:
@@ -91,7 +100,12 @@ class KafkaSink:
 
         Raises SchemaError before any task where a column is missing or of a wrong type; a task that fails is run
         again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
+
+        With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
+        another write: only a streaming query knows what it has written.
         """
+        if self._config.is_exactly_once:
+            return self._write_exactly_once(df, None)
         config = self._config
         schema = df.schema
         columns = projection(schema, config.topic)
@@ -106,10 +120,44 @@ class KafkaSink:
 
     def write_batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
-        report = self.write(df)
+        if self._config.is_exactly_once:
+            report = self._write_exactly_once(df, stream_batch(df, batch_id))
+        else:
+            report = self.write(df)
         log.info("Batch %d: %s", batch_id, report)
 
+    def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
+        """Raises KafkaError where the batch could not be committed, besides what `write` raises."""
+        config = self._config
+        schema = df.schema
+        chosen = df.toDF(*by_position(schema)).selectExpr(*projection(schema, config.topic))
+        rows: list[Row] = []
+
+        def run_tasks(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+            query_id = "" if batch is None else batch.query_id
+
+            def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return write_in_transaction(config, process_pool(), mandate, batch_id, query_id, batches)
+
+            rows[:] = chosen.mapInArrow(write_task, EXACTLY_ONCE_DDL).collect()
+            return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
+
+        clock = SystemClock()
+        started_ms = clock.now_ms()
+        if config.transactional_id_prefix is None and batch is None:
+            once = DriverSession(config, one_off_prefix(), is_one_off=True)
+            try:
+                once.run(None, run_tasks)
+            finally:
+                once.close()
+        else:
+            prefix = config.transactional_id_prefix or f"spark-kafka-sink-{batch.query_id if batch else ''}"
+            session(config, prefix).run(batch, run_tasks)
+        return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+
     def _new_writer(self) -> PartitionWriter:
+        if self._config.is_exactly_once:
+            raise ConfigError(_NO_DRIVER)
         return PartitionWriter(self._config, process_pool())
 
     def __getstate__(self) -> SinkConfig:

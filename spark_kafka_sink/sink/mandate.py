@@ -29,6 +29,11 @@ class Mandate:
     last_batch_id: int | None = None
     last_query_id: str = ""
 
+    @property
+    def next_batch_id(self) -> int:
+        """Of a batch write, to which nobody else gives a number."""
+        return 0 if self.last_batch_id is None else self.last_batch_id + 1
+
     def is_written_already(self, batch_id: int, query_id: str) -> bool:
         """Whether the batch is the last one decided: then its rows must not be written again, in whatever partitions
         they come now.

@@ -23,17 +23,15 @@ KAFKA_PREFIX: Final = "kafka."
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
 
-_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port")
+DECISION_TOPIC: Final = "__spark_kafka_sink_decisions"
+TRANSACTION_TIMEOUT_MS: Final = 900_000
+"""The brokers' own default maximum (transaction.max.timeout.ms): a restart has that long to finish a decided batch."""
 
-_EXACTLY_ONCE_IS_MISSING: Final = (
-    "delivery.guarantee=exactly-once is not there yet: leave the option out, or set at-least-once. foreach and"
-    " foreachPartition will never offer it, because Spark calls nothing on the driver for them that could commit; it is"
-    ' meant for format("kafka_sink") and foreachBatch.'
-)
+_OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic")
+_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", *_OF_EXACTLY_ONCE)
+_LONGEST_PREFIX: Final = 200
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "transactional.id.prefix": "it belongs to delivery.guarantee=exactly-once, which is not there yet; leave it out",
-    "decision.topic": "it belongs to delivery.guarantee=exactly-once, which is not there yet; leave it out",
     "includeheaders": "it steers Spark's source; this sink writes headers whenever there is a 'headers' column",
     "kafka.transactional.id": "the rows of many tasks cannot share one transactional id; leave it out",
 }
@@ -47,6 +45,10 @@ class SinkConfig:
     producer: ProducerConfig
     topic: str | None = None
     """Where every row goes; None: each row says so in its `topic` column."""
+    is_exactly_once: bool = False
+    transactional_id_prefix: str | None = None
+    """None: it is made of the checkpoint location or the query id."""
+    decision_topic: str = DECISION_TOPIC
     metrics_ports: range | None = None
     """Where a worker may show its producer's metrics to Prometheus."""
     given: tuple[str, ...] = field(default=(), compare=False)
@@ -59,10 +61,25 @@ class SinkConfig:
         for key in by_key:
             _refuse(key)
         settings = {key.removeprefix(KAFKA_PREFIX): v for key, v in by_key.items() if key.startswith(KAFKA_PREFIX)}
-        _check_guarantee(by_key.get("delivery.guarantee"))
+        is_exactly_once = _is_exactly_once(by_key)
+        if is_exactly_once and settings.get("transaction.timeout.ms") is None:
+            settings["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
+        config = _producer_config(settings)
+        if is_exactly_once and not config.enable_idempotence:
+            raise ConfigError(
+                "delivery.guarantee=exactly-once needs kafka.enable.idempotence=true, kafka.acks=all, retries"
+                " and kafka.max.in.flight.requests.per.connection of at most 5: leave these settings out."
+            )
+        topic = _name(by_key, "topic")
+        decision_topic = _name(by_key, "decision.topic") or DECISION_TOPIC
+        if topic == decision_topic:
+            raise ConfigError(f"topic={topic!r} is the decision topic too: give decision.topic a topic of its own.")
         return cls(
-            producer=_producer_config(settings),
-            topic=_topic(by_key.get("topic")),
+            producer=config,
+            topic=topic,
+            is_exactly_once=is_exactly_once,
+            transactional_id_prefix=_prefix(by_key),
+            decision_topic=decision_topic,
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             given=tuple(key for key in settings if settings[key] is not None),
         )
@@ -70,6 +87,10 @@ class SinkConfig:
     def describe(self) -> str:
         """The options on one line, as parsed; a secret shows as such."""
         shown = [] if self.topic is None else [f"topic={self.topic!r}"]
+        if self.is_exactly_once:
+            shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
+        if self.transactional_id_prefix is not None:
+            shown.append(f"transactional.id.prefix={self.transactional_id_prefix!r}")
         for key in self.given:
             value = getattr(self.producer, key.replace(".", "_"))
             if key == "bootstrap.servers":
@@ -102,12 +123,17 @@ def _refuse(key: str) -> None:
     raise ConfigError(f"There is no option {key}. The nearest one is {nearest}.")
 
 
-def _check_guarantee(value: object) -> None:
+def _is_exactly_once(by_key: Mapping[str, object]) -> bool:
+    value = by_key.get("delivery.guarantee")
     guarantee = AT_LEAST_ONCE if value is None else str(value).strip().lower()
-    if guarantee == EXACTLY_ONCE:
-        raise ConfigError(_EXACTLY_ONCE_IS_MISSING)
-    if guarantee != AT_LEAST_ONCE:
+    if guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
         raise ConfigError(f"delivery.guarantee={value!r}: {AT_LEAST_ONCE} or {EXACTLY_ONCE} is wanted.")
+    for key in _OF_EXACTLY_ONCE:
+        if guarantee == AT_LEAST_ONCE and by_key.get(key) is not None:
+            raise ConfigError(
+                f"The option {key} belongs to delivery.guarantee={EXACTLY_ONCE}: set that too, or leave it out."
+            )
+    return guarantee == EXACTLY_ONCE
 
 
 def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
@@ -118,13 +144,28 @@ def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
         raise ConfigError(f"{KAFKA_PREFIX}{error}") from None
 
 
-def _topic(value: object) -> str | None:
+def _name(by_key: Mapping[str, object], key: str) -> str | None:
+    """A topic's name. None where the option is not given."""
+    value = by_key.get(key)
     if value is None:
         return None
     topic = str(value).strip()
     if not topic:
-        raise ConfigError("The option topic is empty: give it the name of a topic, or leave it out.")
+        raise ConfigError(f"The option {key} is empty: give it the name of a topic, or leave it out.")
     return topic
+
+
+def _prefix(by_key: Mapping[str, object]) -> str | None:
+    value = by_key.get("transactional.id.prefix")
+    if value is None:
+        return None
+    prefix = str(value).strip()
+    if not prefix or not prefix.isprintable() or len(prefix) > _LONGEST_PREFIX:
+        raise ConfigError(
+            f"transactional.id.prefix={value!r}: 1 to {_LONGEST_PREFIX} printable characters are wanted, different for"
+            " every query and sink."
+        )
+    return prefix
 
 
 def _metrics_ports(value: object) -> range | None:

@@ -15,6 +15,8 @@ from spark_kafka_sink.sink.task_delivery import Delivered
 REPORT_DDL: Final = (
     "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT"
 )
+EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
+"""The row of a task's own counts has what it tells the driver, a `mandate.TaskOutcome` as JSON."""
 _REPORT_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -28,11 +30,16 @@ _REPORT_SCHEMA: Final = pa.schema(
 )
 
 
-def task_report(delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int) -> pa.RecordBatch:
-    """The rows of `report_rows` as Arrow."""
+def task_report(
+    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
+) -> pa.RecordBatch:
+    """The rows of `report_rows` as Arrow; of `EXACTLY_ONCE_DDL` where there is an `outcome`."""
     columns = zip(*(row.values() for row in report_rows(delivered, batches, retries)), strict=True)
     arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+    if outcome is None:
+        return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+    texts = binary_array([*[None] * len(delivered), outcome], "outcome").cast(pa.string())
+    return pa.RecordBatch.from_arrays([*arrays, texts], schema=_REPORT_SCHEMA.append(pa.field("outcome", pa.string())))
 
 
 def report_rows(delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int) -> list[dict[str, Any]]:

@@ -225,6 +225,7 @@ class World:
 
     def _run_query(self) -> None:
         run, self._runs = self._runs, self._runs + 1
+        input_name = self.input_name
         driver = self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms)
         held: ProducerIdAndEpoch | None = None
         while (batch := len(self.commit_log)) < self.batches:
@@ -243,14 +244,14 @@ class World:
                 self._check_nothing_open(committed)
             end = committed.driver or mandate.driver
             held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch) if self._holds_epoch else None
-            self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(batch))  # type: ignore[misc]
+            self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_name, batch))  # type: ignore[misc]
 
-    def _log_commit(self, batch: int) -> None:
-        if batch != len(self.commit_log):
-            raise QueryFailedError  # another query wrote it: Spark ends this one
+    def _log_commit(self, input_name: str, batch: int) -> None:
+        if batch != len(self.commit_log) or input_name != self.input_name:
+            raise QueryFailedError  # another run wrote it, or the checkpoint is another: Spark ends this one
         self.commit_log.add(batch)
-        if (self.input_name, batch) not in self.history:
-            self.history.append((self.input_name, batch))
+        if (input_name, batch) not in self.history:
+            self.history.append((input_name, batch))
 
     def _give_up(self, driver: ExactlyOnceDriver, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
         with contextlib.suppress(KafkaError):  # then the next start has to do it

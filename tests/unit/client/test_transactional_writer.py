@@ -107,7 +107,10 @@ def test_a_missing_topic_is_created_once_with_as_many_replicas_as_there_are_node
     (asked,) = bench.asked(CREATE_TOPICS)
     (topic,) = asked.request.topics
     assert (topic.num_partitions, topic.replication_factor) == (5, 2)
-    assert [(config.name, config.value) for config in topic.configs] == [("cleanup.policy", "compact")]
+    assert [(config.name, config.value) for config in topic.configs] == [
+        ("min.insync.replicas", "1"),
+        ("cleanup.policy", "compact"),
+    ]
 
 
 def test_a_topic_that_is_there_is_left_as_it_is() -> None:

@@ -91,9 +91,41 @@ def test_missing_bootstrap_servers_are_named_as_the_option() -> None:
         SinkConfig.from_options({"topic": "orders"})
 
 
-def test_exactly_once_is_refused_with_the_reason_and_the_form_that_will_work() -> None:
-    with pytest.raises(ConfigError, match=r"not there yet.*foreachPartition.*nothing on the driver.*foreachBatch"):
-        parse(**{"delivery.guarantee": "exactly-once"})
+def test_exactly_once_has_a_longer_transaction_timeout_and_a_decision_topic() -> None:
+    config = parse(topic="orders", **{"delivery.guarantee": "Exactly-Once"})
+    assert config.is_exactly_once
+    assert config.producer.transaction_timeout_ms == 900_000
+    assert config.transactional_id_prefix is None
+    assert config.decision_topic == "__spark_kafka_sink_decisions"
+    given = {"kafka.transaction.timeout.ms": "5000", "transactional.id.prefix": " a/b ", "decision.topic": "mine"}
+    config = parse(topic="orders", **{"delivery.guarantee": "exactly-once"}, **given)
+    assert config.producer.transaction_timeout_ms == 5_000
+    assert (config.transactional_id_prefix, config.decision_topic) == ("a/b", "mine")
+    assert "delivery.guarantee=exactly-once, transactional.id.prefix='a/b'" in config.describe()
+    assert parse().producer.transaction_timeout_ms == 60_000
+
+
+@pytest.mark.parametrize("key", ["transactional.id.prefix", "decision.topic"])
+def test_an_option_of_exactly_once_alone_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} belongs to delivery.guarantee=exactly-once: set that too"):
+        parse(**{key: "x"})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kafka.acks": "1"}, "needs kafka.enable.idempotence=true"),
+        ({"kafka.enable.idempotence": "false"}, "needs kafka.enable.idempotence=true"),
+        ({"transactional.id.prefix": " "}, "1 to 200 printable characters"),
+        ({"transactional.id.prefix": "x" * 201}, "1 to 200 printable characters"),
+        ({"transactional.id.prefix": "a\nb"}, "1 to 200 printable characters"),
+        ({"decision.topic": ""}, "decision.topic is empty"),
+        ({"topic": "orders", "decision.topic": "orders"}, "is the decision topic too"),
+    ],
+)
+def test_what_exactly_once_cannot_work_with_is_refused(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse(**{"delivery.guarantee": "exactly-once"}, **options)
 
 
 def test_at_least_once_is_the_guarantee() -> None:
@@ -105,9 +137,7 @@ def test_another_guarantee_is_refused() -> None:
         parse(**{"delivery.guarantee": "at-most-once"})
 
 
-@pytest.mark.parametrize(
-    "key", ["transactional.id.prefix", "decision.topic", "includeHeaders", "kafka.transactional.id"]
-)
+@pytest.mark.parametrize("key", ["includeHeaders", "kafka.transactional.id"])
 def test_an_option_of_no_use_here_is_refused_with_the_reason(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?i)the option {key} cannot be used here: \w+"):
         parse(**{key: "x"})

@@ -156,3 +156,40 @@ def test_a_forked_child_gets_a_pool_of_its_own_and_spares_the_collector_what_is_
     assert pools == 2
     assert frozen > 10_000
     assert process_pool() is parent
+
+
+def test_a_borrowed_producer_is_nobody_elses_until_it_comes_back() -> None:
+    bench = Bench()
+    first, second = bench.pool.borrow(config()), bench.pool.borrow(config())
+    assert first is not second
+    shared = bench.pool.acquire(config())
+    assert shared is not first
+    assert shared is not second
+    bench.pool.release(first)
+    bench.pool.release(second)
+    assert bench.pool.borrow(config()) is first
+    assert bench.made[1].closed_with == [CLOSE_TIMEOUT_MS]  # one is kept
+
+
+def test_a_discarded_producer_is_closed_and_not_lent_again() -> None:
+    bench = Bench()
+    producer = bench.pool.borrow(config())
+    bench.pool.discard(producer)
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.pool.borrow(config()) is not producer
+
+
+def test_a_borrowed_producer_that_failed_is_closed_when_it_comes_back() -> None:
+    bench = Bench()
+    producer = bench.pool.borrow(config())
+    bench.made[0].has_failed = True
+    bench.pool.release(producer)
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+
+
+def test_a_borrowed_producer_that_nobody_used_for_long_is_closed() -> None:
+    bench = Bench()
+    bench.pool.release(bench.pool.borrow(config()))
+    bench.clock.time_ms += IDLE_MS
+    bench.pool.borrow(config())
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]

@@ -1,0 +1,148 @@
+"""What the protocol of exactly-once delivery asks of a real cluster, over one set of connections.
+
+Belongs to one thread at a time. Connections live as long as the process that made them, and are no child's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+from weakref import WeakSet
+
+from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.group_offsets import CommittedOffset
+from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.transaction_values import (
+    EndTxnOutcome,
+    OpenTransaction,
+    ProducerIdAndEpoch,
+    TransactionDescription,
+    TransactionState,
+)
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import AuthorizationError, KafkaTimeoutError
+from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+from spark_kafka_sink.sink.options import SinkConfig
+
+DECISION_PARTITIONS: Final = 16
+"""So that one query's decision, while it is being written, does not keep all others from reading theirs."""
+MOST_REPLICAS: Final = 3
+DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
+_RETRY_BACKOFF_MS: Final = 10
+_OWN_TRANSACTION_MS: Final = 60_000
+"""Time-out of the driver's own transaction, which takes milliseconds: while one is open, decisions behind it cannot be
+read.
+"""
+_CHECKED: Final[WeakSet[Coordinator]] = WeakSet()
+"""Clients that know their cluster to allow the transaction.timeout.ms of their configuration."""
+
+
+class KafkaDriverCluster:
+    """`DriverCluster` over a `Coordinator`. A call waits no longer than max.block.ms, the end of transactions
+    delivery.timeout.ms. `is_one_off`: nobody will come back to this prefix once its batch is finished.
+
+    Making one asks for the decision topic, and creates it where it is missing. Raises KafkaError.
+    """
+
+    def __init__(self, coordinator: Coordinator, config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> None:
+        self._coordinator = coordinator
+        self._config = config.producer
+        self._key = prefix.encode()
+        self._is_one_off = is_one_off
+        self.place = TopicPartition(
+            config.decision_topic, partition_for_key(self._key, self._ensure_topic(config.decision_topic))
+        )
+
+    def transaction_version(self) -> int:
+        version = self._coordinator.transaction_version(self._timer())
+        return 2 if version >= 2 else 1
+
+    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
+        wanted_ms = self._config.transaction_timeout_ms
+        init = self._coordinator.transactions.init_producer_id
+        if wanted_ms > _OWN_TRANSACTION_MS and self._coordinator not in _CHECKED:
+            # where the cluster does not allow the tasks' time-out, that is told before there are any
+            held = init(transactional_id, wanted_ms, self._timer(), held)
+            _CHECKED.add(self._coordinator)
+        return init(transactional_id, min(wanted_ms, _OWN_TRANSACTION_MS), self._timer(), held)
+
+    def last_decision(self) -> Decision | None:
+        timer = self._coordinator.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
+        record = self._coordinator.topics.last_of_key(self.place, self._key, timer)
+        if record is None or record.value is None:
+            return None
+        return Decision.from_bytes(record.value, f"{self.place}, offset {record.offset}, {self._key.decode()!r}")
+
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+        is_over = self._is_one_off and decision.is_finished
+        value = None if is_over else decision.to_bytes()
+        self._coordinator.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+
+    def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
+        timer = self._coordinator.timer(self._config.delivery_timeout_ms)
+        return self._coordinator.transactions.end_txns(transactions, timer, committed=committed)
+
+    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        return self._coordinator.transactions.describe_transactions(transactional_ids, self._timer())
+
+    def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
+        listed = self._coordinator.transactions.list_transactions(self._timer(), states=states)
+        return [each.transactional_id for each in listed]
+
+    def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
+        wanted = {each: [self.place] for each in transactional_ids}
+        found = self._coordinator.groups.fetch_offsets(wanted, self._timer())
+        return {group: commits[self.place] for group, commits in found.items()}
+
+    def _ensure_topic(self, topic: str) -> int:
+        creation = self._coordinator.creation
+        try:
+            return creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, self._timer())
+        except AuthorizationError as error:
+            raise type(error)(
+                f"{error} Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions,"
+                " cleanup.policy=compact), or grant CREATE on it."
+            ) from error
+        except KafkaTimeoutError as error:
+            raise KafkaTimeoutError(f"decision.topic={topic} of exactly-once delivery: {error}") from error
+
+    def _timer(self) -> Timer:
+        return self._coordinator.timer(self._config.max_block_ms)
+
+
+_COORDINATORS: Final[dict[tuple[int, object], Coordinator]] = {}
+
+
+def process_coordinator(config: ProducerConfig) -> Coordinator:
+    """The process's client for this configuration, for its one thread. Raises BootstrapResolutionError."""
+    key = (os.getpid(), config.canonical())
+    found = _COORDINATORS.get(key)
+    if found is None:
+        found = _COORDINATORS.setdefault(key, connect(config))
+    return found
+
+
+def connect(config: ProducerConfig) -> Coordinator:
+    """A client of its own, quick to ask again: a batch waits for every answer."""
+    quick = replace(config, retry_backoff_ms=min(config.retry_backoff_ms, _RETRY_BACKOFF_MS))
+    return Coordinator.connect(quick, SystemClock(), random.Random())
+
+
+def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> ExactlyOnceDriver:
+    """The protocol for a prefix over the process's client. Raises KafkaError."""
+    cluster = KafkaDriverCluster(process_coordinator(config.producer), config, prefix, is_one_off=is_one_off)
+    return ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms)
+
+
+def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
+    """What a task asks about its driver. Raises KafkaError."""
+    coordinator = process_coordinator(config.producer)
+    timer = coordinator.timer(config.producer.max_block_ms)
+    return coordinator.transactions.describe_transactions([transactional_id], timer)[transactional_id]

@@ -1,0 +1,137 @@
+"""Exactly-once batches of a driver that is one process: foreachBatch and `KafkaSink.write`.
+
+A session is one prefix's: its connections, and its epoch from batch to batch, so that it notices when another driver
+takes over. Sessions are the process's, not a sink's, because a user may make the sink anew for each batch. One batch
+of a session at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.options import SinkConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
+"""Runs a batch's tasks under a mandate and a batch id."""
+
+
+class StreamBatch(NamedTuple):
+    """A micro-batch as foreachBatch tells it. `run_id` changes with every start of the query."""
+
+    query_id: str
+    run_id: str | None
+    batch_id: int
+
+
+class DriverSession:
+    """The batches of one prefix, over connections of its own."""
+
+    def __init__(self, config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> None:
+        self._coordinator = connect(config.producer)
+        cluster = KafkaDriverCluster(self._coordinator, config, prefix, is_one_off=is_one_off)
+        self._driver = ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms)
+        self._lock = threading.Lock()
+        self._held: ProducerIdAndEpoch | None = None
+        self._last: StreamBatch | None = None
+
+    def run(self, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
+        """Begin, run the tasks, commit; abort where something fails. `batch` None: a batch write, which comes after the
+        last one under the prefix. Raises KafkaError, and what the tasks raise.
+        """
+        with self._lock:
+            if batch is not None and batch == self._last:
+                raise IllegalStateError(
+                    f"Batch {batch.batch_id} was written under transactional.id.prefix={self._driver.prefix!r} in this"
+                    " run already: two sinks of one foreachBatch, or two calls for one batch, need a"
+                    " transactional.id.prefix each."
+                )
+            held, self._held = self._held, None  # after a failure the next batch fences anew
+            mandate = self._driver.begin(held)
+            batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
+            outcomes: Sequence[TaskOutcome] = ()
+            try:
+                outcomes = run_tasks(mandate, batch_id)
+                committed = self._driver.commit(outcomes)
+            except BaseException:
+                self._give_up(mandate, outcomes)
+                raise
+            end = committed.driver or mandate.driver
+            self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
+            self._last = batch
+            if committed.was_skipped:
+                log.info("Batch %d of %s was committed before: skipped", batch_id, self._driver.prefix)
+
+    def close(self) -> None:
+        self._coordinator.close()
+
+    def _give_up(self, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
+        try:
+            self._driver.abort(mandate, outcomes)
+        except KafkaError as error:
+            log.warning("What the batch left open ends when the query is started again, or by time-out: %s", error)
+
+
+_SESSIONS: Final[dict[tuple[int, str, object], DriverSession]] = {}
+
+
+def session(config: SinkConfig, prefix: str) -> DriverSession:
+    """The process's session for this cluster and prefix. Raises KafkaError."""
+    key = (os.getpid(), prefix, config.producer.canonical())
+    found = _SESSIONS.get(key)
+    if found is None:
+        found = _SESSIONS.setdefault(key, DriverSession(config, prefix))
+    return found
+
+
+def one_off_prefix() -> str:
+    """For a write that nobody will come back to."""
+    return f"spark-kafka-sink-{uuid.uuid4().hex}"
+
+
+def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
+    """A streaming query's prefix: what was asked for, else one made of the checkpoint location. Raises ConfigError."""
+    if config.transactional_id_prefix is not None:
+        return config.transactional_id_prefix
+    location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), None)
+    if not location:
+        raise ConfigError(
+            "delivery.guarantee=exactly-once needs a name that stays the same from start to start: give"
+            ' .option("checkpointLocation", ...), or the option transactional.id.prefix.'
+        )
+    return f"spark-kafka-sink-{hashlib.sha256(location.rstrip('/').encode()).hexdigest()[:24]}"
+
+
+def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
+    """Which query and run a DataFrame of foreachBatch belongs to. Raises ConfigError where Spark does not say."""
+    try:
+        context = df.sparkSession.sparkContext
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        run_id = context.getLocalProperty("spark.jobGroup.id")
+    except Exception as error:  # Spark Connect has no SparkContext; its errors share no class
+        raise ConfigError(
+            "delivery.guarantee=exactly-once: the query's id cannot be told here (Spark Connect has none for"
+            ' foreachBatch). Use format("kafka_sink").'
+        ) from error
+    if not query_id:
+        raise ConfigError(
+            "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and there is no query whose"
+            " batch this is. For a batch DataFrame call write."
+        )
+    return StreamBatch(query_id, run_id, batch_id)

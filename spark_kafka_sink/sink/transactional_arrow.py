@@ -1,0 +1,70 @@
+"""A task of an exactly-once batch as Spark runs it: who it is, its Arrow batches, its transaction. The task's thread
+runs all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.sink.columnar_writer import deliver_arrow
+from spark_kafka_sink.sink.driver_cluster import describe_in_process
+from spark_kafka_sink.sink.mandate import Mandate
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.write_report import task_report
+
+
+def write_in_transaction(
+    config: SinkConfig,
+    pool: ProducerPool,
+    mandate: Mandate,
+    batch_id: int,
+    query_id: str,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: write the rows, leave the transaction open, yield the report with the task's outcome."""
+    context = _context()
+    task = TaskIdentity(batch_id, query_id, context.partitionId(), context.attemptNumber())
+    delivery = deliver_in_transaction(config, pool, mandate, task, batches)
+    outcome = delivery.outcome.to_json()
+    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries, outcome)
+
+
+def deliver_in_transaction(
+    config: SinkConfig, pool: ProducerPool, mandate: Mandate, task: TaskIdentity, batches: Iterable[pa.RecordBatch]
+) -> TransactionalDelivery:
+    """As `deliver_arrow`; the transaction stays open. Raises IllegalStateError for a batch that must not be written,
+    ProducerFencedError for a task that comes too late.
+    """
+    delivery = TransactionalDelivery(config, pool, mandate, task, partial(describe_in_process, config))
+    deliver_arrow(config, pool, batches, delivery)
+    return delivery
+
+
+def streaming_task() -> TaskIdentity:
+    """Who the running task of a streaming query is. Raises IllegalStateError where Spark does not say."""
+    context = _context()
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if batch_id is None or not query_id:
+        raise IllegalStateError("Spark tells this task no batch id and no query id: exactly-once delivery needs both.")
+    return TaskIdentity(int(batch_id), query_id, context.partitionId(), context.attemptNumber())
+
+
+def batch_task(mandate: Mandate) -> TaskIdentity:
+    """Who the running task of a batch write is: the write comes after the last one under the prefix."""
+    context = _context()
+    return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise IllegalStateError("This runs in a Spark task alone.")
+    return context
