@@ -408,6 +408,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_what_was_done_is_shown(
     spark: SparkSession, kafka_broker: Admin, topic: str, tmp_path: Path
 ) -> None:
