@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, IllegalStateError, KafkaError
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
@@ -87,6 +87,9 @@ class Selector:
             transport = self._make_transport(address, description, send_buffer, receive_buffer)
         except OSError as error:
             self._lost[connection_id] = ChannelState(ChannelKind.NOT_CONNECTED, _connect_error(description, error))
+            return
+        except AuthenticationError as error:
+            self._lost[connection_id] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
             return
         authenticator = None
         if self._make_authenticator is not None:

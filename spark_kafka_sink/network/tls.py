@@ -23,6 +23,7 @@ from spark_kafka_sink.network.transport import (
     Address,
     PlainTransport,
     TransportFactory,
+    begin_connect,
     open_socket,
     raise_connect_error,
 )
@@ -34,42 +35,52 @@ _RECORD: Final = 16_384
 class TlsTransport:
     """TCP with encryption, to a peer whose certificate is for the address's host."""
 
-    __slots__ = ("_context", "_description", "_host", "_plain", "_tls")
+    __slots__ = ("_description", "_host", "_socket")
 
     def __init__(
         self, address: Address, description: str, send_buffer: int, receive_buffer: int, context: ssl.SSLContext
     ) -> None:
-        """Starts to connect. Raises OSError where it fails at once."""
+        """Starts to connect. Raises OSError where it fails at once, SslAuthenticationError for a host that no
+        certificate can be for, as a broken broker may announce.
+        """
         self._host = (address.host or str(address.sockaddr[0])).rstrip(".")
         self._description = description
-        self._context = context
-        self._plain = open_socket(address, send_buffer, receive_buffer)
-        self._tls: ssl.SSLSocket | None = None
+        try:
+            self._host.encode("idna")  # as the next line does, which leaks its socket where that fails
+            self._socket = context.wrap_socket(
+                open_socket(address, send_buffer, receive_buffer),
+                server_hostname=self._host,
+                do_handshake_on_connect=False,
+            )
+            begin_connect(self._socket, address)
+        except ValueError as error:
+            raise SslAuthenticationError(
+                f"{description}: TLS cannot be spoken to a host named {self._host!r} ({error}). Correct"
+                " bootstrap.servers, or the broker's advertised.listeners."
+            ) from None
 
     def fileno(self) -> int:
-        return self._plain.fileno() if self._tls is None else self._tls.fileno()
+        return self._socket.fileno()
 
     def finish_connect(self) -> None:
-        raise_connect_error(self._plain)
+        raise_connect_error(self._socket)
 
     def handshake(self) -> int:
-        if self._tls is None:
-            self._tls = self._wrapped()
         try:
-            self._tls.do_handshake()
+            self._socket.do_handshake()
         except ssl.SSLWantReadError:
             return READ
         except ssl.SSLWantWriteError:
             return WRITE
         except OSError as error:
             # A cipher suite is agreed on by the peer's first message.
-            has_spoken = self._tls.cipher() is not None
+            has_spoken = self._socket.cipher() is not None
             raise handshake_failure(error, self._description, self._host, has_spoken) from None
         return 0
 
     def recv_into(self, buffer: memoryview) -> int:
         """As much as there is: OpenSSL gives one record a call."""
-        tls, filled = self._established, 0
+        tls, filled = self._socket, 0
         try:
             while filled < buffer.nbytes:
                 count = tls.recv_into(buffer[filled:])
@@ -86,13 +97,13 @@ class TlsTransport:
         return filled
 
     def has_buffered(self) -> bool:
-        return self._established.pending() > 0
+        return self._socket.pending() > 0
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         """OpenSSL keeps the record that the socket did not take whole, and wants the same bytes again. So they come:
         nothing counts as sent before it is, and what is sent next begins where this ended.
         """
-        tls, sent = self._established, 0
+        tls, sent = self._socket, 0
         try:
             for piece in _pieces(buffers):
                 left = piece
@@ -106,21 +117,7 @@ class TlsTransport:
 
     def close(self) -> None:
         # Without TLS's own farewell: in a forked child it would end the parent's connection.
-        (self._plain if self._tls is None else self._tls).close()
-
-    @property
-    def _established(self) -> ssl.SSLSocket:
-        assert self._tls is not None
-        return self._tls
-
-    def _wrapped(self) -> ssl.SSLSocket:
-        try:
-            return self._context.wrap_socket(self._plain, server_hostname=self._host, do_handshake_on_connect=False)
-        except ValueError as error:  # a host that no certificate can be for, as a broken broker may announce
-            raise SslAuthenticationError(
-                f"{self._description}: TLS cannot be spoken to a host named {self._host!r} ({error}). Correct"
-                " bootstrap.servers, or the broker's advertised.listeners."
-            ) from None
+        self._socket.close()
 
 
 def transport_factory(config: SecurityConfig) -> TransportFactory:

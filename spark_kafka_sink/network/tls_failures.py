@@ -14,7 +14,7 @@ from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthe
 _WRONG_NAME: Final = frozenset({62, 64})
 _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
-_UNKNOWN_AUTHORITY: Final = frozenset({2, 18, 19, 20, 21})
+_UNKNOWN_AUTHORITY: Final = frozenset({2, 7, 18, 19, 20, 21})
 """OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_*)."""
 
 _NO_TLS: Final = (
@@ -30,6 +30,14 @@ _NO_COMMON_GROUND: Final = (
     " ssl.cipher.suites, here and there. TLS below 1.2 is never spoken."
 )
 _OUR_NAME_REFUSED: Final = "knows nothing of the name by which we connect ({reason}): correct bootstrap.servers."
+
+_SAID_NOTHING: Final = (
+    "It had said nothing: where that is so every time, this is a PLAINTEXT listener; then set"
+    " security.protocol=PLAINTEXT (or SASL_PLAINTEXT), or use the port of its SSL listener."
+)
+_WANTS_CERTIFICATE: Final = (
+    "Where that is so every time, it may want a certificate of ours, or another one: see ssl.keystore.location."
+)
 
 _FINAL: Final = {
     "WRONG_VERSION_NUMBER": _NO_TLS,
@@ -67,15 +75,8 @@ def handshake_failure(error: OSError, description: str, host: str, has_spoken: b
     if reason in _FINAL:
         return SslAuthenticationError(f"{description} {_FINAL[reason].format(reason=_words(reason))}")
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or not isinstance(error, ssl.SSLError):
-        hint = (
-            ""
-            if has_spoken
-            else (
-                " It had said nothing: where that is so every time, this is a PLAINTEXT listener; then set"
-                " security.protocol=PLAINTEXT (or SASL_PLAINTEXT), or use the port of its SSL listener."
-            )
-        )
-        return DisconnectError(f"{description} ended the connection during the TLS handshake.{hint}")
+        hint = _WANTS_CERTIFICATE if has_spoken else _SAID_NOTHING
+        return DisconnectError(f"{description} ended the connection during the TLS handshake. {hint}")
     if reason in _PASSING:
         return DisconnectError(f"{description} broke the TLS handshake off ({_words(reason)}).")
     return SslAuthenticationError(f"{description}: the TLS handshake failed ({_words(reason)}).")

@@ -65,30 +65,38 @@ class Transport(Protocol):
 
 TransportFactory = Callable[[Address, str, int, int], Transport]
 """(address, description of the node for errors, SO_SNDBUF, SO_RCVBUF) → a transport that connects. Raises OSError where
-that fails at once."""
+that fails at once, AuthenticationError where it could never do."""
 
 
 def open_socket(address: Address, send_buffer: int, receive_buffer: int) -> socket.socket:
-    """A socket that connects. Buffer sizes in bytes, -1 for the system's own. Raises OSError where it fails at once."""
-    connecting = socket.socket(address.family, socket.SOCK_STREAM)
+    """A socket, not connected yet. Buffer sizes in bytes, -1 for the system's own. Raises OSError."""
+    made = socket.socket(address.family, socket.SOCK_STREAM)
     try:
-        connecting.setblocking(False)
-        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if send_buffer >= 0:
-            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         if receive_buffer >= 0:
-            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        code = connecting.connect_ex(address.sockaddr)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def begin_connect(made: socket.socket, address: Address) -> None:
+    """Raises OSError where it fails at once; the socket is closed then."""
+    try:
+        code = made.connect_ex(address.sockaddr)
         if code and code not in _CONNECTING:
             raise OSError(code, os.strerror(code))
     except OverflowError as error:  # a port beyond 65535, as a broken broker may announce
-        connecting.close()
+        made.close()
         raise OSError(errno.EINVAL, str(error)) from error
     except BaseException:
-        connecting.close()
+        made.close()
         raise
-    return connecting
 
 
 def raise_connect_error(connected: socket.socket) -> None:
@@ -104,7 +112,9 @@ class PlainTransport:
     __slots__ = ("_socket",)
 
     def __init__(self, address: Address, _: str, send_buffer: int, receive_buffer: int) -> None:
+        """Starts to connect. Buffer sizes as in `open_socket`. Raises OSError where it fails at once."""
         self._socket = open_socket(address, send_buffer, receive_buffer)
+        begin_connect(self._socket, address)
 
     def fileno(self) -> int:
         return self._socket.fileno()

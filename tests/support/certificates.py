@@ -64,12 +64,18 @@ class Authority:
         path.write_text(self.certificate_pem)
         return path
 
-    def issue(self, *names: str, common_name: str = "broker", not_after: datetime.datetime | None = None) -> Identity:
+    def issue(
+        self,
+        *names: str,
+        common_name: str = "broker",
+        not_after: datetime.datetime = _NOW + _DAY,
+        not_before: datetime.datetime = _NOW - 2 * _DAY,
+    ) -> Identity:
         """A certificate for host names and IP addresses, as alternative names; with "" alone for none."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         alternatives = [_alternative(name) for name in names or ("localhost", "127.0.0.1") if name]
-        builder = self._builder(subject, key.public_key(), not_after or _NOW + _DAY)
+        builder = self._builder(subject, key.public_key(), not_after, not_before)
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return Identity(key, builder.sign(self._key, hashes.SHA256()))
@@ -77,15 +83,22 @@ class Authority:
     def issue_expired(self) -> Identity:
         return self.issue(not_after=_NOW - datetime.timedelta(hours=1))
 
+    def issue_not_yet_valid(self) -> Identity:
+        return self.issue(not_before=_NOW + datetime.timedelta(hours=1))
+
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, not_after: datetime.datetime
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        not_after: datetime.datetime,
+        not_before: datetime.datetime = _NOW - 2 * _DAY,
     ) -> x509.CertificateBuilder:
         return x509.CertificateBuilder(
             issuer_name=self._name,
             subject_name=subject,
             public_key=key,
             serial_number=x509.random_serial_number(),
-            not_valid_before=_NOW - 2 * _DAY,
+            not_valid_before=not_before,
             not_valid_after=not_after,
         )
 

@@ -1,0 +1,438 @@
+"""TLS over real sockets: what is let in and what is not, handshakes that go wrong, and bytes that arrive unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import ssl
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.certificates import Authority, Identity
+from support.peer import Peer, frame, lost, open_files, poll_until, receive, send_of
+from support.tcp_proxy import TcpProxy, Way
+from support.tls_server import TlsServer, server_context
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import DisconnectError, KafkaError, ProtocolError, SslAuthenticationError
+from spark_kafka_sink.network.frames import ChannelKind, NetworkSend
+from spark_kafka_sink.network.resolver import resolve
+from spark_kafka_sink.network.selector import Selector
+from spark_kafka_sink.network.tls import transport_factory
+
+AUTHORITY = Authority()
+BROKER = AUTHORITY.issue()
+PASSWORD = "hunter2"
+
+
+def config(**settings: Any) -> ProducerConfig:
+    """TLS that trusts AUTHORITY; settings with underscores for dots."""
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    return ProducerConfig.from_mapping(
+        {
+            "bootstrap.servers": "localhost:1",
+            "security.protocol": "SSL",
+            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
+            **given,
+        }
+    )
+
+
+def client_certificate(identity: Identity) -> dict[str, str]:
+    return {
+        "ssl_keystore_certificate_chain": identity.certificate_pem,
+        "ssl_keystore_key": identity.key_pem(PASSWORD),
+        "ssl_key_password": PASSWORD,
+    }
+
+
+@contextlib.contextmanager
+def selector_of(settings: ProducerConfig | None = None, **options: Any) -> Iterator[Selector]:
+    made = Selector(SystemClock(), 540_000, make_transport=transport_factory(settings or config()), **options)
+    try:
+        yield made
+    finally:
+        made.close_all()
+
+
+def begin(selector: Selector, port: int, host: str = "127.0.0.1") -> None:
+    selector.connect("1", resolve(host, port)[-1])
+
+
+def connect(selector: Selector, port: int, host: str = "127.0.0.1") -> None:
+    begin(selector, port, host)
+    poll_until(selector, lambda: selector.connected or selector.disconnected)
+    assert selector.disconnected == {}
+    assert selector.is_channel_ready("1")
+
+
+def echo(selector: Selector, payload: bytes) -> bytes:
+    selector.send(send_of(payload))
+    return bytes(receive(selector).payload)
+
+
+def refusal(selector: Selector, port: int, host: str = "127.0.0.1") -> str:
+    """The text of the final error with which the connection ends before it is ready."""
+    begin(selector, port, host)
+    state = lost(selector)
+    assert state.kind is ChannelKind.AUTHENTICATION_FAILED
+    assert isinstance(state.error, SslAuthenticationError)
+    assert "Node 1 at 127.0.0.1:" in str(state.error)
+    assert PASSWORD not in str(state.error)
+    return str(state.error)
+
+
+# ---- who is let in ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+@pytest.mark.parametrize(
+    ("settings", "version"),
+    [
+        ({}, "TLSv1.3"),
+        ({"ssl_enabled_protocols": "TLSv1.2"}, "TLSv1.2"),
+        ({"ssl_protocol": "TLSv1.2"}, "TLSv1.2"),
+        ({"ssl_cipher_suites": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"}, "TLSv1.2"),
+    ],
+)
+def test_the_newest_version_that_both_speak_is_spoken(host: str, settings: dict[str, str], version: str) -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of(config(**settings)) as selector:
+        connect(selector, server.port, host)
+        assert echo(selector, b"payload") == b"payload"
+        assert [each.version() for each in server.connections] == [version]
+
+
+@pytest.mark.parametrize(
+    ("identity", "host"),
+    [
+        pytest.param(AUTHORITY.issue("other.example"), "localhost", id="another name"),
+        pytest.param(AUTHORITY.issue("other.example"), "127.0.0.1", id="another name, by address"),
+        pytest.param(AUTHORITY.issue("localhost"), "127.0.0.1", id="a name, and we connect by address"),
+        pytest.param(AUTHORITY.issue("127.0.0.1"), "localhost", id="an address, and we connect by name"),
+        pytest.param(AUTHORITY.issue("", common_name="localhost"), "localhost", id="the common name alone"),
+        pytest.param(AUTHORITY.issue("127.0.0.2"), "127.0.0.1", id="another address"),
+    ],
+)
+def test_a_certificate_for_another_host_is_refused(identity: Identity, host: str) -> None:
+    with TlsServer(server_context(identity)) as server, selector_of() as selector:
+        assert f"its certificate is not for {host}." in refusal(selector, server.port, host)
+        assert server.received == b""
+
+
+def test_host_names_go_unchecked_only_when_that_is_said_and_it_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        unchecked = config(ssl_endpoint_identification_algorithm="")
+        with TlsServer(server_context(AUTHORITY.issue("other.example"))) as server, selector_of(unchecked) as selector:
+            connect(selector, server.port)
+            assert echo(selector, b"ping") == b"ping"
+        with TlsServer(server_context(Authority().issue())) as server, selector_of(unchecked) as selector:
+            assert "of an authority that we do not know" in refusal(selector, server.port)
+    warned = [record for record in caplog.records if "ssl.endpoint.identification.algorithm" in record.getMessage()]
+    assert len(warned) == 2, "once a client"
+
+
+@pytest.mark.parametrize(
+    ("identity", "text"),
+    [
+        (AUTHORITY.issue_expired(), "has expired"),
+        (AUTHORITY.issue_not_yet_valid(), "not valid yet"),
+        (Authority("stranger").issue(), "of an authority that we do not know"),
+        (Authority().issue(), "of an authority that we do not know"),
+    ],
+    ids=["expired", "not yet valid", "stranger", "stranger of the same name"],
+)
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_a_certificate_that_is_not_good_is_refused(identity: Identity, text: str, version: str) -> None:
+    settings = config(ssl_enabled_protocols=version)
+    with TlsServer(server_context(identity)) as server, selector_of(settings) as selector:
+        assert text in refusal(selector, server.port)
+        assert server.received == b""
+
+
+def test_without_a_truststore_the_systems_authorities_are_asked() -> None:
+    settings = config(ssl_truststore_certificates=None)
+    with TlsServer(server_context(BROKER)) as server, selector_of(settings) as selector:
+        assert "ssl.truststore.location or ssl.truststore.certificates" in refusal(selector, server.port)
+
+
+def test_a_peer_that_speaks_nothing_newer_than_tls_1_1_is_refused() -> None:
+    context = server_context(BROKER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with TlsServer(context) as server, selector_of() as selector:
+        assert "no TLS version or cipher suite in common" in refusal(selector, server.port)
+
+
+def test_no_common_cipher_suite_is_refused() -> None:
+    context = server_context(BROKER)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
+    settings = config(ssl_cipher_suites="TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+    with TlsServer(context) as server, selector_of(settings) as selector:
+        assert "no TLS version or cipher suite in common" in refusal(selector, server.port)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, ".example"])
+def test_a_host_that_no_certificate_can_be_for_is_refused(host: str) -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        selector.connect("1", resolve("127.0.0.1", server.port)[0]._replace(host=host))
+        state = lost(selector)
+        assert state.kind is ChannelKind.AUTHENTICATION_FAILED
+        assert host in str(state.error)
+
+
+# ---- certificates of ours --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_a_client_certificate_with_an_encrypted_key_lets_us_in(version: str) -> None:
+    settings = config(ssl_enabled_protocols=version, **client_certificate(AUTHORITY.issue(common_name="me")))
+    with TlsServer(server_context(BROKER, AUTHORITY)) as server, selector_of(settings) as selector:
+        connect(selector, server.port)
+        assert echo(selector, b"ping") == b"ping"
+        certificate = server.connections[0].getpeercert()
+        assert certificate is not None
+        assert (("commonName", "me"),) in certificate["subject"]
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+@pytest.mark.parametrize(
+    "ours",
+    [{}, client_certificate(Authority("stranger").issue()), client_certificate(AUTHORITY.issue_expired())],
+    ids=["none", "of a stranger", "expired"],
+)
+def test_a_peer_that_does_not_take_our_certificate_is_told_by_what_to_set(ours: dict[str, str], version: str) -> None:
+    settings = config(ssl_enabled_protocols=version, **ours)
+    with TlsServer(server_context(BROKER, AUTHORITY)) as server, selector_of(settings) as selector:
+        begin(selector, server.port)
+        poll_until(selector, lambda: selector.connected or selector.disconnected)
+        if not selector.disconnected:  # TLS 1.3: the peer looks at it when our side is done already
+            selector.send(send_of(b"x" * 100_000))
+            state = lost(selector)
+        else:
+            state = selector.disconnected["1"]
+        assert state.kind is ChannelKind.AUTHENTICATION_FAILED
+        assert isinstance(state.error, SslAuthenticationError)
+        if ours or version == "TLSv1.3":  # else OpenSSL answers with an alert that means anything
+            assert "ssl.keystore.location" in str(state.error)
+        assert PASSWORD not in str(state.error)
+        assert server.received == b""
+
+
+# ---- peers that speak something else ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [frame(b"\0\0\0\0\0\x23"), b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 100])
+def test_a_peer_that_answers_without_tls_is_refused(peer: Peer, answer: bytes) -> None:
+    with selector_of() as selector:
+        begin(selector, peer.listener.getsockname()[1])
+        poll_until(selector, lambda: True)
+        connection = peer.accept()
+        connection.sendall(answer)
+        state = lost(selector)
+        assert state.kind is ChannelKind.AUTHENTICATION_FAILED
+        assert "does not speak TLS" in str(state.error)
+        assert "security.protocol=PLAINTEXT" in str(state.error)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_peer_that_hangs_up_at_the_first_word_may_be_a_plaintext_listener(peer: Peer, reset: bool) -> None:
+    with selector_of() as selector:
+        begin(selector, peer.listener.getsockname()[1])
+        poll_until(selector, lambda: True)
+        connection = peer.accept()
+        if not reset:
+            connection.recv(100_000)
+        connection.close()  # with the hello unread it is a reset
+        state = lost(selector)
+        assert state.kind is ChannelKind.AUTHENTICATE
+        assert isinstance(state.error, DisconnectError)
+        assert "security.protocol=PLAINTEXT" in str(state.error)
+
+
+def test_a_tls_listener_that_is_spoken_to_without_tls_is_told_by_what_to_set(selector: Selector, peer: Peer) -> None:
+    begin(selector, peer.listener.getsockname()[1])
+    poll_until(selector, lambda: selector.connected)
+    peer.accept().sendall(b"\x15\x03\x03\x00\x02\x02\x50")  # an alert: internal error
+    state = lost(selector)
+    assert isinstance(state.error, ProtocolError)
+    assert "It speaks TLS: set security.protocol=SSL" in str(state.error)
+
+
+# ---- handshakes that go wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_handshake_that_is_cut_is_a_connection_to_make_again(way: Way, reset: bool) -> None:
+    with TlsServer(server_context(BROKER, AUTHORITY)) as server, TcpProxy(server.address) as proxy:
+        port = int(proxy.address.rpartition(":")[2])
+        settings = config(ssl_enabled_protocols="TLSv1.2", **client_certificate(AUTHORITY.issue()))
+        for count in (1, 5, 60, 300, 700):
+            proxy.cut_after(count, way, reset=reset)
+            with selector_of(settings) as selector:
+                begin(selector, port)
+                state = lost(selector)
+                assert state.kind is ChannelKind.AUTHENTICATE, count
+                assert isinstance(state.error, DisconnectError), count
+                assert selector.connected == []
+        proxy.heal()
+        with selector_of(settings) as selector:
+            connect(selector, port)
+            assert echo(selector, b"ping") == b"ping"
+
+
+def test_a_handshake_goes_through_byte_by_byte() -> None:
+    with TlsServer(server_context(BROKER)) as server, TcpProxy(server.address) as proxy, selector_of() as selector:
+        proxy.shape(slice_bytes=1)
+        connect(selector, int(proxy.address.rpartition(":")[2]))
+        assert echo(selector, b"payload") == b"payload"
+
+
+def test_a_handshake_without_an_answer_leaves_others_alone_and_closes_without_a_trace(peer: Peer) -> None:
+    files = open_files()
+    with TlsServer(server_context(BROKER)) as server:
+        with selector_of() as selector:
+            selector.connect("silent", peer.address)
+            poll_until(selector, lambda: True)
+            peer.accept().recv(1)
+            connect(selector, server.port)
+            assert echo(selector, b"ping") == b"ping"
+            assert not selector.is_channel_ready("silent")
+            started = time.process_time()
+            selector.poll(300)
+            assert time.process_time() - started < 0.1, "a handshake that waits costs nothing"
+            selector.close("silent")
+            selector.connect("silent", peer.address)
+        poll_until_closed(peer)
+    for connection in peer.accepted:
+        connection.close()
+    assert open_files() <= files
+
+
+def poll_until_closed(peer: Peer) -> None:
+    connection = peer.accept()
+    while connection.recv(10_000):
+        pass
+
+
+def test_no_login_begins_before_the_peer_is_verified() -> None:
+    begun: list[str] = []
+
+    class Recorder:
+        is_complete = False
+        reauthenticate_at_ms = None
+
+        def begin(self) -> None:
+            begun.append("login")
+            raise KafkaError("seen enough")
+
+    def make(description: str, host: str, wakeup: Callable[[], None]) -> Any:
+        return Recorder()
+
+    with TlsServer(server_context(AUTHORITY.issue("other.example"))) as server:
+        with selector_of(make_authenticator=make) as selector:
+            refusal(selector, server.port)
+        assert begun == []
+    with TlsServer(server_context(BROKER)) as server:
+        with selector_of(make_authenticator=make) as selector:
+            begin(selector, server.port)
+            assert "seen enough" in str(lost(selector).error)
+        assert begun == ["login"]
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_large_frames_of_many_buffers_arrive_unchanged(version: str) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    settings = config(ssl_enabled_protocols=version)
+    with TlsServer(server_context(BROKER)) as server, selector_of(settings) as selector:
+        selector.connect("1", resolve("127.0.0.1", server.port)[0], 16_384, 16_384)
+        poll_until(selector, lambda: selector.connected)
+        for _ in range(3):
+            sizes = [rng.choice((1, 61, 4_096, 16_383, 16_384, 16_385, 70_000)) for _ in range(rng.randrange(1, 400))]
+            payload = rng.randbytes(sum(sizes))
+            ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+            pieces = [payload[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            head = len(payload).to_bytes(4, "big")
+            selector.send(NetworkSend("1", [memoryview(piece) for piece in (head, *pieces)]))
+            assert receive(selector).payload == payload, f"seed {seed}"
+
+
+def test_frames_that_came_in_one_record_are_handed_over_one_a_poll_though_the_socket_is_silent() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        echo(selector, b"the server is there")
+        server.connections[0].sendall(b"".join(frame(bytes([number]) * 5) for number in range(4)))
+        payloads = [bytes(receive(selector).payload)]
+        started = time.monotonic()
+        for _ in range(2):
+            selector.poll(5_000)
+            payloads += [bytes(each.payload) for each in selector.completed_receives]
+        assert time.monotonic() - started < 4
+        selector.mute("1")
+        selector.poll(20)
+        assert selector.completed_receives == []
+        selector.poll(20)
+        selector.unmute("1")
+        selector.poll(5_000)
+        payloads += [bytes(each.payload) for each in selector.completed_receives]
+        assert payloads == [bytes([number]) * 5 for number in range(4)]
+        started = time.monotonic()
+        selector.poll(100)
+        assert time.monotonic() - started > 0.05, "nothing is left, and the poll waits again"
+
+
+def test_what_came_before_the_end_is_handed_over_and_the_end_told() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        echo(selector, b"the server is there")
+        server.connections[0].sendall(frame(b"last words") + frame(b"and more"))
+        server.connections[0].shutdown(socket.SHUT_RDWR)
+        assert receive(selector).payload == b"last words"
+        assert receive(selector).payload == b"and more"
+        state = lost(selector)
+        assert state.kind is ChannelKind.READY
+        assert isinstance(state.error, DisconnectError)
+
+
+def test_bytes_that_were_tampered_with_end_the_connection(peer: Peer) -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        echo(selector, b"the server is there")
+        raw = socket.socket(fileno=os.dup(server.connections[0].fileno()))
+        with raw:
+            raw.sendall(b"\x17\x03\x03\x00\x20" + b"\0" * 32)
+        state = lost(selector)
+        assert state.kind is ChannelKind.READY
+        assert isinstance(state.error, DisconnectError)
+        assert "TLS failed" in str(state.error)
+        assert selector.completed_receives == []
+
+
+def test_a_forked_child_that_closes_leaves_the_parents_connection_alone() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        echo(selector, b"before")
+        child = os.fork()
+        if child == 0:  # no assertion may leave this block: the child is not a test
+            try:
+                selector.close_all()
+                os._exit(0)
+            finally:
+                os._exit(2)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert echo(selector, b"after") == b"after"

@@ -1,0 +1,104 @@
+"""What TLS makes of bytes before they are sent, and of failures after; sockets are tests/loopback/network's."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthenticationError
+from spark_kafka_sink.network.tls import _pieces
+from spark_kafka_sink.network.tls_failures import handshake_failure, later_failure
+
+RECORD = 16_384
+NODE = "Node 1 at 10.0.0.1:9093"
+SIZES = st.one_of(st.integers(1, 200), st.integers(RECORD - 2, RECORD + 2), st.integers(1, 5 * RECORD))
+
+
+@given(st.lists(SIZES, min_size=1, max_size=40), st.data())
+def test_pieces_are_the_same_bytes_and_few(sizes: list[int], data: st.DataObject) -> None:
+    whole = bytes(number % 251 for number in range(sum(sizes)))
+    view, at, buffers = memoryview(whole), 0, []
+    for size in sizes:
+        buffers.append(view[at : at + size])
+        at += size
+    pieces = list(_pieces(buffers))
+    assert b"".join(pieces) == whole
+    assert all(piece.nbytes >= RECORD for piece in pieces[:-1]), "none but the last is smaller than a record"
+    # What OpenSSL has begun to write it wants again: from any piece on, the rest is cut as it was.
+    first = data.draw(st.integers(0, len(pieces) - 1))
+    skip = sum(piece.nbytes for piece in pieces[:first])
+    rest = []
+    for buffer in buffers:
+        rest.append(buffer[skip:])
+        skip = max(0, skip - buffer.nbytes)
+    again = next(_pieces([buffer for buffer in rest if buffer.nbytes]))
+    assert again == pieces[first]
+
+
+def error_of(reason: str | None, kind: type[ssl.SSLError] = ssl.SSLError) -> ssl.SSLError:
+    error = kind(1, "secret words of OpenSSL's")
+    error.reason = reason  # type: ignore[assignment]
+    return error
+
+
+def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "x")
+    error.verify_code, error.verify_message = code, message
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (distrust(62, "hostname mismatch"), SslAuthenticationError, "its certificate is not for h.example."),
+        (distrust(64, "IP address mismatch"), SslAuthenticationError, "its certificate is not for h.example."),
+        (distrust(10, "certificate has expired"), SslAuthenticationError, "has expired. Have it renewed"),
+        (distrust(9, "not yet valid"), SslAuthenticationError, "not valid yet"),
+        (distrust(18, "self-signed certificate"), SslAuthenticationError, "(self-signed certificate). Put that"),
+        (distrust(66, "key too weak"), SslAuthenticationError, "does not do (key too weak)"),
+        (error_of("WRONG_VERSION_NUMBER"), SslAuthenticationError, "does not speak TLS"),
+        (error_of("UNSUPPORTED_PROTOCOL"), SslAuthenticationError, "in common with us (unsupported protocol)"),
+        (error_of("TLSV1_ALERT_PROTOCOL_VERSION"), SslAuthenticationError, "ssl.enabled.protocols"),
+        (error_of("TLSV1_ALERT_UNKNOWN_CA"), SslAuthenticationError, "ssl.keystore.location"),
+        (error_of("TLSV1_UNRECOGNIZED_NAME"), SslAuthenticationError, "correct bootstrap.servers"),
+        (error_of("BAD_SIGNATURE"), SslAuthenticationError, "the TLS handshake failed (bad signature)"),
+        (error_of(None), SslAuthenticationError, "the TLS handshake failed (no reason given)"),
+        (error_of("TLSV1_ALERT_INTERNAL_ERROR"), DisconnectError, "(tlsv1 alert internal error)"),
+        (error_of(None, ssl.SSLEOFError), DisconnectError, "ended the connection during the TLS handshake"),
+        (error_of(None, ssl.SSLZeroReturnError), DisconnectError, "ended the connection during the TLS handshake"),
+        (ConnectionResetError(104, "reset"), DisconnectError, "ended the connection during the TLS handshake"),
+    ],
+)
+@pytest.mark.parametrize("has_spoken", [False, True])
+def test_a_failed_handshake_is_final_or_not_and_says_what_to_change(
+    error: OSError, kind: type[KafkaError], text: str, has_spoken: bool
+) -> None:
+    failure = handshake_failure(error, NODE, "h.example", has_spoken)
+    assert type(failure) is kind
+    assert str(failure).startswith(NODE)
+    assert text in str(failure)
+    if "ended the connection" in text:
+        assert ("security.protocol=PLAINTEXT" in str(failure)) is not has_spoken
+        assert ("ssl.keystore.location" in str(failure)) is has_spoken
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (error_of("TLSV13_ALERT_CERTIFICATE_REQUIRED"), SslAuthenticationError, "ssl.keystore.location"),
+        (error_of("SSLV3_ALERT_BAD_CERTIFICATE"), SslAuthenticationError, "ssl.keystore.location"),
+        (error_of("WRONG_VERSION_NUMBER"), DisconnectError, "TLS failed (wrong version number)"),
+        (error_of("DECRYPTION_FAILED_OR_BAD_RECORD_MAC"), DisconnectError, "TLS failed"),
+        (ConnectionResetError(104, "Connection reset by peer"), DisconnectError, "Connection reset by peer"),
+    ],
+)
+def test_after_the_handshake_only_a_certificate_refused_is_final(
+    error: OSError, kind: type[KafkaError], text: str
+) -> None:
+    failure = later_failure(error, NODE)
+    assert type(failure) is kind
+    assert str(failure).startswith(NODE)
+    assert text in str(failure)

@@ -1,0 +1,249 @@
+"""What the settings of TLS become: versions, suites, stores of every form, and refusals that show no secret."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+from support.certificates import Authority
+
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.network.tls_context import tls_context
+from spark_kafka_sink.network.tls_stores import file_in_memory
+
+AUTHORITY = Authority()
+CLIENT = AUTHORITY.issue(common_name="client")
+PASSWORD = "hunter2"
+
+
+def context_of(**settings: Any) -> ssl.SSLContext:
+    """Settings with underscores for dots, over those that trust AUTHORITY; None leaves one out."""
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    return tls_context(
+        ProducerConfig.from_mapping(
+            {
+                "bootstrap.servers": "localhost:1",
+                "security.protocol": "SSL",
+                "ssl.truststore.certificates": AUTHORITY.certificate_pem,
+                **given,
+            }
+        )
+    )
+
+
+def test_everything_is_verified_unless_said_otherwise() -> None:
+    context = context_of()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert not context.hostname_checks_common_name
+    assert (context.minimum_version, context.maximum_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+    assert context.options & ssl.OP_NO_COMPRESSION
+    unchecked = context_of(ssl_endpoint_identification_algorithm="")
+    assert unchecked.verify_mode is ssl.CERT_REQUIRED
+    assert not unchecked.check_hostname
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowest", "highest"),
+    [
+        ({"ssl_enabled_protocols": "TLSv1.3"}, "TLSv1_3", "TLSv1_3"),
+        ({"ssl_enabled_protocols": "TLSv1.2"}, "TLSv1_2", "TLSv1_2"),
+        ({"ssl_protocol": "TLSv1.2"}, "TLSv1_2", "TLSv1_2"),
+        ({"ssl_protocol": "TLS"}, "TLSv1_2", "TLSv1_3"),
+        ({"ssl_cipher_suites": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}, "TLSv1_2", "TLSv1_2"),
+        (
+            {
+                "ssl_cipher_suites": "TLS_AES_256_GCM_SHA384,TLS_AES_128_GCM_SHA256,TLS_CHACHA20_POLY1305_SHA256",
+            },
+            "TLSv1_3",
+            "TLSv1_3",
+        ),
+        (
+            {
+                "ssl_cipher_suites": "TLS_AES_256_GCM_SHA384,TLS_AES_128_GCM_SHA256,TLS_CHACHA20_POLY1305_SHA256,"
+                "ECDHE-RSA-AES128-GCM-SHA256",
+            },
+            "TLSv1_2",
+            "TLSv1_3",
+        ),
+    ],
+)
+def test_versions_are_those_enabled_for_which_a_suite_is_left(
+    settings: dict[str, str], lowest: str, highest: str
+) -> None:
+    context = context_of(**settings)
+    assert (context.minimum_version.name, context.maximum_version.name) == (lowest, highest)
+
+
+def test_suites_of_tls_1_2_are_those_named() -> None:
+    context = context_of(ssl_cipher_suites="TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,ECDHE-ECDSA-AES256-GCM-SHA384")
+    older = {each["name"] for each in context.get_ciphers() if each["protocol"] != "TLSv1.3"}
+    assert older == {"ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ssl_cipher_suites": "TLS_RSA_WITH_AES_128_CBC_SHA"}, "'TLS_RSA_WITH_AES_128_CBC_SHA' is not offered here"),
+        ({"ssl_cipher_suites": "TLS_AES_256_GCM_SHA384"}, "Name all three"),
+        (
+            {"ssl_cipher_suites": "ECDHE-RSA-AES128-GCM-SHA256", "ssl_enabled_protocols": "TLSv1.3"},
+            "has none for the TLS versions",
+        ),
+        (
+            {"ssl_truststore_certificates": "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----"},
+            "cannot be read",
+        ),
+        (
+            {"ssl_truststore_certificates": None, "ssl_truststore_location": "/no/such/file"},
+            "ssl.truststore.location=/no/such/file cannot be read: No such file",
+        ),
+        ({"ssl_keystore_location": "/no/such/file"}, "ssl.keystore.location=/no/such/file cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_setting(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        context_of(**settings)
+
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["lines", "spaces", "escapes", "one line", "indented", "windows"])
+def test_pem_text_may_have_lost_its_line_breaks(form: str) -> None:
+    def mangled(pem: str) -> str:
+        if form == "one line":
+            first, *body, last = pem.strip().split("\n")
+            return f"{first} {''.join(body)} {last}"
+        breaks = {"lines": "\n", "spaces": " ", "escapes": "\\n", "indented": "\n    ", "windows": "\r\n"}
+        return pem.replace("\n", breaks[form])
+
+    context = context_of(
+        ssl_truststore_certificates="Zertifikat für alles\n" + mangled(AUTHORITY.certificate_pem),
+        ssl_keystore_certificate_chain=mangled(CLIENT.certificate_pem),
+        ssl_keystore_key=mangled(CLIENT.key_pem(PASSWORD)),
+        ssl_key_password=PASSWORD,
+    )
+    assert context.cert_store_stats()["x509_ca"] == 1
+
+
+@pytest.mark.parametrize("password", [None, PASSWORD])
+def test_a_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password: str | None) -> None:
+    for parts in (
+        (CLIENT.key_pem(password), CLIENT.certificate_pem),
+        (CLIENT.certificate_pem, CLIENT.key_pem(password)),
+    ):
+        file = tmp_path / "client.pem"
+        file.write_text("".join(parts))
+        context_of(ssl_keystore_location=str(file), ssl_key_password=password)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "the private key is encrypted. Give its password: ssl.key.password"),
+        ({"ssl_key_password": "wrong"}, "Is ssl.key.password right"),
+        ({"ssl_key_password": PASSWORD * 300}, "ssl.key.password is too long"),
+        (
+            {"ssl_key_password": PASSWORD, "ssl_keystore_certificate_chain": AUTHORITY.issue().certificate_pem},
+            "key values mismatch",
+        ),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_refused_and_not_shown(settings: dict[str, str], text: str) -> None:
+    given = {
+        "ssl_keystore_certificate_chain": CLIENT.certificate_pem,
+        "ssl_keystore_key": CLIENT.key_pem(PASSWORD),
+        **settings,
+    }
+    with pytest.raises(ConfigError, match=text) as refusal:
+        context_of(**given)
+    assert str(refusal.value).startswith("ssl.keystore.key: ")
+    assert PASSWORD not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+
+
+@pytest.mark.parametrize("content", ["", CLIENT.certificate_pem, CLIENT.key_pem()])
+def test_a_keystore_file_without_key_or_certificate_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "client.pem"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"a private key and its certificate in PEM are wanted there"):
+        context_of(ssl_keystore_location=str(file))
+
+
+def test_a_truststore_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "trust.jks"
+    file.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
+    with pytest.raises(ConfigError, match=r"there is no certificate in it. Its type is PEM"):
+        context_of(ssl_truststore_certificates=None, ssl_truststore_location=str(file))
+
+
+def pkcs12_files(folder: Path) -> tuple[Path, Path]:
+    secret = BestAvailableEncryption(PASSWORD.encode())
+    trust, own = folder / "trust.p12", folder / "own.p12"
+    certificate = pkcs12.PKCS12Certificate(AUTHORITY.certificate, b"authority")
+    trust.write_bytes(pkcs12.serialize_java_truststore([certificate], secret))
+    own.write_bytes(
+        pkcs12.serialize_key_and_certificates(b"me", CLIENT.key, CLIENT.certificate, [AUTHORITY.certificate], secret)
+    )
+    return trust, own
+
+
+def pkcs12_settings(folder: Path) -> dict[str, Any]:
+    trust, own = pkcs12_files(folder)
+    return {
+        "ssl_truststore_certificates": None,
+        "ssl_truststore_type": "PKCS12",
+        "ssl_truststore_location": str(trust),
+        "ssl_truststore_password": PASSWORD,
+        "ssl_keystore_type": "PKCS12",
+        "ssl_keystore_location": str(own),
+        "ssl_keystore_password": PASSWORD,
+    }
+
+
+def test_stores_of_java_in_pkcs12_are_read(tmp_path: Path) -> None:
+    assert context_of(**pkcs12_settings(tmp_path)).cert_store_stats()["x509_ca"] == 1
+
+
+@pytest.mark.parametrize("purpose", ["truststore", "keystore"])
+def test_a_pkcs12_store_that_cannot_be_opened_is_refused(tmp_path: Path, purpose: str) -> None:
+    with pytest.raises(ConfigError, match=f"ssl.{purpose}.location=.* or ssl.{purpose}.password is wrong") as refusal:
+        context_of(**{**pkcs12_settings(tmp_path), f"ssl_{purpose}_password": "other"})
+    assert "other" not in str(refusal.value)
+
+
+def test_a_pkcs12_store_without_a_key_is_refused(tmp_path: Path) -> None:
+    settings = pkcs12_settings(tmp_path)
+    with pytest.raises(ConfigError, match="no private key with its certificate"):
+        context_of(**{**settings, "ssl_keystore_location": settings["ssl_truststore_location"]})
+
+
+def test_without_the_extra_pkcs12_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = pkcs12_settings(tmp_path)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.serialization", None)
+    with pytest.raises(ConfigError, match=r"pip install 'spark-kafka-sink\[pkcs12\]'"):
+        context_of(**settings)
+
+
+@pytest.mark.parametrize("has_memory_files", [True, False])
+def test_a_key_is_in_a_file_for_a_moment_and_for_us_alone(
+    has_memory_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_memory_files:
+        monkeypatch.delattr(os, "memfd_create")
+    with file_in_memory("private") as path:
+        assert Path(path).read_text() == "private"
+        if not has_memory_files:
+            assert Path(path).stat().st_mode & 0o777 == 0o600
+    assert not Path(path).exists()
+    with pytest.raises(RuntimeError), file_in_memory("private") as path:
+        raise RuntimeError
+    assert not Path(path).exists()
