@@ -100,7 +100,7 @@ class Decision:
                 ),
                 content["state"] == _FINISHED,
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"{where}: this is not a decision: {error!r}.") from error
 
 
