@@ -1,0 +1,257 @@
+"""Every reader of what a peer, a file or a topic may hold, as a function of bytes.
+
+A target returns, or raises an error of ours: anything else is a fault, and so is taking long or much memory. Corpus and
+test: tests/unit/hostile; to look for new inputs: `python tests/unit/hostile/explore.py TARGET` (needs atheris).
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from crc32c import crc32c
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.jaas import parse_jaas_config
+from spark_kafka_sink.common.option_parsers import RefusalError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.channel import Channel
+from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
+from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism
+from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism
+from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
+from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism
+from spark_kafka_sink.network.transport import WOULD_BLOCK
+from spark_kafka_sink.producer.produce_response import _outcomes
+from spark_kafka_sink.protocol.coordinator_requests import coordinator_of, group_offsets_of
+from spark_kafka_sink.protocol.framing import parse_response
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type
+from spark_kafka_sink.record.decoder import decode_batches
+from spark_kafka_sink.sink.decision import Decision
+
+OURS = (KafkaError, RefusalError)
+"""What a target may raise."""
+CANARY = "hunter2hunter2"
+"""A secret that no refusal may show."""
+MAX_SIZE = 1 << 20
+
+RESPONSES = [
+    (api_key, version)
+    for api_key, versions in SUPPORTED_VERSIONS.items()
+    for version in range(versions.oldest, versions.latest + 1)
+]
+"""The first two bytes of an input choose among them."""
+_CLOCK = FakeClock()
+
+
+def response(data: bytes) -> None:
+    """A response of any API and version, and what is made of it."""
+    api_key, version = RESPONSES[int.from_bytes(data[:2], "big") % len(RESPONSES)]
+    _, entity = parse_response(request_type(api_key, version), data[2:])
+    _USE.get(api_key, lambda _: None)(entity)
+
+
+def _use_metadata(entity: Any) -> None:
+    metadata = Metadata(100, 1_000, 300_000, (), random.Random(1))
+    update = MetadataResponse.from_entity(entity)
+    if update.brokers:
+        metadata.update(metadata.update_version, update, False, 0)
+        cluster = metadata.fetch()
+        for topic in cluster.topics:
+            cluster.available_partitions_for_topic(topic)
+
+
+def _use_versions(entity: Any) -> None:
+    discovery = VersionDiscovery(ApiVersions())
+    discovery.begin("1")
+    discovery.on_response("1", discovery.take_version("1"), entity)
+
+
+_USE: Mapping[int, Callable[[Any], object]] = {
+    ApiKey.PRODUCE: lambda entity: list(_outcomes(entity)),
+    ApiKey.METADATA: _use_metadata,
+    ApiKey.API_VERSIONS: _use_versions,
+    ApiKey.FIND_COORDINATOR: lambda entity: coordinator_of(entity, "k"),
+    ApiKey.OFFSET_FETCH: lambda entity: group_offsets_of(entity, "g"),
+}
+
+
+class _Pieces:
+    """A transport that hands over what it was given, in pieces that the first bytes tell."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        if self._at >= len(self._data):
+            return 0
+        length = min(len(buffer), 1 + self._data[self._at] % 64, len(self._data) - self._at)
+        if length == 64:
+            self._at += 1
+            return WOULD_BLOCK
+        buffer[:length] = self._data[self._at : self._at + length]
+        self._at += length
+        return length
+
+
+def frames(data: bytes) -> None:
+    """A connection's bytes, to its end."""
+    transport: Any = _Pieces(data)
+    channel = Channel("1", "Node 1 at there:1", transport, MAX_SIZE)
+    channel.is_connected = True
+    for _ in range(2 * len(data) + 2):
+        channel.read()
+    raise AssertionError("a connection that ended is read for ever")
+
+
+def batches(data: bytes) -> None:
+    """Record batches as they are."""
+    list(decode_batches(data, MAX_SIZE))
+
+
+def records(data: bytes) -> None:
+    """Records in a batch with a true checksum. The first bytes: attributes, and how many records are claimed."""
+    if len(data) < 3:
+        return
+    attributes, count = data[0] & 0x3F, struct.unpack_from(">h", data, 1)[0]
+    covered = struct.pack(">hiqqqhii", attributes, count - 1, 0, 0, -1, -1, -1, count) + data[3:]
+    list(decode_batches(struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered, MAX_SIZE))
+
+
+def _scram() -> ScramSha256Mechanism:
+    mechanism = ScramSha256Mechanism("user", Secret(CANARY), nonce=lambda: "nonce")
+    mechanism.respond(b"")
+    return mechanism
+
+
+_SCRAM_FIRST = b"r=nonceandmore,s=QSXCR+Q6sek8bf92,i=4096"
+
+
+def scram_first(data: bytes) -> None:
+    if b"i=" in data and max(map(len, data.split(b"i="))) > 60:  # a million rounds take their time, as they may
+        return
+    _scram().respond(data)
+
+
+def scram_final(data: bytes) -> None:
+    mechanism = _scram()
+    mechanism.respond(_SCRAM_FIRST)
+    mechanism.respond(data)
+    raise AssertionError("a server that does not know the password was believed")
+
+
+def oauthbearer(data: bytes) -> None:
+    mechanism = OAuthBearerMechanism(lambda: Secret(CANARY), {})
+    mechanism.respond(b"")
+    if mechanism.respond(data) is not None:
+        mechanism.respond(b"")
+        raise AssertionError("a refusal was taken for nothing")
+
+
+def gssapi(data: bytes) -> None:
+    context: Any = SimpleNamespace(
+        complete=True, is_mutual=True, step=lambda _: b"", unwrap=lambda message: message, wrap=lambda message: message
+    )
+    mechanism = GssapiMechanism(lambda: context)
+    mechanism.respond(b"")
+    assert mechanism.respond(data) == b"\x01\0\0\0"
+
+
+class _Words:
+    name: ClassVar[str] = "TEST"
+    is_slow: ClassVar[bool] = False
+    secrets = (Secret(CANARY),)
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        return b"more" if challenge else b""
+
+
+_SPOKEN = struct.pack(">hihhhhhh", 0, 2, 17, 0, 1, 36, 0, 2)
+
+
+def login(data: bytes) -> None:
+    """An answer in the SASL exchange; the first byte tells to what."""
+    if not data:
+        return
+    authenticator = SaslAuthenticator(
+        "Node 1 at there:1", _Words, "client", random.Random(1), lambda *_: _no_step(), lambda: None
+    )
+    authenticator.begin()
+    for answer in (_SPOKEN, struct.pack(">hi", 0, 0))[: data[0] % 3]:
+        authenticator.receive(_id_of(authenticator) + answer, 0)
+    authenticator.receive(_id_of(authenticator) + data[1:], 0)
+
+
+def _id_of(authenticator: SaslAuthenticator) -> bytes:
+    frame = authenticator.take_outgoing()
+    assert frame is not None
+    return b"".join(frame)[8:12]
+
+
+def _no_step() -> Any:
+    raise AssertionError("nothing here is slow")
+
+
+def jaas(data: bytes) -> None:
+    """sasl.jaas.config, whose refusal shows nothing of it."""
+    parse_jaas_config(data.decode("utf-8", "replace"))
+
+
+_PROVIDER = OidcTokenProvider(ClientCredentials("https://there/", "me", Secret(CANARY)), _CLOCK)
+
+
+def token_answer(data: bytes) -> None:
+    """What a token endpoint answers."""
+    _PROVIDER._token_of(data)
+
+
+def decision(data: bytes) -> None:
+    """A record of the decision topic."""
+    Decision.from_bytes(data, "decisions-0 at offset 1")
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        response, frames, batches, records, scram_first, scram_final, oauthbearer, gssapi, login, jaas, token_answer,
+        decision,
+    )
+}  # fmt: skip
+
+
+def run(name: str, data: bytes) -> None:
+    """One input. Raises what is a fault."""
+    try:
+        TARGETS[name](data)
+    except OURS as error:
+        assert CANARY not in str(error), "a secret was shown"
+
+
+def mutations(data: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
+    """Inputs near this one: bytes flipped, cut out, doubled, or made wild numbers."""
+    wild = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\0", b"\xff\xff\xff\xff\x07", b"\x01")
+    for _ in range(count):
+        made = bytearray(data)
+        for _ in range(rng.choice((1, 1, 1, 2, 6))):
+            at = rng.randrange(len(made) + 1)
+            kind = rng.randrange(5)
+            if kind == 0 and at < len(made):
+                made[at] = rng.choice((0, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            elif kind == 1:
+                del made[at : at + rng.randrange(1, 9)]
+            elif kind == 2:
+                made[at:at] = made[at : at + rng.randrange(1, 65)]
+            elif kind == 3:
+                number = rng.choice(wild)
+                made[at : at + len(number)] = number
+            else:
+                del made[at:]
+        yield bytes(made)
