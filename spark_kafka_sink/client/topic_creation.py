@@ -30,6 +30,14 @@ class TopicCreation:
         self._metadata = metadata
         self._clock = clock
 
+    def count(self, topic: str, timer: Timer) -> int:
+        """The topic's number of partitions; 0 where the cluster does not have it. Raises KafkaTimeoutError."""
+        self._metadata.add_topics([topic])
+        if not self._client.await_metadata_update(timer):
+            why = self._metadata.connection_failure or "No answer came."
+            raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}")
+        return len(self._metadata.fetch().partitions_for_topic(topic) or ())
+
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
         """The topic's number of partitions; where it is missing it is created first, with `most_replicas` replicas or
         as many as there are brokers, of which all but one must be in sync.

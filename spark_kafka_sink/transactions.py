@@ -1,0 +1,225 @@
+"""The operator's view of exactly-once delivery: python -m spark_kafka_sink.transactions.
+
+Lists what was decided and what is open, in plain words, and settles it where no query will: `finish` commits a batch
+that is decided, `abort` ends what is not, `accept` closes a batch whose rows were lost, `forget` frees a prefix. All
+but `list` take the prefix away from a query that runs, and ask first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TextIO
+
+from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP
+from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import driver_id
+from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
+
+_OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+_COLUMNS: Final = ("transactional id", "state", "age", "time-out")
+
+
+class Operator:
+    """The commands, for one cluster. Each writes lines to `out`; raises KafkaError."""
+
+    def __init__(self, coordinator: Coordinator, config: SinkConfig, out: TextIO, wall_ms: Callable[[], int]) -> None:
+        self._coordinator = coordinator
+        self._config = config
+        self._out = out
+        self._wall_ms = wall_ms
+
+    def show(self, prefix: str | None) -> None:
+        """Every prefix's last decision, and every transaction that is open; of one prefix where it is given."""
+        decisions = self._decisions()
+        for key in sorted(decisions):
+            if prefix in {None, key}:
+                self._say(f"{key}: {self._in_words(decisions[key])}")
+        if not decisions.keys() & ({prefix} if prefix is not None else decisions.keys()):
+            of = "" if prefix is None else f" of {prefix}"
+            self._say(f"No decision{of} in {self._config.decision_topic}.")
+        rows = [self._row(found) for found in self._open(prefix)]
+        if not rows:
+            self._say("No transaction is open.")
+            return
+        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+        for row in (_COLUMNS, *rows):
+            self._say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+    def finish(self, prefix: str) -> None:
+        """Commit the batch decided last where that is not done, and abort what is undecided."""
+        mandate = self._driver(prefix).begin()
+        last = "Nothing was decided" if mandate.last_batch_id is None else f"Batch {mandate.last_batch_id} is committed"
+        self._say(f"{last}; nothing of {prefix} is open.")
+
+    def abort(self, prefix: str) -> None:
+        """Abort what is undecided. Raises IllegalStateError where a decided batch is not committed yet."""
+        last = self._cluster(prefix).last_decision()
+        if last is not None and not last.is_finished:
+            raise IllegalStateError(
+                f"Batch {last.batch_id} of {prefix} is decided, and can be finished alone: start the query again, or"
+                " use finish."
+            )
+        self.finish(prefix)
+
+    def accept(self, prefix: str) -> None:
+        """Call the batch decided last finished, though rows of it were lost; what can still be committed is."""
+        cluster = self._cluster(prefix)
+        driver = self._fenced(cluster, prefix)
+        last = cluster.last_decision()
+        if last is None or last.is_finished:
+            raise IllegalStateError(f"No batch of {prefix} waits to be committed: there is nothing to accept.")
+        committed = [each for each in cluster.end(last.transactions, committed=True) if each.error is None]
+        self._write(cluster, driver, last)
+        self._say(
+            f"Batch {last.batch_id} is closed: {len(committed)} of {len(last.tasks)} transactions are known to be"
+            " committed. The query goes on after it."
+        )
+
+    def forget(self, prefix: str) -> None:
+        """Free the prefix: whoever uses it next begins at nothing. Raises IllegalStateError where a decided batch is
+        not committed yet.
+        """
+        self.abort(prefix)
+        cluster = self._cluster(prefix, is_one_off=True)
+        driver = self._fenced(cluster, prefix)
+        last = cluster.last_decision()
+        if last is not None:
+            self._write(cluster, driver, last)
+        self._say(f"{prefix} is free.")
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out)
+
+    def _cluster(self, prefix: str, *, is_one_off: bool = False) -> KafkaDriverCluster:
+        return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=is_one_off)
+
+    def _driver(self, prefix: str) -> ExactlyOnceDriver:
+        return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms)
+
+    def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        name = driver_id(prefix)
+        return OpenTransaction(name, *cluster.init_producer_id(name, None), cluster.transaction_version())
+
+    def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
+        cluster.write_decision(driver, decision.finished(), 0)
+        (ended,) = cluster.end([driver], committed=True)
+        if ended.error is not None:
+            raise ended.error
+
+    def _decisions(self) -> dict[str, Decision]:
+        """The newest decision of every prefix."""
+        topics, topic = self._coordinator.topics, self._config.decision_topic
+        timer = self._coordinator.timer(self._config.producer.max_block_ms)
+        count = self._coordinator.creation.count(topic, timer)
+        values: dict[bytes, tuple[bytes | None, str]] = {}
+        places = [TopicPartition(topic, partition) for partition in range(count)]
+        for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
+            for record in topics.read_from(place, first, timer):
+                values[record.key or b""] = record.value, f"{place}, offset {record.offset}"
+        return {
+            key.decode("utf-8", "replace"): Decision.from_bytes(value, where)
+            for key, (value, where) in values.items()
+            if value is not None
+        }
+
+    def _open(self, prefix: str | None) -> list[TransactionDescription]:
+        """Of any prefix, whatever is named as ours are."""
+        ours = re.compile((".+" if prefix is None else re.escape(prefix)) + r"/(driver|\d+(\.\d+)?)")
+        timer = self._coordinator.timer(self._config.producer.max_block_ms)
+        listed = self._coordinator.transactions.list_transactions(timer, states=_OPEN)
+        ids = [each.transactional_id for each in listed if ours.fullmatch(each.transactional_id)]
+        described = self._coordinator.transactions.describe_transactions(ids, timer) if ids else {}
+        return [found for found in described.values() if found is not None and found.state in _OPEN]
+
+    def _row(self, found: TransactionDescription) -> tuple[str, ...]:
+        age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
+        return found.transactional_id, found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
+
+    def _in_words(self, decision: Decision) -> str:
+        when = datetime.fromtimestamp(decision.time_ms / 1000, UTC).isoformat(" ", "seconds")
+        whose = f"query {decision.query_id}" if decision.query_id else "a batch write"
+        what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
+        if decision.is_finished:
+            return f"{what}: committed."
+        return (
+            f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
+            " before they time out, or use finish."
+        )
+
+
+_METHODS: Final = {"list": "show"}
+_QUESTIONS: Final[Mapping[str, str]] = {
+    "finish": "Commit what was decided under {prefix} and abort all else that is open under it?",
+    "abort": "Abort all that is open and undecided under {prefix}?",
+    "accept": "Close the last batch of {prefix} though rows of it are missing in Kafka?",
+    "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
+}
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask: Callable[[str], str] = input) -> int:
+    """The exit code: 0, or 1 where nothing was changed."""
+    options = _parser().parse_args(arguments)
+    out = out or sys.stdout
+    settings = {} if options.properties is None else _properties(options.properties)
+    if options.bootstrap_servers is not None:
+        settings[f"{KAFKA_PREFIX}bootstrap.servers"] = options.bootstrap_servers
+    try:
+        config = SinkConfig.from_options(
+            {**settings, "delivery.guarantee": EXACTLY_ONCE, "decision.topic": options.decision_topic}
+        )
+        if options.command != "list" and not options.yes:
+            question = _QUESTIONS[options.command].format(prefix=options.prefix)
+            print(f"{question} A query that runs under it is stopped.", file=out)
+            if ask(f"Type {options.prefix} to go on: ").strip() != options.prefix:
+                print("Nothing was changed.", file=out)
+                return 1
+        with connect(config.producer) as coordinator:
+            operator = Operator(coordinator, config, out, SystemClock().wall_ms)
+            getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
+    except KafkaError as error:
+        print(f"{type(error).__name__}: {error}", file=out)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_kafka_sink.transactions", description="What exactly-once delivery decided and left open."
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--bootstrap-servers", help="host:port pairs, comma-separated")
+    common.add_argument("--properties", type=Path, help="a file of options, such as kafka.security.protocol=SSL")
+    common.add_argument("--decision-topic", default=DECISION_TOPIC)
+    commands = parser.add_subparsers(dest="command", required=True)
+    listed = commands.add_parser("list", parents=[common], help="show decisions and open transactions")
+    listed.add_argument("--prefix")
+    for name, text in _QUESTIONS.items():
+        command = commands.add_parser(name, parents=[common], help=text.format(prefix="the prefix"))
+        command.add_argument("--prefix", required=True, help="transactional.id.prefix of the query and sink")
+        command.add_argument("--yes", action="store_true", help="do not ask")
+    return parser
+
+
+def _properties(path: Path) -> dict[str, object]:
+    lines = (line.strip() for line in path.read_text().splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    found = ((key.strip(), value.strip()) for key, _, value in pairs)
+    return {key: value for key, value in found if key.startswith(KAFKA_PREFIX)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""A query of exactly-once batches without Spark, in processes that are killed: python -m support.killed_query.
+
+The protocol, its tasks and their producers are the real ones; batches, checkpoint and layout stand for Spark's. A
+process runs batch after batch until SIGKILL ends it, by itself before or after a certain request of the driver's, or
+from outside at any time. The next one goes on from the checkpoint, with other partitions and another order of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.driver_cluster import describe_in_process
+from spark_kafka_sink.sink.driver_session import StreamBatch, session
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
+
+KEYS = 7
+LATEST_KILL_S = 0.25
+DRIVERS_REQUESTS = 14
+"""Requests of a driver in its first batch, the ends of transactions counted one by one."""
+
+
+class Query(NamedTuple):
+    """What every process of it knows. A batch has `rows` rows."""
+
+    servers: str
+    topic: str
+    checkpoint: Path
+    rows: int = 20
+    timeout_ms: int = 60_000
+
+    def config(self) -> SinkConfig:
+        return SinkConfig.from_options(
+            {
+                "kafka.bootstrap.servers": self.servers,
+                "topic": self.topic,
+                "delivery.guarantee": "exactly-once",
+                "transactional.id.prefix": self.topic,
+                "kafka.transaction.timeout.ms": self.timeout_ms,
+                "kafka.linger.ms": 0,
+                "kafka.retry.backoff.ms": 20,
+            }
+        )
+
+    def finished(self) -> int:
+        return int(self.checkpoint.read_text()) if self.checkpoint.exists() else 0
+
+    def log_commit(self, batch: int) -> None:
+        written = self.checkpoint.with_suffix(".new")
+        written.write_text(str(batch + 1))
+        written.rename(self.checkpoint)
+
+    def row(self, number: int) -> tuple[bytes, bytes]:
+        return str(number % KEYS).encode(), str(number).encode()
+
+    def layout(self, batch: int, rng: random.Random) -> list[list[tuple[bytes, bytes]]]:
+        """The batch's rows by task: one to four, some empty; a key's rows are in one task, in their order."""
+        count = rng.randint(1, 4)
+        homes = [rng.randrange(count) for _ in range(KEYS)]
+        tasks: list[list[tuple[bytes, bytes]]] = [[] for _ in range(count)]
+        for key in rng.sample(range(KEYS), KEYS):
+            first = batch * self.rows
+            tasks[homes[key]] += [self.row(n) for n in range(first, first + self.rows) if n % KEYS == key]
+        return tasks
+
+    def run(self, last_batch: int, seed: int, touch: Callable[[Any], None] = lambda _: None) -> None:
+        """Batches up to `last_batch`; `touch` gets the session first."""
+        rng = random.Random(seed)
+        config = self.config()
+        own = session(config, self.topic)
+        touch(own)
+        for batch in range(self.finished(), last_batch + 1):
+            layout = self.layout(batch, rng)
+
+            def run_tasks(mandate: Mandate, batch_id: int, layout: Any = layout) -> Sequence[TaskOutcome]:
+                return [self._task(config, mandate, batch_id, index, rows) for index, rows in enumerate(layout)]
+
+            own.run(StreamBatch("query", str(os.getpid()), batch), run_tasks)
+            self.log_commit(batch)
+
+    def _task(self, config: SinkConfig, mandate: Mandate, batch_id: int, index: int, rows: Any) -> TaskOutcome:
+        task = TaskIdentity(batch_id, "query", index, 0)
+        delivery = TransactionalDelivery(
+            config, process_pool(), mandate, task, lambda id_: describe_in_process(config, id_)
+        )
+        try:
+            for key, value in rows:
+                delivery.send(self.topic, RecordColumns.from_rows([value], [key]))
+            delivery.finish()
+        finally:
+            delivery.abandon()
+        return delivery.outcome
+
+
+class DyingCluster:
+    """Stands before a driver's cluster and kills the process before (`is_after` False) or after its n-th request."""
+
+    def __init__(self, cluster: Any, number: int, is_after: bool) -> None:
+        self._cluster = cluster
+        self._left = number
+        self._is_after = is_after
+        self.place = cluster.place
+
+    def end(self, transactions: Sequence[Any], *, committed: bool) -> list[Any]:
+        return [
+            self._count(lambda each=each: self._cluster.end([each], committed=committed)[0]) for each in transactions
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._cluster, name)
+        return lambda *arguments: self._count(lambda: call(*arguments))
+
+    def _count(self, call: Callable[[], Any]) -> Any:
+        self._left -= 1
+        if self._left < 0 and not self._is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = call()
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+
+def in_a_process(run: Callable[[], None]) -> int:
+    """Fork; the child runs and leaves. Its process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def killed_once(query: Query, batches: int, seed: int) -> str:
+    """One process, killed or through. How it ended."""
+    rng = random.Random(seed)
+    number, is_after = rng.randrange(DRIVERS_REQUESTS * 2), rng.random() < 0.5
+    dies_by_itself = rng.random() < 0.6
+
+    def touch(own: Any) -> None:
+        if dies_by_itself:
+            own._driver._cluster = DyingCluster(own._driver._cluster, number, is_after)
+
+    child = in_a_process(lambda: query.run(batches - 1, seed, touch))
+    deadline = time.monotonic() + (60 if dies_by_itself else rng.random() * LATEST_KILL_S)
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return "killed itself" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "killed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--kills", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    query = Query(options.servers, options.topic, options.checkpoint)
+    kills, runs = 0, 0
+    ends: dict[str, int] = {}
+    while kills < options.kills:
+        how = killed_once(query, query.finished() + 100, options.seed * 1_000_003 + runs)
+        runs += 1
+        ends[how] = ends.get(how, 0) + 1
+        kills += how.startswith("killed")
+    last = query.finished() + 1
+    os.waitpid(child := in_a_process(lambda: query.run(last, runs)), 0)
+    print(json.dumps({"kills": kills, "runs": runs, "ends": ends, "finished": query.finished(), "last": last + 1}))
+    del child
+
+
+if __name__ == "__main__":
+    main()

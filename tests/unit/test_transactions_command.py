@@ -1,0 +1,237 @@
+"""`python -m spark_kafka_sink.transactions` and the driver's cluster, on scripted nodes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+from support.scripted_broker import faults
+
+from spark_kafka_sink import transactions
+from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, InvalidTransactionTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.sink.decision import TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.transactions import Operator, main
+
+PREFIX = "orders"
+CONFIG = SinkConfig.from_options(
+    {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+)
+WALL_MS = 1_700_000_000_000
+
+
+class OperatorBench(CoordinatorBench):
+    """A driver and its operator; tasks are raw requests, and each writes one row."""
+
+    def __init__(self, version: int = 2) -> None:
+        super().__init__(version=version)
+        self.version = version
+        self.out = io.StringIO()
+        self.operator = Operator(self.coordinator, CONFIG, self.out, lambda: WALL_MS)
+        self.cluster_of_driver = KafkaDriverCluster(self.coordinator, CONFIG, PREFIX)
+        self.driver = ExactlyOnceDriver(PREFIX, self.cluster_of_driver, lambda: WALL_MS)
+
+    def task(self, mandate: Mandate, batch_id: int, partition: int) -> TaskOutcome:
+        open_ = self.raw.begin(task_id(PREFIX, partition, 0))
+        self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}.{partition}")
+        written = TaskTransaction(open_, partition, 1)
+        place = mandate.place
+        self.raw.mark(open_, open_.transactional_id, place, batch_id + 1, written.marker_text)
+        return TaskOutcome(mandate, batch_id, "q", partition, 1, written)
+
+    def batch(self, batch_id: int, partitions: int = 2) -> list[TaskOutcome]:
+        mandate = self.driver.begin()
+        return [self.task(mandate, batch_id, partition) for partition in range(partitions)]
+
+    def decide(self, batch_id: int) -> list[TaskOutcome]:
+        """Up to the decision, and no transaction of a task committed."""
+        outcomes = self.batch(batch_id)
+
+        class GoneError(Exception):
+            pass
+
+        def gone(_: object) -> None:
+            raise GoneError
+
+        self.driver.finish = gone  # type: ignore[method-assign]
+        with pytest.raises(GoneError):
+            self.driver.commit(outcomes)
+        del self.driver.finish
+        return outcomes
+
+    def values(self) -> list[str]:
+        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
+
+    def said(self) -> str:
+        text = self.out.getvalue()
+        self.out.truncate(0)
+        self.out.seek(0)
+        return text
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest) -> OperatorBench:
+    return OperatorBench(request.param)
+
+
+def test_a_batch_is_decided_committed_and_noted(bench: OperatorBench) -> None:
+    committed = bench.driver.commit(bench.batch(0))
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    last = bench.cluster_of_driver.last_decision()
+    assert last is not None
+    assert (last.batch_id, last.is_finished, last.rows, last.tasks) == (0, True, 2, ())
+    assert committed.decision is not None
+    bench.operator.show(None)
+    assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in bench.said()
+
+
+def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
+    bench.decide(0)
+    assert bench.values() == []
+    bench.operator.show(PREFIX)
+    text = bench.said()
+    assert "batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: its 2 transactions are not known" in text
+    assert "orders/0" in text
+    assert "Ongoing" in text
+    with pytest.raises(IllegalStateError, match="decided, and can be finished alone"):
+        bench.operator.abort(PREFIX)
+    with pytest.raises(IllegalStateError, match="can be finished alone"):
+        bench.operator.forget(PREFIX)
+    bench.operator.finish(PREFIX)
+    assert bench.said() == "Batch 0 is committed; nothing of orders is open.\n"
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    bench.operator.show(PREFIX)
+    assert "No transaction is open." in bench.said()
+
+
+def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
+    bench.batch(0)
+    bench.operator.abort(PREFIX)
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["CompleteAbort"] * 2
+    assert bench.values() == []
+
+
+def test_another_prefix_is_left_alone(bench: OperatorBench) -> None:
+    (other,) = bench.open("orders/eu/0")
+    (longer,) = bench.open("orders/0x")
+    bench.batch(0)
+    bench.operator.abort(PREFIX)
+    assert [bench.state(each.transactional_id) for each in (other, longer)] == ["Ongoing"] * 2
+
+
+def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: OperatorBench) -> None:
+    outcomes = bench.decide(0)
+    lost = outcomes[1].written
+    assert lost is not None
+    bench.end([lost.transaction], committed=False)  # as its time-out would
+    for _ in range(2):
+        with pytest.raises(TransactionLostError, match=r"Batch 0 .*'orders'.*1 of its 2 .*partition 1: 1 rows.*accept"):
+            bench.driver.begin()
+    with pytest.raises(IllegalStateError):
+        bench.operator.forget(PREFIX)
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
+    assert bench.driver.begin().last_batch_id == 0
+    assert bench.values() == ["row 0.0"]
+    with pytest.raises(IllegalStateError, match="nothing to accept"):
+        bench.operator.accept(PREFIX)
+
+
+def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(5))
+    assert bench.driver.begin().last_batch_id == 5
+    bench.operator.forget(PREFIX)
+    assert bench.said().endswith("orders is free.\n")
+    mandate = bench.driver.begin()
+    assert mandate.last_batch_id is None
+    assert not mandate.is_written_already(0, "another query")
+    bench.operator.show(PREFIX)
+    assert "No decision of orders in __spark_kafka_sink_decisions." in bench.said()
+
+
+def test_a_timeout_beyond_the_clusters_maximum_is_told_at_the_start() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.transactions.max_timeout_ms = 600_000
+    driver = ExactlyOnceDriver(PREFIX, KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX), lambda: WALL_MS)
+    with pytest.raises(InvalidTransactionTimeoutError, match=r"900000 ms.*transaction\.max\.timeout\.ms: lower"):
+        driver.begin()
+
+
+def test_the_decision_topic_is_compacted_and_a_refusal_says_how_to_make_it() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(29))
+    with pytest.raises(
+        TopicAuthorizationError, match=r"decision\.topic=__spark_kafka_sink_decisions by hand \(16 part"
+    ):
+        KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX)
+    KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX)
+    (topic,) = bench.asked(ApiKey.CREATE_TOPICS)[-1].request.topics
+    configs = {config.name: config.value for config in topic.configs}
+    assert (topic.num_partitions, configs["cleanup.policy"]) == (16, "compact")
+
+
+def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX, is_one_off=True)
+    driver = ExactlyOnceDriver(PREFIX, cluster, lambda: WALL_MS)
+    mandate = driver.begin()
+    driver.commit([bench.task(mandate, mandate.next_batch_id, 0)])
+    assert bench.values() == ["row 0.0"]
+    assert cluster.last_decision() is None
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "connect", lambda _: pytest.fail("it asked the cluster"))
+    out = io.StringIO()
+    arguments = ["forget", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"]
+    assert main(arguments, out, lambda _: "yes") == 1
+    assert "write a batch twice. A query that runs under it is stopped." in out.getvalue()
+    assert out.getvalue().endswith("Nothing was changed.\n")
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "forget"])
+def test_the_prefix_typed_or_yes_goes_on(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    bench = OperatorBench()
+    bench.driver.commit(bench.batch(0))
+    monkeypatch.setattr(transactions, "connect", lambda _: bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    arguments = [command, "--prefix", PREFIX, "--bootstrap-servers", "h:9092"]
+    assert main(arguments, io.StringIO(), lambda _: f" {PREFIX} ") == 0
+    assert main([*arguments, "--yes"], io.StringIO(), lambda _: pytest.fail("it asked")) == 0
+
+
+def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("# ours\nkafka.no.such=1\ntopic=ignored\n")
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p"), "--bootstrap-servers", "h:1"], out) == 1
+    assert out.getvalue().startswith("ConfigError: ")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_open_transactions_of_any_prefix_are_listed() -> None:
+    bench = OperatorBench()
+    bench.open("payments/3.1", "somebody-elses")
+    bench.operator.show(None)
+    text = bench.said()
+    assert "payments/3.1" in text
+    assert "somebody-elses" not in text
+
+
+def test_an_open_transaction_is_ended_by_its_exact_epoch(bench: OperatorBench) -> None:
+    outcomes = bench.batch(0)
+    assert bench.driver.abort(outcomes[0].mandate, outcomes)
+    ids = {outcome.written.transaction.transactional_id for outcome in outcomes if outcome.written}
+    assert {bench.state(each) for each in ids} == {"CompleteAbort"}
+    assert isinstance(outcomes[0].mandate.driver, OpenTransaction)
+    assert bench.values() == []
