@@ -40,7 +40,7 @@ def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
     Raises ConfigError where the package is missing, or an option is given that it has no way to follow.
     """
     try:
-        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer  # type: ignore[import-not-found,unused-ignore]  # noqa: N813
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer  # noqa: N813
     except ImportError as error:
         raise ConfigError(
             "sasl.mechanism=AWS_MSK_IAM needs AWS's signer: pip install 'spark-kafka-sink[aws]'."

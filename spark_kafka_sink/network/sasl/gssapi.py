@@ -98,7 +98,7 @@ class KerberosLogin:
 
     def open_context(self, host: str) -> GssContext:
         """A context towards the service at `host`. May wait for a KDC; raises the library's GSSError."""
-        import gssapi  # type: ignore[import-not-found,unused-ignore]
+        import gssapi
 
         kerberos = gssapi.MechType.kerberos
         client = gssapi.Name(self.principal, gssapi.NameType.kerberos_principal) if self.principal else None
