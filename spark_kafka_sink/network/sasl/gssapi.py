@@ -18,8 +18,8 @@ _OUR_CHOICE: Final = bytes((_NO_SECURITY_LAYER, 0, 0, 0))
 """No security layer, and so no buffer for one; no name to act for follows."""
 _OFFER_BYTES: Final = 4
 _MOST_ROUNDS: Final = 10
-_PASSING: Final = frozenset({-1765328228, -1765328350})
-"""KRB5_KDC_UNREACH and KRB5KRB_AP_ERR_REPEAT: the same may go well a moment later."""
+_PASSING: Final = frozenset({-1765328228 & 0xFFFFFFFF, -1765328350 & 0xFFFFFFFF})
+"""KRB5_KDC_UNREACH and KRB5KRB_AP_ERR_REPEAT, as the library's unsigned codes: the same may go well a moment later."""
 
 
 class GssContext(Protocol):
