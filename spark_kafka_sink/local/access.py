@@ -36,6 +36,7 @@ _OPERATIONS: Final = {
 }  # fmt: skip
 _MECHANISMS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 _LITERAL: Final = i8(3)
+_PREFIXED: Final = i8(4)
 _ALLOW: Final = i8(3)
 _POLL_S: Final = 0.02
 
@@ -46,13 +47,18 @@ class Permission:
 
     principal: such as `User:alice`, or `User:CN=alice` by certificate. operation: Kafka's name in lower case (`write`,
     `describe`, `idempotent_write`, ...). resource: `topic`, `group`, `cluster`, `transactional_id`,
-    `delegation_token`. name: the resource's; `*` for every one.
+    `delegation_token`. name: the resource's; `*` for every one. is_prefix: for every name that begins so.
     """
 
     principal: str
     operation: str
     resource: str
     name: str = "kafka-cluster"
+    is_prefix: bool = False
+
+    @property
+    def pattern(self) -> i8:
+        return _PREFIXED if self.is_prefix else _LITERAL
 
 
 class AccessAdmin:
@@ -68,7 +74,7 @@ class AccessAdmin:
             create_acls.AclCreation(
                 resource_type=i8(_RESOURCES[each.resource]),
                 resource_name=each.name,
-                resource_pattern_type=_LITERAL,
+                resource_pattern_type=each.pattern,
                 principal=each.principal,
                 host="*",
                 operation=i8(_OPERATIONS[each.operation]),
@@ -87,7 +93,7 @@ class AccessAdmin:
             delete_acls.DeleteAclsFilter(
                 resource_type_filter=i8(_RESOURCES[each.resource]),
                 resource_name_filter=each.name,
-                pattern_type_filter=_LITERAL,
+                pattern_type_filter=each.pattern,
                 principal_filter=each.principal,
                 host_filter="*",
                 operation=i8(_OPERATIONS[each.operation]),
@@ -141,7 +147,7 @@ class AccessAdmin:
         payload = describe_acls.DescribeAclsRequest(
             resource_type_filter=i8(_RESOURCES[permission.resource]),
             resource_name_filter=permission.name,
-            pattern_type_filter=_LITERAL,
+            pattern_type_filter=permission.pattern,
             principal_filter=permission.principal,
             host_filter="*",
             operation=i8(_OPERATIONS[permission.operation]),

@@ -11,7 +11,6 @@ from confluent_kafka.admin import AdminClient
 from support.secured_broker import USERS, SecuredBroker
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local import BrokerSecurity
 from spark_kafka_sink.local.access import AccessAdmin, Permission
 
 
@@ -88,21 +87,3 @@ def test_what_is_not_granted_is_denied(secured_broker: SecuredBroker) -> None:
 def test_a_listener_that_is_not_there_is_told(secured_broker: SecuredBroker) -> None:
     with pytest.raises(LocalBrokerError, match="no secured listener OTHER"):
         secured_broker.kafka.secured_servers("OTHER")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"listeners": {"SSL": "SSL"}}, "needs a `keystore`"),
-        ({"listeners": {"SSL": "TLS"}}, "one of SASL_PLAINTEXT, SASL_SSL, SSL"),
-        ({"listeners": {"mtls": "SSL"}, "keystore": Path("k")}, "in capitals"),
-        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "none of CONTROLLER, PLAINTEXT"),
-        (
-            {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
-            "needs a `truststore`",
-        ),
-    ],
-)
-def test_security_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(LocalBrokerError, match=text):
-        BrokerSecurity(**arguments)

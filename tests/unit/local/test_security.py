@@ -1,0 +1,130 @@
+"""What a secured node is told; a real one is tests/integration/local's."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.properties import NodeAddress, refuse_owned, server_properties
+from spark_kafka_sink.local.security import SCRAM_ITERATIONS, BrokerSecurity
+
+STORE = Path("/k.pem")
+SECURITY = BrokerSecurity(
+    listeners={"MTLS": "SSL", "SASL_SSL": "SASL_SSL"},
+    keystore=STORE,
+    truststore=STORE,
+    certificate_wanted=frozenset({"MTLS"}),
+    mechanisms=("PLAIN", "SCRAM-SHA-256"),
+    users={"al": 'p,"=\\'},
+)
+
+
+def properties_of(security: BrokerSecurity, **more: Any) -> dict[str, str]:
+    node = NodeAddress(1, 9092, 9093, secured_ports={"MTLS": 9094, "SASL_SSL": 9095}, **more)
+    return server_properties(node, [node], [Path("/data")], {}, security)
+
+
+def test_secured_listeners_stand_beside_the_brokers_own_and_the_proxied_one() -> None:
+    properties = properties_of(SECURITY, proxied_port=9096, advertised="127.0.0.1:5000")
+    assert properties["listeners"].split(",") == [
+        "PLAINTEXT://127.0.0.1:9092",
+        "MTLS://127.0.0.1:9094",
+        "SASL_SSL://127.0.0.1:9095",
+        "PROXIED://127.0.0.1:9096",
+        "CONTROLLER://127.0.0.1:9093",
+    ]
+    assert "PROXIED://127.0.0.1:5000" in properties["advertised.listeners"]
+    assert "CONTROLLER" not in properties["advertised.listeners"]
+    protocols = dict(each.split(":") for each in properties["listener.security.protocol.map"].split(","))
+    assert protocols == {
+        "PLAINTEXT": "PLAINTEXT",
+        "CONTROLLER": "PLAINTEXT",
+        "MTLS": "SSL",
+        "SASL_SSL": "SASL_SSL",
+        "PROXIED": "PLAINTEXT",
+    }
+    assert properties["inter.broker.listener.name"] == "PLAINTEXT"
+
+
+def test_a_certificate_is_wanted_by_the_listeners_named_and_logins_are_told_to_those_that_take_them() -> None:
+    properties = properties_of(SECURITY)
+    assert properties["ssl.keystore.location"] == properties["ssl.truststore.location"] == "/k.pem"
+    assert properties["listener.name.mtls.ssl.client.auth"] == "required"
+    assert "listener.name.sasl_ssl.ssl.client.auth" not in properties
+    logins = {key for key in properties if key.endswith("sasl.jaas.config")}
+    assert logins == {
+        "listener.name.sasl_ssl.plain.sasl.jaas.config",
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config",
+    }
+    assert ' user_al="p,\\"=\\\\";' in properties["listener.name.sasl_ssl.plain.sasl.jaas.config"]
+    assert "authorizer.class.name" not in properties
+
+
+def test_users_of_scram_are_formatted_with_salted_passwords() -> None:
+    option, credential = SECURITY.format_arguments()
+    assert option == "--add-scram"
+    found = re.fullmatch(
+        rf'SCRAM-SHA-256=\[name=al,iterations={SCRAM_ITERATIONS},salt="([^"]+)",saltedpassword="([^"]+)"\]', credential
+    )
+    assert found is not None
+    salt, salted = map(b64decode, found.groups())
+    assert salted == hashlib.pbkdf2_hmac("sha256", b'p,"=\\', salt, SCRAM_ITERATIONS)
+    assert credential != SECURITY.format_arguments()[1], "salted anew"
+
+
+def test_an_authorizer_lets_the_broker_itself_and_the_super_users_do_everything() -> None:
+    security = BrokerSecurity(
+        listeners={"SASL": "SASL_PLAINTEXT"}, authorizes=True, super_users=("User:admin",), mechanisms=("PLAIN",)
+    )
+    properties = security.properties()
+    assert properties["super.users"] == "User:ANONYMOUS;User:admin"
+    assert str(properties["authorizer.class.name"]).endswith("StandardAuthorizer")
+
+
+def test_keys_of_tokens_are_read_from_the_one_file_that_is_allowed() -> None:
+    security = BrokerSecurity(
+        listeners={"SASL": "SASL_PLAINTEXT"},
+        mechanisms=("OAUTHBEARER",),
+        token_keys=Path("/keys.json"),
+        token_audience="kafka",
+    )
+    properties = security.properties()
+    prefix = "listener.name.sasl.oauthbearer.sasl"
+    assert properties[f"{prefix}.oauthbearer.jwks.endpoint.url"] == "file:///keys.json"
+    assert properties[f"{prefix}.oauthbearer.expected.audience"] == "kafka"
+    assert security.system_properties() == {"org.apache.kafka.sasl.oauthbearer.allowed.urls": "file:///keys.json"}
+    assert BrokerSecurity(listeners={"SASL": "SASL_PLAINTEXT"}).system_properties() == {}
+
+
+def test_users_are_not_shown() -> None:
+    assert 'p,"' not in repr(SECURITY)
+
+
+@pytest.mark.parametrize("name", ["listener.security.protocol.map", "inter.broker.listener.name", "listeners"])
+def test_what_the_cluster_says_of_listeners_nobody_overrides(name: str) -> None:
+    with pytest.raises(LocalBrokerError, match=name):
+        refuse_owned({name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"listeners": {"SSL": "SSL"}}, "needs a `keystore`"),
+        ({"listeners": {"SSL": "TLS"}}, "one of SASL_PLAINTEXT, SASL_SSL, SSL"),
+        ({"listeners": {"mtls": "SSL"}, "keystore": Path("k")}, "in capitals"),
+        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "none of CONTROLLER, PLAINTEXT"),
+        (
+            {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
+            "needs a `truststore`",
+        ),
+    ],
+)
+def test_security_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(LocalBrokerError, match=text):
+        BrokerSecurity(**arguments)
