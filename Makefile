@@ -17,7 +17,7 @@ setup: $(SETUP)
 $(SETUP): setup.cfg pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine]'
 	@touch $@
 
 demo: $(SETUP)
@@ -45,6 +45,15 @@ integration-brokers: $(SETUP)
 
 integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q
+	$(BIN)/python -m pytest tests/integration/parity tests/integration/deploy -q
+
+# make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own
+test-pyspark: OTHER := .venv-pyspark-$(PYSPARK)
+test-pyspark:
+	@test -n "$(PYSPARK)" || { echo "Which one? make test-pyspark PYSPARK=4.1.4"; exit 2; }
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	@$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test]' 'pyspark[connect]==$(PYSPARK)'
+	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q
 
 faults: $(SETUP)
 	FAULT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest tests/faults -v -s -p no:randomly
@@ -53,11 +62,11 @@ faults-quick: $(SETUP)
 	$(BIN)/python -m pytest tests/faults -m quick -q
 
 soak: $(SETUP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,benchmark]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine,benchmark]'
 	PYTHONPATH=.:tests $(BIN)/python tests/faults/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 benchmark: $(SETUP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,benchmark]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine,benchmark]'
 	$(BIN)/python jobs/benchmark.py
 
 format: $(SETUP)
@@ -65,4 +74,4 @@ format: $(SETUP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-pyspark-* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

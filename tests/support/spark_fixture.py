@@ -1,4 +1,7 @@
-"""`spark`: one SparkSession of two cores for the whole session of tests."""
+"""`spark`: one SparkSession of two cores for the whole session of tests.
+
+It has the jars of Spark's own Kafka sink if a test of the session asks for `spark_sink`, and else none but its own.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spark_kafka_sink.local import fetch_jars
+from spark_kafka_sink.local.lock import KAFKA_LOCK
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SPARK_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
+
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_sink() -> str:
+    """The name of the format by which `spark` writes through Spark's own sink."""
+    return "kafka"
+
+
+@pytest.fixture(scope="session")
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # A JVM that runs takes no more jars: whether they are wanted is known by now, from the tests that are to run.
+    needs_jars = any("spark_sink" in getattr(item, "fixturenames", ()) for item in request.session.items)
     session = (
         SparkSession.builder.master("local[2]")
         .appName("spark_kafka_sink tests")
@@ -28,6 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.task.maxFailures", "1")
+        .config("spark.jars", ",".join(map(str, fetch_jars(SPARK_SINK_LOCK))) if needs_jars else "")
         .getOrCreate()
     )
     yield session

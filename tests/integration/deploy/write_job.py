@@ -1,0 +1,82 @@
+"""Writes 300 rows to a topic by each interface that is asked for, and prints a line of JSON for each: what a user's job
+would do, run by the tests of this folder. Knows nothing of where it runs.
+
+    write_job.py SERVERS TOPIC INTERFACE ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+from spark_kafka_sink import KafkaSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+def where_it_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import os
+    import sys
+
+    import pyarrow as pa
+
+    import spark_kafka_sink
+
+    for _ in batches:
+        pass
+    found = {"python": sys.executable, "package": spark_kafka_sink.__file__, "folder": os.getcwd()}
+    yield pa.RecordBatch.from_pylist([found])
+
+
+def places(frame: DataFrame) -> list[dict[str, Any]]:
+    """Python, package and folder of the tasks."""
+    found = frame.mapInArrow(where_it_runs, "python STRING, package STRING, folder STRING").distinct().collect()
+    return [row.asDict() for row in found]
+
+
+def stream_of(spark: SparkSession, frame: DataFrame) -> DataFrame:
+    folder = tempfile.mkdtemp()
+    frame.write.mode("overwrite").json(folder)
+    return spark.readStream.schema(frame.schema).json(folder)
+
+
+def run(writer: Any) -> None:
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(120), "the query did not end"
+        if query.exception() is not None:
+            raise query.exception()
+
+
+def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -> dict[str, Callable[[], object]]:
+    sink = KafkaSink(options)
+    return {
+        "places": lambda: print(json.dumps({"places": places(frame)}), flush=True),
+        "write": lambda: sink.write(frame),
+        "foreachPartition": lambda: frame.foreachPartition(sink.write_partition),
+        "format": lambda: frame.write.format("kafka_sink").options(**options).mode("append").save(),
+        "foreach": lambda: run(stream_of(spark, frame).writeStream.foreach(sink)),
+        "foreachBatch": lambda: run(stream_of(spark, frame).writeStream.foreachBatch(sink.write_batch)),
+        "stream": lambda: run(stream_of(spark, frame).writeStream.format("kafka_sink").options(**options)),
+    }
+
+
+def main(servers: str, topic: str, *wanted: str) -> None:
+    spark = SparkSession.builder.appName("write_job").getOrCreate()
+    frame = spark.range(0, 300, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+    by_name = interfaces(spark, frame, {"kafka.bootstrap.servers": servers, "topic": topic})
+    for name in wanted:
+        by_name[name]()
+        print(json.dumps({"done": name}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

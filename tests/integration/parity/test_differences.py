@@ -1,0 +1,188 @@
+"""Modes, and where this sink and Spark's own differ: as docs/migrating-from-spark-kafka.md tells it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from integration.parity.cases import KEYED, TO_THE_TOPIC, UNKEYED
+from integration.parity.conftest import Topics
+from integration.parity.ways import BATCH_WAYS, Write, stream_through, through_spark
+from support.librdkafka import read_topic
+
+from spark_kafka_sink.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+COUNTS = "SELECT CAST(id % 5 AS STRING) AS key, CAST(count(*) AS STRING) AS value FROM rows GROUP BY 1"
+Frames = Callable[..., "DataFrame"]
+
+
+def times_of(topics: Topics) -> list[int]:
+    """In ms, those of the records whose values are numbers."""
+    found = read_topic(topics.servers, topics.names["topic"], topics.partitions)
+    return [record.timestamp()[1] for record in found if record.value().isdigit()]
+
+
+@pytest.mark.parametrize("way", BATCH_WAYS)
+def test_without_a_timestamp_column_both_stamp_the_time_of_writing(
+    frame_of: Frames, new_topics: Callable[..., Topics], way: str
+) -> None:
+    topics = new_topics("")
+    for write in (through_spark, BATCH_WAYS[way]):
+        before_ms, known = time.time_ns() // 1_000_000, len(times_of(topics))
+        write(frame_of(UNKEYED), topics.options(TO_THE_TOPIC))
+        times = times_of(topics)[known:]
+        assert len(times) == 100
+        assert before_ms <= min(times) <= max(times) <= time.time_ns() // 1_000_000
+
+
+@pytest.mark.parametrize("way", BATCH_WAYS)
+def test_a_timestamp_column_is_the_time_of_the_record_here_and_nothing_to_sparks_sink(
+    frame_of: Frames, new_topics: Callable[..., Topics], way: str
+) -> None:
+    query = f"SELECT timestamp_millis(1700000000007) AS timestamp, * FROM ({KEYED})"
+    ours, sparks = new_topics(""), new_topics("")
+    before_ms = time.time_ns() // 1_000_000
+    through_spark(frame_of(query), sparks.options(TO_THE_TOPIC))
+    BATCH_WAYS[way](frame_of(query), ours.options(TO_THE_TOPIC))
+    assert min(times_of(sparks)) >= before_ms
+    assert set(times_of(ours)) == {1700000000007}
+
+
+@pytest.mark.parametrize("form", ["kafka_sink", "foreachBatch", "foreach"])
+def test_output_mode_complete_appends_the_whole_result_with_every_batch(
+    stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path, form: str
+) -> None:
+    ours, sparks = new_topics("", 2), new_topics("", 2)
+    for topics, name in ((sparks, "kafka"), (ours, form)):
+        stream = stream_of(COUNTS)
+        stream_through(name, stream, topics.options(TO_THE_TOPIC), tmp_path / name, "complete")
+    counted = {place: Counter(records) for place, records in sparks.contents().items()}
+    assert sum(map(len, counted.values())) == 5
+    assert {place: Counter(records) for place, records in ours.contents().items()} == counted
+
+
+@pytest.mark.parametrize("form", ["foreachBatch", "foreach"])
+def test_output_mode_update_appends_what_changed(
+    stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path, form: str
+) -> None:
+    ours, sparks = new_topics("", 2), new_topics("", 2)
+    for topics, name in ((sparks, "kafka"), (ours, form)):
+        stream_through(name, stream_of(COUNTS), topics.options(TO_THE_TOPIC), tmp_path / name, "update")
+    counted = {place: Counter(records) for place, records in sparks.contents().items()}
+    assert sum(map(len, counted.values())) == 5
+    assert {place: Counter(records) for place, records in ours.contents().items()} == counted
+
+
+def test_spark_refuses_output_mode_update_to_every_python_data_source(
+    stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path
+) -> None:
+    topics = new_topics("")
+    with pytest.raises(Exception, match="kafka_sink does not support Update mode"):
+        stream_through("kafka_sink", stream_of(COUNTS), topics.options(TO_THE_TOPIC), tmp_path, "update")
+
+
+def test_overwrite_is_refused_in_the_same_words(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
+    options = new_topics("").options(TO_THE_TOPIC)
+    for form in ("kafka", "kafka_sink"):
+        with pytest.raises(
+            Exception, match=r"(?s)[Ss]ave mode Overwrite not allowed for Kafka\. Allowed save modes are"
+        ):
+            frame_of(UNKEYED).write.format(form).options(**options).mode("overwrite").save()
+
+
+@pytest.mark.parametrize(("mode", "sparks"), [("ignore", False), ("error", True), ("errorifexists", True)])
+def test_of_the_other_modes_spark_gives_a_python_data_source_none(
+    frame_of: Frames, new_topics: Callable[..., Topics], mode: str, sparks: bool
+) -> None:
+    topics = new_topics("")
+    options = topics.options(TO_THE_TOPIC)
+    if sparks:
+        frame_of(UNKEYED).write.format("kafka").options(**options).mode(mode).save()
+        assert len(times_of(topics)) == 100
+    else:
+        with pytest.raises(Exception, match=r"(?i)save mode ignore not allowed for Kafka"):
+            frame_of(UNKEYED).write.format("kafka").options(**options).mode(mode).save()
+    with pytest.raises(Exception, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+        frame_of(UNKEYED).write.format("kafka_sink").options(**options).mode(mode).save()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"kafka.lingr.ms": "5"}, "lingr.ms is not a producer setting. The nearest one is linger.ms"),
+        ({"kafka.group.id": "g"}, "group.id is not a producer setting"),
+        ({"includeHeaders": "true"}, "includeheaders cannot be used here: it steers Spark's source"),
+        ({"failOnDataLoss": "false"}, "There is no option failondataloss"),
+        ({"kafka.interceptor.classes": ""}, "interceptor.classes is a setting of the Java client"),
+    ],
+)
+def test_options_without_a_meaning_are_passed_over_by_sparks_sink_and_refused_here(
+    frame_of: Frames, new_topics: Callable[..., Topics], option: dict[str, str], text: str
+) -> None:
+    topics = new_topics("")
+    options = topics.options({**TO_THE_TOPIC, **option})
+    through_spark(frame_of(UNKEYED), options)
+    assert len(times_of(topics)) == 100
+    for write in BATCH_WAYS.values():
+        with pytest.raises(Exception, match=text.replace(".", r"\.")):
+            write(frame_of(UNKEYED), options)
+
+
+def test_options_that_only_this_sink_has_are_passed_over_by_sparks(
+    frame_of: Frames, new_topics: Callable[..., Topics]
+) -> None:
+    topics = new_topics("")
+    through_spark(frame_of(UNKEYED), topics.options({**TO_THE_TOPIC, "delivery.guarantee": "at-least-once"}))
+    assert len(times_of(topics)) == 100
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ("array(struct(CAST(null AS STRING) AS key, X'00' AS value))", "without a key|header key"),
+        ("array(struct('h' AS key, X'00' AS value), null)", "without a key|headers attribute has an element"),
+    ],
+    ids=["a nameless one", "a null"],
+)
+def test_a_header_without_a_name_is_a_null_pointer_to_sparks_sink(
+    frame_of: Frames, new_topics: Callable[..., Topics], headers: str, text: str
+) -> None:
+    options = new_topics("").options(TO_THE_TOPIC)
+    query = f"SELECT 'v' AS value, {headers} AS headers FROM rows"
+    with pytest.raises(Exception, match="NullPointerException"):
+        through_spark(frame_of(query), options)
+    for write in BATCH_WAYS.values():
+        with pytest.raises(Exception, match=text):
+            write(frame_of(query), options)
+
+
+def test_a_topic_option_of_blanks_is_refused_before_any_task(
+    frame_of: Frames, new_topics: Callable[..., Topics]
+) -> None:
+    options = new_topics("").options({"topic": "  "})
+    ours: Write = BATCH_WAYS["write"]
+    with pytest.raises(ConfigError, match="The option topic is empty"):
+        ours(frame_of(UNKEYED), options)
+
+
+def test_spark_gives_a_python_data_source_no_two_columns_of_one_name(
+    frame_of: Frames, new_topics: Callable[..., Topics]
+) -> None:
+    options = new_topics("").options(TO_THE_TOPIC)
+    with pytest.raises(Exception, match="DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT"):
+        BATCH_WAYS["format"](frame_of("SELECT 'v' AS value, 1 AS other, 2 AS other FROM rows"), options)
+
+
+def test_the_row_interfaces_know_header_fields_by_their_names(
+    frame_of: Frames, new_topics: Callable[..., Topics]
+) -> None:
+    query = "SELECT 'v' AS value, array(struct(X'00' AS value, 'h' AS key)) AS headers FROM rows"
+    with pytest.raises(Exception, match="headers attribute unsupported type array<struct<value,key>>"):
+        BATCH_WAYS["foreachPartition"](frame_of(query), new_topics("").options(TO_THE_TOPIC))

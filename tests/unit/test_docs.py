@@ -1,0 +1,125 @@
+"""The pages of docs/ against the code. To remake the tables of options.md: python tests/unit/test_docs.py"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_sink.common import config
+from spark_kafka_sink.common.config import describe_options
+from spark_kafka_sink.sink import options
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+OPTIONS = DOCS / "options.md"
+TROUBLESHOOTING = DOCS / "troubleshooting.md"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+# ---- options.md ----------------------------------------------------------------------------------------------------
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ("---",) * len(head), *rows))
+
+
+def settings_table(prefixes: tuple[str, ...], *, inside: bool) -> str:
+    """Of the settings whose names begin with one of `prefixes`, or of all others."""
+    return table(
+        ("option", "type", "default", "meaning"),
+        [
+            (f"`kafka.{row.name}`", row.type, f"`{row.default}`" if row.default else "", row.doc)
+            for row in describe_options()
+            if row.name.startswith(prefixes) is inside and f"kafka.{row.name}" not in options._REFUSED
+        ],
+    )
+
+
+def refused_table() -> str:
+    reasons = {f"kafka.{key}": reason for key, reason in config._JAVA_ONLY.items()} | dict(options._REFUSED)
+    return table(("option", "why not, and what instead"), [(f"`{key}`", f"{why}.") for key, why in reasons.items()])
+
+
+SECURITY = ("ssl.", "sasl.", "security.")
+TABLES = {
+    "producer settings": lambda: settings_table(SECURITY, inside=False),
+    "security settings": lambda: settings_table(SECURITY, inside=True),
+    "refused options": refused_table,
+}
+
+
+def with_tables(text: str) -> str:
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        before, rest = text.split(begin)
+        text = before + begin + make() + end + rest.split(end)[1]
+    return text
+
+
+def test_the_tables_of_options_are_those_of_the_code() -> None:
+    text = OPTIONS.read_text()
+    assert text == with_tables(text), "stale: python tests/unit/test_docs.py"
+
+
+def test_every_option_of_the_sink_has_its_row() -> None:
+    section = OPTIONS.read_text().split("## The sink's own")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `([a-z.]+)` \|", section, re.MULTILINE) == list(options._OPTIONS)
+
+
+# ---- troubleshooting.md --------------------------------------------------------------------------------------------
+
+
+def texts_of(source: str) -> Iterator[str]:
+    """Every string of a module, with … for what an f-string fills in."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"\{[^{}]*\}|%[ds]", "…", node.value)
+
+
+def texts_below(folder: Path) -> list[str]:
+    return [text for path in sorted(folder.rglob("*.py")) for text in texts_of(path.read_text())]
+
+
+def quoted(section: str) -> list[str]:
+    """What the headings of a section of troubleshooting.md quote."""
+    body = TROUBLESHOOTING.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [text for line in re.findall(r"^### (.*)$", body, re.MULTILINE) for text in re.findall(r"`([^`]+)`", line)]
+
+
+@pytest.mark.parametrize("section", ["Before any task", "In a task", "From the brokers"])
+def test_every_text_of_ours_stands_in_the_code(section: str) -> None:
+    texts = texts_below(ROOT / "spark_kafka_sink")
+    found = quoted(section)
+    assert found
+    assert [text for text in found if not any(text in other for other in texts)] == []
+
+
+def test_every_text_of_sparks_stands_in_a_test_that_met_it() -> None:
+    texts = texts_below(ROOT / "tests" / "integration")
+    found = quoted("From Spark")
+    assert found
+    assert [text for text in found if not any(text in other for other in texts)] == []
+
+
+# ---- all pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_readme_links_every_page(page: Path) -> None:
+    assert f"(docs/{page.name})" in (ROOT / "README.md").read_text()
+
+
+if __name__ == "__main__":
+    OPTIONS.write_text(with_tables(OPTIONS.read_text()))
