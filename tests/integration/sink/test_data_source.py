@@ -427,7 +427,7 @@ def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_what_was_d
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3_000:]
