@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from spark_kafka_sink.common.peer_text import one_line
+
 
 class KafkaError(Exception):
     """Root of the tree. `str(error)` says what happened, to which topic, partition or node, and what to change."""
@@ -389,10 +391,10 @@ _CLASS_BY_CODE: dict[int, type[KafkaError]] = {
 
 
 def error_for_code(error_code: int, message: str = "") -> KafkaError:
-    """The error of a broker's non-zero code; `message` stands for the class's own sentence where it is not empty."""
+    """The error of a broker's non-zero code; `message`, on one line, stands for the class's sentence if not empty."""
     error_class = _CLASS_BY_CODE.get(error_code)
     if error_class is not None:
-        return error_class(message)
-    error = BrokerError(message or f"The server answered with error code {error_code}.")
+        return error_class(one_line(message))
+    error = BrokerError(one_line(message) or f"The server answered with error code {error_code}.")
     error.error_code = error_code
     return error

@@ -25,6 +25,7 @@ from spark_kafka_sink.common.errors import (
     RequestTimedOutError,
     error_for_code,
 )
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
@@ -270,7 +271,7 @@ def _with_place(error: KafkaError, batch: ProducerBatch) -> KafkaError:
 
 
 def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:
-    message = f"{batch.topic_partition}: record {index} of its batch was refused: {text or error}"
+    message = f"{batch.topic_partition}: record {index} of its batch was refused: {one_line(text or '') or error}"
     own = InvalidRecordError(message)
     if error.error_code is not None:
         own.error_code = error.error_code

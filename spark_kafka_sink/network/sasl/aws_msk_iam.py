@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, RetriableError
 from spark_kafka_sink.common.jaas import JaasConfig
 from spark_kafka_sink.network.sasl.token_cache import TokenProvider
 
@@ -58,4 +58,14 @@ def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
     elif role:
         name = options.get("awsRoleSessionName") or _SESSION_NAME
         sign = lambda: signer.generate_auth_token_from_role_arn(region, role, name)  # noqa: E731
-    return sign
+
+    def provide() -> tuple[str, int]:
+        try:
+            return sign()
+        except Exception as error:  # boto3's many kinds; a text of theirs may name a key
+            kind = type(error).__name__
+            raise RetriableError(
+                f"AWS's signer gives no token ({kind}): can boto3 find credentials on this machine?"
+            ) from None
+
+    return provide

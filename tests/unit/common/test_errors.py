@@ -71,3 +71,10 @@ def test_metadata_errors_are_retriable() -> None:
 
 def test_an_error_without_any_text_says_its_name() -> None:
     assert str(KafkaError()) == "KafkaError"
+
+
+def test_what_a_broker_says_cannot_pass_for_lines_of_its_own() -> None:
+    told = str(error_for_code(87, "bad record\nERROR root logged in\x1b[2J" + "x" * 10_000))
+    assert told.startswith("bad record?ERROR root logged in?[2J")
+    assert len(told) < 600
+    assert str(error_for_code(12_345, "\r\n")) == "??"

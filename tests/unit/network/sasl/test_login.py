@@ -12,7 +12,7 @@ import pytest
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, RetriableError
 from spark_kafka_sink.network.sasl.aws_msk_iam import region_of
 from spark_kafka_sink.network.sasl.login import mechanism_factory
 from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
@@ -133,6 +133,16 @@ def test_msk_by_iam_is_a_signed_token(signer: Signer, jaas: str | None, call: tu
     assert signer.calls == []
     assert made.respond(b"") == b"n,,\x01auth=Bearer signed\x01\x01"
     assert signer.calls == [call]
+
+
+def test_a_signer_without_credentials_says_where_to_look(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(region: str) -> tuple[str, int]:
+        raise ValueError("canary-key")
+
+    monkeypatch.setattr(signer, "generate_auth_token", fail)
+    with pytest.raises(RetriableError, match=r"\(ValueError\): can boto3 find credentials") as caught:
+        mechanism("AWS_MSK_IAM", None, MSK).respond(b"")
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

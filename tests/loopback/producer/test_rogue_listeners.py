@@ -1,0 +1,168 @@
+"""Metadata that names listeners which are none: the records for other nodes flow, those for these end in time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.sasl import SaslListener
+from support.scripted_server import ScriptedServer
+
+from spark_kafka_sink import KafkaProducer
+from spark_kafka_sink.common.errors import KafkaTimeoutError, SaslAuthenticationError
+
+METADATA = 3
+LIMITS = {"max.block.ms": 1_000, "delivery.timeout.ms": 1_000, "request.timeout.ms": 500, "linger.ms": 0}
+PASSWORD = "canary-Pa55word"
+
+
+@pytest.fixture
+def cluster() -> ScriptedCluster:
+    cluster = ScriptedCluster(2)
+    cluster.create_topic("t", partitions=2, leaders=[0, 1])
+    return cluster
+
+
+@pytest.fixture
+def server(cluster: ScriptedCluster) -> Iterator[ScriptedServer]:
+    with ScriptedServer(cluster) as server:
+        yield server
+
+
+def advertise(server: ScriptedServer, host: str, port: int) -> None:
+    """From now on metadata says that node 1 is there."""
+
+    def lie(values: dict[str, Any]) -> Mapping[str, Any]:
+        brokers = [
+            {**broker, "host": host, "port": port} if broker["node_id"] == 1 else broker for broker in values["brokers"]
+        ]
+        return {**values, "brokers": brokers}
+
+    with server.lock:
+        server.cluster.on(METADATA, faults.change(lie), times=None)
+
+
+@contextlib.contextmanager
+def listener(answer: bytes) -> Iterator[int]:
+    """Takes every connection, keeps what comes (`heard`), says `answer`, and goes on listening."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        ending = threading.Event()
+
+        def serve() -> None:
+            taken = []
+            while not ending.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = server.accept()
+                    connection.sendall(answer)
+                    taken.append(connection)
+            for connection in taken:
+                connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield int(server.getsockname()[1])
+        finally:
+            ending.set()
+            thread.join(10)
+
+
+def check(server: ScriptedServer) -> None:
+    """A record for node 0 arrives while one for node 1 fails in time."""
+    with KafkaProducer({"bootstrap.servers": server.bootstrap_servers[0], **LIMITS}) as producer:
+        started_s = time.monotonic()
+        lost = producer.send("t", b"for the rogue", partition=1)
+        assert producer.send("t", b"for the other", partition=0).result(10).offset == 0
+        with pytest.raises(KafkaTimeoutError, match=r"for t-1 .*delivery\.timeout\.ms"):
+            lost.result(10)
+        assert time.monotonic() - started_s < 5
+    assert [[record.value for record in records] for records in server.cluster.records("t")] == [[b"for the other"], []]
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        ("", 9092),
+        ("a\0b", 9092),
+        ("a b\n", 9092),
+        ("x" * 300, 9092),
+        ("\u00e9" * 80, 9092),
+        ("..", 9092),
+        ("[::1", 9092),
+        ("127.0.0.1", 0),
+        ("127.0.0.1", -1),
+        ("127.0.0.1", 70_000),
+        ("127.0.0.1", 2**31 - 1),
+        ("127.0.0.1", 1),
+        ("255.255.255.255", 9092),
+    ],
+)
+def test_an_address_that_is_none(server: ScriptedServer, host: str, port: int) -> None:
+    advertise(server, host, port)
+    check(server)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x15\x03\x03\x00\x02\x02\x28",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\x7f\xff\xff\xff",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x08" + bytes(8),
+        random.Random(7).randbytes(5_000),
+    ],
+    ids=["silence", "HTTP", "TLS", "SSH", "2 GB", "-1", "zeroes", "noise"],
+)
+def test_a_listener_of_something_else(server: ScriptedServer, answer: bytes) -> None:
+    with listener(answer) as port:
+        advertise(server, "127.0.0.1", port)
+        check(server)
+
+
+def test_a_rogue_that_does_not_know_the_password_is_found_out(server: ScriptedServer, cluster: ScriptedCluster) -> None:
+    """It lets anybody in by SCRAM, to be sent the records; it has no proof, and gets none."""
+    cluster.sasl = SaslListener(users={"alice": PASSWORD})
+    rogue = ScriptedCluster(2)
+    rogue.create_topic("t", partitions=2, leaders=[0, 1])
+    rogue.sasl = SaslListener(users={"alice": "another"})
+    with ScriptedServer(rogue) as other:
+        with other.lock:
+            rogue.on(36, _let_in(rogue), times=None)
+        advertise(server, "127.0.0.1", rogue.nodes[1].port)
+        settings = {
+            "bootstrap.servers": server.bootstrap_servers[0],
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.jaas.config": f"ScramLoginModule required username=alice password='{PASSWORD}';",
+        }
+        with KafkaProducer(settings) as producer:
+            assert producer.send("t", b"x", partition=0).result(10).offset == 0
+            with pytest.raises(SaslAuthenticationError, match="is wrong"):
+                producer.send("t", b"secret", partition=1).result(10)
+    assert rogue.requests_of(0) == []
+    heard = b"".join(rogue.sasl.tokens_heard)
+    assert PASSWORD.encode() not in heard
+
+
+def _let_in(rogue: ScriptedCluster) -> faults.Hook:
+    def hook(cluster: Any, exchange: Any, proceed: Any) -> Any:
+        answer = proceed()
+        if answer.values["error_code"]:
+            return faults.dataclasses.replace(
+                answer, values={"error_code": 0, "error_message": None, "auth_bytes": b"v=AAAA"}, close=False
+            )
+        return answer
+
+    return hook
