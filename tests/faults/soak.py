@@ -11,6 +11,7 @@ It ends with 1 if an acknowledged record was lost, doubled, reordered, or anythi
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import sys
 import time
@@ -224,6 +225,7 @@ def main() -> int:
     console = Console()
     console.print(f"Soak with seed {chosen.seed}; the report goes to {chosen.out}")
     chosen.out.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=chosen.out / "producers.log", filemode="w", format="%(asctime)s %(message)s")
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with FaultStage(3) as stage, Progress(*columns, console=console) as progress:
         stage.timeline = Timeline(lambda line: progress.console.print(line, highlight=False))

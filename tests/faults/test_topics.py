@@ -60,7 +60,7 @@ def test_row_25_quota(one_node: FaultStage, start_producer: StartProducer) -> No
     """The broker tells how long to leave it alone: longer than request.timeout.ms, and no request is lost by that."""
     ((topic, _),) = one_node.new_topic()
     name = f"throttled-{topic}"
-    set_producer_quota(one_node.direct, name, 20_000.0)
+    set_producer_quota(one_node.direct, name, 10_000.0)  # over ten seconds
     settings = {
         "client.id": name,
         "request.timeout.ms": 700,
@@ -78,7 +78,7 @@ def test_row_25_quota(one_node: FaultStage, start_producer: StartProducer) -> No
     set_producer_quota(one_node.direct, name, None)
     one_node.note(f"120 kB in {took:.1f} s; throttled {metrics['produce-throttle-time-max']:.0f} ms at most")
     assert metrics["produce-throttle-time-max"] > 700
-    assert took > 2
+    assert took > 1
     assert metrics["record-retry-total"] == metrics["record-error-total"] == 0
     assert read_values(one_node.direct, topic) == values
 

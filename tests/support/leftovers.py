@@ -24,11 +24,13 @@ def file_descriptors() -> list[str]:
 
 
 def _processes() -> list[str]:
+    """But for Spark's Python workers, which it keeps for the next task."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(child.cmdline())[-200:])
+            command = " ".join(child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE and "pyspark.daemon" not in command:
+                found.append(command[-200:])
         except psutil.NoSuchProcess:
             continue
     return found

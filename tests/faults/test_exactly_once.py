@@ -1,0 +1,364 @@
+"""Rows 36 to 42: exactly-once delivery from Spark, whose driver, workers and attempts die, twice or too late.
+
+Where a row needs the driver to die at a certain request, the query is the one of support.killed_query, whose driver,
+tasks and producers are the real ones; the others run Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.fault_stage import FaultStage
+from support.history import History, Outcome, Sent
+from support.killed_query import KEYS, Query
+from support.librdkafka import produce, read_topic
+from support.spark_workers import python_workers
+from support.workload import Place, assert_kept, read_all
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+PARTITIONS = 3
+DECISIONS = "__spark_kafka_sink_decisions"
+LATEST_REQUEST = 16
+"""Of a driver in a batch of up to six tasks."""
+
+QUERY = """
+import json, random, sys, threading
+from pathlib import Path
+from support import killed_query
+from support.killed_query import DyingCluster, KEYS, Query
+from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.sink.driver_session import StreamBatch, session
+from spark_kafka_sink.sink.transactional_task import TaskIdentity
+
+given = json.loads(sys.argv[1])
+
+
+class Staged(Query):
+    def layout(self, batch, rng):
+        if not given["tasks"]:
+            return super().layout(batch, rng)
+        tasks = [[] for _ in range(given["tasks"])]
+        for number in range(batch * self.rows, (batch + 1) * self.rows):
+            tasks[number % KEYS % given["tasks"]].append(self.row(number))
+        return tasks
+
+    def _task(self, config, mandate, batch_id, index, rows):
+        if not given["attempts"]:
+            return super()._task(config, mandate, batch_id, index, rows)
+        outcomes, own = {}, Query._task
+
+        def attempt(number):
+            made = killed_query.TaskIdentity
+            outcomes[number] = self._attempt(config, mandate, batch_id, index, number, rows)
+
+        threads = [threading.Thread(target=attempt, args=[number]) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outcomes[random.Random(given["seed"] + batch_id).randrange(2)]
+
+    def _attempt(self, config, mandate, batch_id, index, number, rows):
+        task = TaskIdentity(batch_id, "query", index, number)
+        delivery = killed_query.TransactionalDelivery(
+            config, killed_query.process_pool(), mandate, task,
+            lambda id_: killed_query.describe_in_process(config, id_),
+        )
+        try:
+            for key, value in rows:
+                delivery.send(self.topic, killed_query.RecordColumns.from_rows([value], [key]))
+            delivery.finish()
+        finally:
+            delivery.abandon()
+        return delivery.outcome
+
+
+class FailingCluster(DyingCluster):
+    def _count(self, call):
+        self._left -= 1
+        if self._left == -1:
+            if self._is_after:
+                call()
+            raise KafkaTimeoutError("staged: nobody answers")
+        return call()
+
+
+def touch(own):
+    kind = {"dies": DyingCluster, "fails": FailingCluster}.get(given["how"])
+    if kind is not None:
+        own._driver._cluster = kind(own._driver._cluster, given["at"], given["is_after"])
+
+
+query = Staged(given["servers"], given["topic"], Path(given["checkpoint"]), timeout_ms=given["timeout_ms"])
+try:
+    query.run(given["last"], given["seed"], touch)
+except KafkaTimeoutError as error:
+    if given["how"] != "fails":
+        raise
+    print("failed:", error)
+    query.run(given["last"], given["seed"])  # by the same process, with the session that it has
+"""
+
+
+class Staging:
+    """A topic, a checkpoint, and processes of a query, one after the other."""
+
+    def __init__(self, stage: FaultStage, folder: Path, seed: int, timeout_ms: int = 60_000) -> None:
+        self.stage, self.seed = stage, seed
+        self.rng = random.Random(seed)
+        self.places = stage.new_topic(PARTITIONS)
+        self.topic = self.places[0][0]
+        self.query = Query(stage.direct, self.topic, folder / f"checkpoint-{self.topic}", timeout_ms=timeout_ms)
+
+    def run(self, last: int, **more: Any) -> subprocess.CompletedProcess[str]:
+        """A process that goes on to batch `last`. `how`: it dies, or a request fails, at request `at`."""
+        given = {"tasks": 0, "attempts": False, "how": "", "at": 0, "is_after": False, "seed": self.rng.random()}
+        given |= {"seed": self.rng.randrange(10**6), "last": last, "timeout_ms": self.query.timeout_ms} | more
+        given |= {"servers": self.query.servers, "topic": self.topic, "checkpoint": str(self.query.checkpoint)}
+        ended = subprocess.run(
+            [sys.executable, "-c", QUERY, json.dumps(given)],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        how = {key: given[key] for key in ("tasks", "how", "at", "is_after") if given[key]}
+        self.stage.note(
+            f"to batch {last} {how}: ended with {ended.returncode}; {self.query.finished()} batches are done"
+        )
+        return ended
+
+    def goes_through(self, last: int, **more: Any) -> None:
+        ended = self.run(last, **more)
+        assert ended.returncode == 0, ended.stderr[-2_000:]
+
+    def is_decided(self) -> bool:
+        """Whether the last decision is of a batch that is not finished."""
+        partitions = len(self.stage.kafka.describe_topic(DECISIONS).partitions)
+        messages = read_topic(self.stage.direct, DECISIONS, partitions)
+        values = [message.value() for message in messages if message.key() == self.topic.encode()]
+        return bool(values) and json.loads(values[-1])["state"] == "decided"
+
+    def check(self, batches: int) -> None:
+        """Every row of these batches is read once, a key's in order; and nothing holds up readers."""
+        rows = [self.query.row(number) for number in range(batches * self.query.rows)]
+        sent = [Sent(value.decode(), self.topic, None, Outcome.YES, None, key.decode()) for key, value in rows]
+        committed = read_all(self.stage.direct, {self.topic: PARTITIONS}, "read_committed")
+        assert_kept(History(sent, committed))
+        produce(self.stage.direct, self.topic, [f"behind {number}" for number in range(50)])
+        seen = {
+            message.partition()
+            for message in read_topic(self.stage.direct, self.topic, PARTITIONS)
+            if message.value().startswith(b"behind")
+        }
+        everything = read_topic(self.stage.direct, self.topic, PARTITIONS, isolation_level="read_uncommitted")
+        assert seen == {message.partition() for message in everything if message.value().startswith(b"behind")}
+        self.stage.note(f"{batches} batches, {len(sent)} rows, each read once and in order; no transaction is open")
+
+
+def test_row_36_two_attempts_of_every_task(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    """Speculation, or a zombie: both write to the end, one is told to the driver, the other's rows are never seen."""
+    staging = Staging(one_node, tmp_path, seed)
+    staging.goes_through(5, attempts=True)
+    staging.check(6)
+    uncommitted = read_all(one_node.direct, {staging.topic: PARTITIONS}, "read_uncommitted")
+    assert len(uncommitted) >= 2 * 6 * staging.query.rows
+
+
+@pytest.mark.parametrize("row", [38, 39], ids=["undecided", "decided"])
+def test_row_38_and_39_driver_killed(one_node: FaultStage, tmp_path: Path, seed: int, row: int) -> None:
+    """At some request before, or after, the decision is written: the next driver replays, or finishes, the batch."""
+    for number in range(12):
+        staging = Staging(one_node, tmp_path, seed * 100 + number)
+        staging.goes_through(0)
+        at = staging.rng.randrange(LATEST_REQUEST)
+        ended = staging.run(1, how="dies", at=at, is_after=staging.rng.random() < 0.5)
+        if ended.returncode != -signal.SIGKILL or staging.is_decided() != (row == 39):
+            continue
+        staging.goes_through(2)
+        staging.check(3)
+        return
+    raise AssertionError("no death at the right time in 12")
+
+
+def test_row_38_driver_killed_again_and_again(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    staging = Staging(one_node, tmp_path, seed)
+    command = [sys.executable, "-m", "support.killed_query", "--servers", one_node.direct, "--topic", staging.topic]
+    options = ["--checkpoint", str(staging.query.checkpoint), "--kills", "8", "--seed", str(seed)]
+    ended = subprocess.run(command + options, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr[-2_000:]
+    one_node.note(ended.stdout.strip())
+    staging.check(json.loads(ended.stdout)["finished"])
+
+
+def test_row_40_commit_fails_midway(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    """A request of the driver's fails, Spark calls abort, and the batch comes again: to the same driver, or to another
+    one after this one has died of it.
+    """
+    for number in range(4):
+        staging = Staging(one_node, tmp_path, seed * 100 + number)
+        staging.goes_through(0)
+        at = staging.rng.randrange(2, LATEST_REQUEST)
+        staging.goes_through(2, how="fails", at=at, is_after=staging.rng.random() < 0.5)
+        staging.check(3)
+
+
+def test_row_41_outage_longer_than_the_time_out(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    """The broker has aborted what was open: replayed where nothing was decided, a loud error where it was, and never a
+    row that is missing in silence.
+    """
+    lost = 0
+    for number in range(8):
+        staging = Staging(one_node, tmp_path, seed * 100 + number, timeout_ms=2_500)
+        staging.goes_through(0)
+        at = staging.rng.randrange(5, LATEST_REQUEST)
+        ended = staging.run(1, how="dies", at=at, is_after=staging.rng.random() < 0.5, tasks=3)
+        if ended.returncode != -signal.SIGKILL:
+            continue
+        decided = staging.is_decided()
+        time.sleep(4)
+        again = staging.run(2)
+        if again.returncode == 0:
+            staging.check(3)
+            continue
+        told = again.stderr.strip().splitlines()[-1]
+        one_node.note(told)
+        assert decided
+        assert "TransactionLostError" in told
+        assert "atch 1" in told
+        third = staging.run(2)  # it does not go on by itself
+        assert third.returncode != 0
+        assert "TransactionLostError" in third.stderr
+        lost += 1
+    one_node.note(f"{lost} of 8 said that rows are lost")
+
+
+def test_row_42_other_parallelism(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    """Ten pairs: killed with so many tasks, started again with so many others."""
+    rng = random.Random(seed)
+    staging = Staging(one_node, tmp_path, seed)
+    done = 0
+    for _ in range(10):
+        before, after = rng.sample(range(1, KEYS + 1), 2)
+        staging.run(done, how="dies", at=rng.randrange(LATEST_REQUEST), is_after=rng.random() < 0.5, tasks=before)
+        staging.goes_through(done, tasks=after)
+        done += 1
+    staging.check(done)
+
+
+# ---- Spark -----------------------------------------------------------------------------------------------------------
+
+FILES, ROWS = 8, 400
+
+
+class SparkRun:
+    """A streaming query in processes of its own."""
+
+    def __init__(self, stage: FaultStage, folder: Path, guarantee: str) -> None:
+        self.stage, self.folder, self.guarantee = stage, folder, guarantee
+        self.places: list[Place] = stage.new_topic(PARTITIONS)
+        self.topic = self.places[0][0]
+        self.sent: list[Sent] = []
+        (folder / "rows").mkdir()
+        for number in range(FILES):
+            partitions = [row % PARTITIONS for row in range(ROWS)]
+            values = [f"{number * ROWS + row}" for row in range(ROWS)]
+            self.sent += [
+                Sent(value, self.topic, partition, Outcome.YES)
+                for value, partition in zip(values, partitions, strict=True)
+            ]
+            path = folder / "rows" / f"{number}.parquet"
+            pq.write_table(pa.table({"partition": pa.array(partitions, pa.int32()), "value": values}), path)
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    def start(self, parallelism: int) -> subprocess.Popen[bytes]:
+        self.stage.note(f"Spark with {parallelism} tasks a batch")
+        log = (self.folder / "spark.log").open("ab")
+        with log:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    str(Path(__file__).with_name("streaming_job.py")),
+                    *(self.stage.direct, self.topic, str(self.folder), str(parallelism), self.guarantee),
+                ],
+                env=ENVIRONMENT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def await_written(self, more: int, driver: subprocess.Popen[bytes]) -> None:
+        """Until so many more records are in the topic, or the query has ended."""
+        wanted, deadline = self.written() + more, time.monotonic() + 90
+        while self.written() < wanted and driver.poll() is None:
+            assert time.monotonic() < deadline, (self.folder / "spark.log").read_text()[-2_000:]
+            time.sleep(0.1)
+
+    def written(self) -> int:
+        return len(read_topic(self.stage.direct, self.topic, PARTITIONS, isolation_level="read_uncommitted"))
+
+    def finish(self, driver: subprocess.Popen[bytes]) -> None:
+        assert driver.wait(180) == 0, (self.folder / "spark.log").read_text()[-3_000:]
+        topics = {self.topic: PARTITIONS}
+        committed = read_all(self.stage.direct, topics, "read_committed")
+        is_exact = self.guarantee == "exactly-once"
+        assert_kept(History(self.sent, committed), exactly_once=is_exact, in_order=is_exact)
+        self.stage.note(f"{len(self.sent)} rows, read {len(committed)} times; {self.written()} were written")
+
+
+def end_with_children(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the driver, its JVM and its workers, at once."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for each in family:
+        if each.is_running():
+            each.kill()
+    process.wait(30)
+    psutil.wait_procs(family[1:], 10)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_row_37_python_workers_killed(one_node: FaultStage, tmp_path: Path, seed: int, guarantee: str) -> None:
+    rng = random.Random(seed)
+    run = SparkRun(one_node, tmp_path, guarantee)
+    driver = run.start(3)
+    try:
+        for _ in range(5):
+            run.await_written(rng.randrange(1, ROWS), driver)
+            workers = python_workers(driver.pid)
+            one_node.note(f"SIGKILL to {len(workers)} workers")
+            for worker in workers:
+                if worker.is_running():
+                    worker.kill()
+        run.finish(driver)
+    finally:
+        if driver.poll() is None:
+            end_with_children(driver)
+
+
+def test_row_38_spark_driver_killed(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    """The driver, its JVM and its workers, three times; each start has another number of tasks."""
+    rng = random.Random(seed)
+    run = SparkRun(one_node, tmp_path, "exactly-once")
+    for _ in range(3):
+        driver = run.start(rng.randrange(1, 6))
+        try:
+            run.await_written(rng.randrange(1, 2 * ROWS), driver)
+            time.sleep(rng.uniform(0, 0.5))
+        finally:
+            one_node.note("SIGKILL to the driver and all that is its own")
+            end_with_children(driver)
+    run.finish(run.start(2))
