@@ -60,7 +60,7 @@ from spark_kafka_sink.record.placement import highest_partition, place
 log = logging.getLogger(__name__)
 
 MAX_BLOCK_ROWS: Final = 65_536
-BLOCKS_IN_MEMORY: Final = 4
+BLOCKS_IN_MEMORY: Final = 8
 """A block takes at most this share of buffer.memory, so that one is encoded while others are on the wire."""
 
 _numbers = itertools.count(1)

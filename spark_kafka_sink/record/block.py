@@ -18,11 +18,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, index_array, int_values, value_offsets
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import EncodedRun, data_view, encode_array, record_size_upper_bounds
+from spark_kafka_sink.record.heap import pool_for
 
 
 class Run(NamedTuple):
@@ -118,9 +120,10 @@ class Block:
         if order is not None:
             offset_deltas = _unsorted(offset_deltas, order)
             timestamp_deltas = None if timestamp_deltas is None else _unsorted(timestamp_deltas, order)
-        encoded = encode_array(columns, offset_deltas, timestamp_deltas)
+        pool = pool_for(self.size(first, last), rows)
+        encoded = encode_array(columns, offset_deltas, timestamp_deltas, pool)
         if order is not None:
-            encoded = encoded.take(index_array(order))
+            encoded = pc.take(encoded, index_array(order), memory_pool=pool)
         return self._slices(encoded, starts - first, ends - first, counts, times)
 
     def _slices(
