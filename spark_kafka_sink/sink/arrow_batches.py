@@ -6,7 +6,6 @@ is read; with large values that is more than all the rest of it. What is sent go
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -17,30 +16,21 @@ if TYPE_CHECKING:
 MAX_BYTES_PER_BATCH: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_BYTES: Final = 4 << 20
 
-_UNITS: Final = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-_SIZE: Final = re.compile(r"(\d+)\s*([bkmgtp]?)b?", re.IGNORECASE)
-
 
 @contextmanager
 def small_batches(session: SparkSession) -> Iterator[None]:
-    """Queries of `session` that begin inside get batches of at most BATCH_BYTES, or of one row that is larger.
+    """Queries of `session` that begin inside get batches of at most BATCH_BYTES, or of one row that is larger; unless
+    somebody has set that limit.
 
-    The setting is the session's, put back afterwards. Two threads may be inside at once: whoever finds it low leaves
-    it alone, so that what is put back is always what it was before, at the price of larger batches for a query that
-    begins just then.
+    The setting is the session's, and is taken out again. Two threads may be inside at once: the second finds it set
+    and leaves it alone, so that nothing stays, at the price of larger batches for a query that begins just as the
+    first one leaves.
     """
-    before = session.conf.get(MAX_BYTES_PER_BATCH, None)
-    if before is None or _num_bytes(before) <= BATCH_BYTES:  # PySpark before 4.1 has no such setting
+    if session.conf.get(MAX_BYTES_PER_BATCH, None) is not None:
         yield
         return
     session.conf.set(MAX_BYTES_PER_BATCH, str(BATCH_BYTES))
     try:
         yield
     finally:
-        session.conf.set(MAX_BYTES_PER_BATCH, before)
-
-
-def _num_bytes(size: str) -> int:
-    """Bytes of a size as Spark writes it: 64MB, 67108864, 67108864b. 0 for what is none of these."""
-    match = _SIZE.fullmatch(size.strip())
-    return 0 if match is None else int(match[1]) << _UNITS[match[2].lower()]
+        session.conf.unset(MAX_BYTES_PER_BATCH)

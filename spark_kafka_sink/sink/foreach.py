@@ -9,11 +9,12 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.sink.arrow_batches import small_batches
 from spark_kafka_sink.sink.columnar_writer import write_arrow
 from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, projection
@@ -27,6 +28,8 @@ from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, Wri
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row
+
+    WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 log = logging.getLogger(__name__)
 
@@ -107,15 +110,13 @@ class KafkaSink:
         if self._config.is_exactly_once:
             return self._write_exactly_once(df, None)
         config = self._config
-        schema = df.schema
-        columns = projection(schema, config.topic)
 
         def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_arrow(config, process_pool(), batches)
 
         clock = SystemClock()
         started_ms = clock.now_ms()
-        rows = df.toDF(*by_position(schema)).selectExpr(*columns).mapInArrow(write_task, REPORT_DDL).collect()
+        rows = self._run_tasks(self._chosen(df), write_task, REPORT_DDL)
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 
     def write_batch(self, df: DataFrame, batch_id: int) -> None:
@@ -129,8 +130,7 @@ class KafkaSink:
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
         """Raises KafkaError where the batch could not be committed, besides what `write` raises."""
         config = self._config
-        schema = df.schema
-        chosen = df.toDF(*by_position(schema)).selectExpr(*projection(schema, config.topic))
+        chosen = self._chosen(df)
         rows: list[Row] = []
 
         def run_tasks(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
@@ -139,7 +139,7 @@ class KafkaSink:
             def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 return write_in_transaction(config, process_pool(), mandate, batch_id, query_id, batches)
 
-            rows[:] = chosen.mapInArrow(write_task, EXACTLY_ONCE_DDL).collect()
+            rows[:] = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
             return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
 
         clock = SystemClock()
@@ -154,6 +154,16 @@ class KafkaSink:
             prefix = config.transactional_id_prefix or f"spark-kafka-sink-{batch.query_id if batch else ''}"
             session(config, prefix).run(batch, run_tasks)
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+
+    def _chosen(self, df: DataFrame) -> DataFrame:
+        """The columns of `df` that the tasks need. Raises SchemaError."""
+        schema = df.schema
+        return df.toDF(*by_position(schema)).selectExpr(*projection(schema, self._config.topic))
+
+    @staticmethod
+    def _run_tasks(df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
+        with small_batches(df.sparkSession):
+            return df.mapInArrow(write_task, report_ddl).collect()
 
     def _new_writer(self) -> PartitionWriter:
         if self._config.is_exactly_once:
