@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -141,10 +143,23 @@ def https_url(value: object) -> str:
     return url
 
 
-def function(value: object) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True)
+class GivenFunction:
+    """A caller's function with an id of its own, by which it is the same one after it has been pickled to a task."""
+
+    call: Callable[[], Any] = field(compare=False)
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+def function(value: object) -> GivenFunction:
+    if isinstance(value, GivenFunction):
+        return value
     if not callable(value):
         raise RefusalError("a Python function is wanted, not its name: nothing is loaded by name")
-    return value
+    return GivenFunction(value)
 
 
 def acks(value: object) -> int:

@@ -166,9 +166,11 @@ def test_sessions_of_five_seconds_are_renewed_under_load_and_nothing_is_lost(
     assert not [record.message for record in caplog.records if "lost" in record.message]
 
 
-def test_a_dataframe(secured_broker: SecuredBroker, topic: str, spark: SparkSession) -> None:
-    settings = {**secured_broker.settings("SASL_SSL", "kafka.")}
-    settings |= {f"kafka.{key}": value for key, value in credentials("SCRAM-SHA-512").items()}
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
+def test_a_dataframe(secured_broker: SecuredBroker, topic: str, spark: SparkSession, mechanism: str) -> None:
+    found_token, end_ms = alices_token()
+    own = bearer(lambda: (found_token, end_ms)) if mechanism == "OAUTHBEARER" else credentials(mechanism)
+    settings = secured_broker.settings("SASL_SSL", "kafka.") | {f"kafka.{key}": value for key, value in own.items()}
     sink = KafkaSink(settings, topic=topic)
     assert "secret" not in repr(sink)
     report = sink.write(spark.range(1_000).selectExpr("CAST(id AS STRING) AS value"))

@@ -310,6 +310,17 @@ def _delayed(rng: random.Random) -> Callable[..., Answer]:
     return hook
 
 
+def test_a_renewal_that_is_not_answered_is_a_lost_connection(server, cluster) -> None:
+    cluster.sasl.session_lifetime_ms = 1_200
+    with producer(server, request_timeout_ms=400) as made:
+        made.send("t", b"first", partition=0).result(timeout=20)
+        with server.lock:
+            cluster.on(SASL_AUTHENTICATE, faults.lose_response(), times=1)
+        time.sleep(1.25)
+        made.send("t", b"second", partition=0).result(timeout=20)
+    assert values(cluster) == [b"first", b"second"]
+
+
 def test_a_renewal_that_is_refused_fails_what_is_on_its_way_at_once(server, cluster) -> None:
     cluster.sasl.session_lifetime_ms = 1_200
     with producer(server) as made:

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
@@ -299,3 +300,19 @@ def test_a_configuration_shows_no_secret_and_travels_with_them() -> None:
     assert "hunter2" not in f"{whole} {whole.canonical()}"
     assert pickle.loads(pickle.dumps(whole)) == whole
     assert whole.canonical() != config(security_protocol="SASL_SSL", **{**secrets, "ssl_key_password": "x"}).canonical()
+
+
+def test_a_function_is_the_same_one_after_it_was_pickled() -> None:
+    """Else every task would have a producer of its own."""
+    given = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauthbearer_token_provider": lambda: ("token", 1),
+    }
+    made = config(**given)
+    carried = cloudpickle.loads(cloudpickle.dumps(made))
+    assert carried.sasl_oauthbearer_token_provider.call is not made.sasl_oauthbearer_token_provider.call
+    assert carried.canonical() == made.canonical()
+    assert hash(carried.canonical()) == hash(made.canonical())
+    assert carried.sasl_oauthbearer_token_provider() == ("token", 1)
+    assert config(**given).canonical() != made.canonical()
