@@ -1,0 +1,192 @@
+"""A channel with an authenticator: whose frame goes when, and whose frame came."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from support.peer import frame, send_of
+
+from spark_kafka_sink.common.errors import DisconnectError, ProtocolError, SaslAuthenticationError
+from spark_kafka_sink.network.channel import Channel
+from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive
+from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
+from spark_kafka_sink.network.transport import WOULD_BLOCK
+
+LOGIN = struct.pack(">i", FIRST_CORRELATION_ID)
+IN_FLIGHT = struct.pack(">i", 41)
+
+
+class Authenticator:
+    """Says `login` when it begins; one answer, and it is content."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self.due_ms: int | None = None
+        self.outgoing: list[memoryview] | None = None
+        self.heard: list[bytes] = []
+
+    def begin(self) -> None:
+        self.is_complete = False
+        self.due_ms = None
+        self.outgoing = [memoryview(frame(b"login"))]
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.is_complete and self.due_ms is not None and now_ms >= self.due_ms
+
+    def take_outgoing(self) -> list[memoryview] | None:
+        taken, self.outgoing = self.outgoing, None
+        return taken
+
+    def receive(self, payload: bytes, _: int) -> None:
+        self.heard.append(bytes(payload))
+        if payload == b"refused!":
+            raise SaslAuthenticationError("refused")
+        self.is_complete = True
+
+    def advance(self, _: int) -> None:
+        pass
+
+
+class Transport:
+    """Takes `room` bytes a call, and all where there is none."""
+
+    def __init__(self, incoming: bytes = b"") -> None:
+        self.room: list[int] = []
+        self.sent = bytearray()
+        self.incoming = incoming
+
+    def finish_connect(self) -> None: ...
+
+    def handshake(self) -> int:
+        return 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        count = min(len(buffer), len(self.incoming))
+        buffer[:count] = self.incoming[:count]
+        self.incoming = self.incoming[count:]
+        return count if count else WOULD_BLOCK
+
+    def sendmsg(self, buffers: Any) -> int:
+        data = b"".join(buffers)
+        taken = data[: self.room.pop(0) if self.room else len(data)]
+        self.sent += taken
+        return len(taken) if taken else WOULD_BLOCK
+
+
+@pytest.fixture
+def authenticator() -> Authenticator:
+    return Authenticator()
+
+
+@pytest.fixture
+def transport() -> Transport:
+    return Transport()
+
+
+@pytest.fixture
+def channel(authenticator: Any, transport: Any) -> Channel:
+    channel = Channel("1", "Node 1 at there:1", transport, 1 << 30, authenticator)
+    channel.shake_hands()
+    channel.authenticate()
+    return channel
+
+
+def log_in(channel: Channel) -> None:
+    channel.prepare(0)
+    assert channel.write() is None
+    assert channel.take(NetworkReceive("1", LOGIN), 0)
+
+
+def test_nothing_but_the_login_goes_before_it_is_done(channel: Channel, transport: Transport) -> None:
+    assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (False, False, True)
+    channel.prepare(0)
+    assert channel.write() is None, "the login's frame is nobody's send"
+    assert transport.sent == frame(b"login")
+    assert channel.take(NetworkReceive("1", LOGIN), 0)
+    assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (True, True, False)
+    assert not channel.take(NetworkReceive("1", IN_FLIGHT), 0)
+
+
+def test_before_the_login_every_frame_is_the_authenticators(channel: Channel, authenticator: Authenticator) -> None:
+    assert channel.take(NetworkReceive("1", IN_FLIGHT), 0)
+    assert authenticator.heard == [IN_FLIGHT]
+
+
+def test_a_send_waits_while_the_session_is_renewed_and_what_is_in_flight_comes_in(
+    channel: Channel, transport: Transport, authenticator: Authenticator
+) -> None:
+    log_in(channel)
+    authenticator.due_ms = 5_000
+    transport.sent.clear()
+    channel.send = send = send_of(b"produce")
+    channel.prepare(5_000)
+    assert channel.write() is None
+    assert transport.sent == frame(b"login")
+    assert (channel.is_ready, channel.has_send, channel.is_held_up) == (False, True, True)
+    assert not channel.take(NetworkReceive("1", IN_FLIGHT), 5_001), "it is the client's"
+    assert channel.take(NetworkReceive("1", LOGIN), 5_002)
+    assert channel.is_held_up
+    channel.prepare(5_002)
+    assert channel.write() is send
+    assert transport.sent == frame(b"login") + frame(b"produce")
+    assert (channel.is_ready, channel.has_send, channel.is_held_up) == (True, False, False)
+
+
+def test_nothing_to_send_is_no_reason_to_renew(channel: Channel, authenticator: Authenticator) -> None:
+    log_in(channel)
+    authenticator.due_ms = 5_000
+    channel.prepare(9_000)
+    assert authenticator.outgoing is None
+    assert channel.is_ready
+
+
+def test_a_send_that_has_begun_to_go_goes_whole(
+    channel: Channel, transport: Transport, authenticator: Authenticator
+) -> None:
+    log_in(channel)
+    transport.sent.clear()
+    channel.send = send = send_of(b"produce")
+    channel.prepare(0)
+    transport.room = [3]
+    assert channel.write() is None
+    authenticator.due_ms = 5_000
+    channel.prepare(5_000)
+    assert channel.write() is send
+    assert transport.sent == frame(b"produce"), "a frame was torn"
+    channel.send = send_of(b"another")
+    channel.prepare(5_001)
+    channel.write()
+    assert transport.sent == frame(b"produce") + frame(b"login")
+
+
+def test_a_login_that_goes_in_pieces_is_not_cut_by_another(
+    channel: Channel, transport: Transport, authenticator: Authenticator
+) -> None:
+    log_in(channel)
+    transport.sent.clear()
+    authenticator.due_ms = 5_000
+    channel.send = send_of(b"produce")
+    channel.prepare(5_000)
+    transport.room = [2]
+    assert channel.write() is None
+    channel.prepare(5_001)
+    assert channel.write() is None
+    assert transport.sent == frame(b"login")
+
+
+def test_a_refusal_is_final_and_other_ends_are_not(channel: Channel) -> None:
+    with pytest.raises(SaslAuthenticationError) as caught:
+        channel.take(NetworkReceive("1", b"refused!"), 0)
+    assert channel.state(caught.value).kind is ChannelKind.AUTHENTICATION_FAILED
+    assert channel.state(DisconnectError("cut")).kind is ChannelKind.AUTHENTICATE
+
+
+def test_a_peer_is_given_less_memory_until_it_is_who_it_should_be(channel: Channel, transport: Transport) -> None:
+    transport.incoming = struct.pack(">i", 600_000)
+    with pytest.raises(ProtocolError, match="a frame of 600000 bytes"):
+        channel.read()
+    log_in(channel)
+    transport.incoming = struct.pack(">i", 600_000)
+    assert channel.read() is None
