@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, error_for_code
+from spark_kafka_sink.common.errors import KafkaError, TopicAuthorizationError, error_for_code
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import (
@@ -32,6 +32,7 @@ from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 COORDINATOR_NOT_AVAILABLE: Final = 15
 CONCURRENT_TRANSACTIONS: Final = 51
+_OFFSET_NOT_GRANTED: Final = "Not authorized for the topic that the offset is of: grant READ on it."
 
 
 class Action(enum.IntEnum):
@@ -238,7 +239,11 @@ def txn_offset_commit(
 
     def refusals(body: Message) -> Iterable[Refusal]:
         return [
-            Refusal(int(partition.error_code), f"group {group.group_id}, {topic.name}-{partition.partition_index}")
+            Refusal(
+                int(partition.error_code),
+                f"group {group.group_id}, {topic.name}-{partition.partition_index}",
+                _OFFSET_NOT_GRANTED if partition.error_code == TopicAuthorizationError.error_code else None,
+            )
             for topic in body.topics
             for partition in topic.partitions
             if partition.error_code
