@@ -1,0 +1,56 @@
+"""A producer whose brokers do not get through TLS's handshake, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from support.certificates import Authority
+from support.peer import Peer
+from support.tcp_proxy import TcpProxy
+from support.tls_server import TlsServer, server_context
+
+from spark_kafka_sink import KafkaProducer
+from spark_kafka_sink.common.errors import KafkaTimeoutError, SslAuthenticationError
+
+AUTHORITY = Authority()
+
+
+def producer_of(address: str, **more: object) -> KafkaProducer:
+    return KafkaProducer(
+        {
+            "bootstrap.servers": address,
+            "security.protocol": "SSL",
+            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
+            **{key.replace("_", "."): value for key, value in more.items()},
+        }
+    )
+
+
+def test_a_handshake_without_an_answer_ends_with_the_set_up_time_and_is_tried_again() -> None:
+    peer = Peer()
+    accepting = threading.Thread(target=lambda: [peer.accept() for _ in range(2)])
+    accepting.start()
+    limits = {"socket_connection_setup_timeout_ms": 200, "socket_connection_setup_timeout_max_ms": 200}
+    host, port = peer.listener.getsockname()
+    with producer_of(f"{host}:{port}", max_block_ms=2_000, **limits) as producer:
+        with pytest.raises(KafkaTimeoutError, match="could not be connected to within") as failure:
+            producer.send("t", b"value").result(10)
+        assert "max.block.ms=2000" in str(failure.value)
+    accepting.join(10)
+    assert len(peer.accepted) == 2
+    peer.close()
+
+
+def test_a_certificate_that_is_not_good_is_told_at_once_and_no_storm_follows() -> None:
+    with TlsServer(server_context(Authority("stranger").issue())) as server, TcpProxy(server.address) as proxy:
+        with producer_of(proxy.address, max_block_ms=20_000) as producer:
+            began = time.monotonic()
+            with pytest.raises(SslAuthenticationError, match="of an authority that we do not know"):
+                producer.send("t", b"value").result(10)
+            assert time.monotonic() - began < 5
+            attempts = proxy.accepted
+            time.sleep(0.5)
+            assert proxy.accepted - attempts < 8
+        assert server.received == b""
