@@ -45,7 +45,11 @@ class DriverSession:
 
     def __init__(self, config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> None:
         self._coordinator = connect(config.producer)
-        cluster = KafkaDriverCluster(self._coordinator, config, prefix, is_one_off=is_one_off)
+        try:
+            cluster = KafkaDriverCluster(self._coordinator, config, prefix, is_one_off=is_one_off)
+        except BaseException:
+            self._coordinator.close()
+            raise
         self._driver = ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms)
         self._lock = threading.Lock()
         self._held: ProducerIdAndEpoch | None = None
