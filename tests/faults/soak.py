@@ -2,7 +2,8 @@
 
     PYTHONPATH=.:tests python tests/faults/soak.py --minutes 10 --seed 1
 
-Two idempotent producers (by rows and by columns) and two transactional ones write through proxies. It goes on until the
+Two idempotent producers (by rows and by columns), two transactional ones, and a query of exactly-once batches whose
+processes are killed over and over (support.killed_query), write through proxies. It goes on until the
 time is over and there were enough records and faults; then everything is read back by librdkafka under both isolation
 levels and compared. A table, a timeline as text and as a picture, and the logs if anything is wrong go to --out.
 It ends with 1 if an acknowledged record was lost, doubled, reordered, or anything else was wrong.
@@ -11,9 +12,12 @@ It ends with 1 if an acknowledged record was lost, doubled, reordered, or anythi
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import random
+import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,14 +32,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from support.cluster_admin import active_controller
 from support.fault_stage import FaultStage, Timeline
-from support.history import Anomaly, summary
+from support.history import Anomaly, History, Outcome, Sent, summary
+from support.killed_query import Query
 from support.tcp_proxy import Way
 from support.transactional_workload import TransactionalWorkload
-from support.workload import Workload, draw_settings, history_of, partitions_of
+from support.workload import Workload, draw_settings, history_of, partitions_of, read_all
 
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 mpl.use("agg")
+_QUERY_PARTITIONS = 3
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,62 @@ DEEDS = (
 )
 
 
+class KilledQuery:
+    """A thread that starts the processes of an exactly-once query, which are killed, and go on from the checkpoint."""
+
+    def __init__(self, stage: FaultStage, folder: Path, seed: int) -> None:
+        self.kills = 0
+        self.topic = stage.new_topic(partitions=_QUERY_PARTITIONS)[0][0]
+        self._stage, self._seed = stage, seed
+        self._ended = threading.Event()
+        checkpoint = folder / f"checkpoint-{self.topic}"
+        checkpoint.unlink(missing_ok=True)
+        self._query = Query(stage.proxied, self.topic, checkpoint)
+        self._log = folder / "query.log"
+        self._log.write_text("")
+        self._thread = threading.Thread(target=self._run, name="killed-query")
+        self._thread.start()
+
+    @property
+    def batches(self) -> int:
+        return self._query.finished()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self.kills += self._start(3, 180)
+            self._seed += 1
+
+    def _start(self, kills: int, timeout_s: float) -> int:
+        """Processes until so many are killed; how many that were."""
+        query = self._query
+        command = [sys.executable, "-m", "support.killed_query", "--servers", query.servers, "--topic", query.topic]
+        options = ["--checkpoint", str(query.checkpoint), "--kills", str(kills), "--seed", str(self._seed)]
+        with self._log.open("a") as log:
+            ended = subprocess.run(
+                command + options, stdout=subprocess.PIPE, stderr=log, text=True, timeout=timeout_s, check=False
+            )
+        return int(json.loads(ended.stdout)["kills"]) if ended.returncode == 0 else 0
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(200)
+
+    def anomalies(self) -> list[Anomaly]:
+        """Stop; one more batch, unharmed; every row of every finished batch is there once, a key's in order."""
+        self.stop()
+        self._start(0, 120)
+        rows = [self._query.row(number) for number in range(self.batches * self._query.rows)]
+        sent = [Sent(value.decode(), self.topic, None, Outcome.YES, None, key.decode()) for key, value in rows]
+        read = read_all(self._stage.direct, {self.topic: _QUERY_PARTITIONS}, "read_committed")
+        return History(sent, read).anomalies()
+
+
 class Soak:
     """One run. `done` is a list of (deed, from, to) in seconds after the start."""
 
-    def __init__(self, stage: FaultStage, rng: random.Random) -> None:
+    def __init__(self, stage: FaultStage, rng: random.Random, folder: Path) -> None:
         self.stage, self.rng = stage, rng
+        self.query = KilledQuery(stage, folder, rng.randrange(1_000))
         self.began = time.monotonic()
         self.done: list[tuple[Deed, float, float]] = []
         self.workloads: list[Workload] = []
@@ -114,6 +171,7 @@ class Soak:
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:
+            stack.callback(self.query.stop)
             for producer in self._producers:
                 stack.callback(producer.close, 5_000)
             for work in (*self.workloads, *self.transacting):
@@ -167,7 +225,7 @@ class Soak:
                 self.stage.direct, partitions_of(ledger.by_place), ledger.sent, transacting.transactions
             )
             found += history.anomalies()
-        return found
+        return found + self.query.anomalies()
 
 
 def draw(soak: Soak, target: Path) -> None:
@@ -203,8 +261,12 @@ def report(soak: Soak, anomalies: list[Anomaly]) -> Table:
     table.add_section()
     table.add_row("", "records sent", f"{soak.sent:,}", "")
     table.add_row("", "acknowledged", f"{sum(len(work.ledger.acknowledged_at) for work in works):,}", "")
-    table.add_row("", "failed", f"{sum(len(work.ledger.failed_after_s) for work in works):,}", "")
+    failed = [sum(len(work.ledger.failed_after_s) for work in each) for each in (soak.workloads, soak.transacting)]
+    table.add_row("", "failed", f"{failed[0]:,}", "")
+    table.add_row("", "failed, in transactions that were aborted", f"{failed[1]:,}", "")
     table.add_row("", "transactions committed", f"{sum(work.committed for work in soak.transacting):,}", "")
+    table.add_row("", "kills of an exactly-once query", str(soak.query.kills), "")
+    table.add_row("", "its batches", f"{soak.query.batches:,}", "")
     table.add_row("", "longest silence", "", f"{max(work.longest_silence_s() for work in soak.workloads):.1f}")
     table.add_row("", "anomalies", str(len(anomalies)), "")
     return table
@@ -237,7 +299,7 @@ def main() -> int:
                 ("faults", chosen.faults),
             )
         }
-        with Soak(stage, random.Random(chosen.seed)) as soak:
+        with Soak(stage, random.Random(chosen.seed), chosen.out) as soak:
             problem: str | None = None
             try:
                 while not progress.finished:

@@ -185,8 +185,8 @@ def test_row_38_and_39_driver_killed(one_node: FaultStage, tmp_path: Path, seed:
     for number in range(12):
         staging = Staging(one_node, tmp_path, seed * 100 + number)
         staging.goes_through(0)
-        at = staging.rng.randrange(LATEST_REQUEST)
-        ended = staging.run(1, how="dies", at=at, is_after=staging.rng.random() < 0.5)
+        at = staging.rng.randrange(*((0, 9) if row == 38 else (8, 14)))
+        ended = staging.run(1, how="dies", at=at, is_after=staging.rng.random() < 0.5, tasks=3)
         if ended.returncode != -signal.SIGKILL or staging.is_decided() != (row == 39):
             continue
         staging.goes_through(2)
