@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+import select
 import socket
 import ssl
 import time
@@ -26,6 +27,7 @@ from spark_kafka_sink.network.frames import ChannelKind, NetworkSend
 from spark_kafka_sink.network.resolver import resolve
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.tls import transport_factory
+from spark_kafka_sink.network.transport import READ, WRITE
 
 AUTHORITY = Authority()
 BROKER = AUTHORITY.issue()
@@ -296,6 +298,29 @@ def test_a_handshake_goes_through_byte_by_byte() -> None:
         proxy.shape(slice_bytes=1)
         connect(selector, int(proxy.address.rpartition(":")[2]))
         assert echo(selector, b"payload") == b"payload"
+
+
+def test_a_handshake_waits_for_room_where_the_socket_takes_no_more() -> None:
+    ours = client_certificate(AUTHORITY.issue())
+    ours["ssl_keystore_certificate_chain"] += AUTHORITY.certificate_pem * 150  # more than what is underway at once
+    with (
+        TlsServer(server_context(BROKER, AUTHORITY)) as server,
+        TcpProxy(server.address, receive_buffer_bytes=2_048) as proxy,
+    ):
+        proxy.shape(Way.UP, bytes_per_s=400_000)
+        address = resolve("127.0.0.1", int(proxy.address.rpartition(":")[2]))[0]
+        transport = transport_factory(config(**ours))(address, "Node 1", 2_048, -1)
+        try:
+            select.select([], [transport], [], 10)
+            transport.finish_connect()
+            waits = []
+            while awaited := transport.handshake():
+                waits.append(awaited)
+                reading, writing = ([transport] if awaited == each else [] for each in (READ, WRITE))
+                assert any(select.select(reading, writing, [], 10)), "it waits for what does not come"
+            assert set(waits) == {READ, WRITE}
+        finally:
+            transport.close()
 
 
 def test_a_handshake_without_an_answer_leaves_others_alone_and_closes_without_a_trace(peer: Peer) -> None:
