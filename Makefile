@@ -1,6 +1,7 @@
 # make demo   the main job on real input, into an embedded broker
 # make test   format, lint, types, and every test
-# make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds
+# make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds,
+#             KILLS=200 so many deaths of a driver of exactly-once delivery
 # make soak   producers at work while brokers are killed and cut off; MINUTES=10 SEED=1
 # All set themselves up; Python 3.11+ and Java 17+ are all they need.
 
@@ -41,11 +42,13 @@ integration: $(SETUP)
 	@$(MAKE) --no-print-directory -j2 --output-sync=line integration-brokers integration-spark
 
 integration-brokers: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q
+	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer \
+	  tests/integration/exactly_once/test_kills.py -q
 
 integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q
 	$(BIN)/python -m pytest tests/integration/parity tests/integration/deploy -q
+	$(BIN)/python -m pytest tests/integration/exactly_once/test_streams.py tests/integration/exactly_once/test_spark_kills.py -q
 
 # make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own
 test-pyspark: OTHER := .venv-pyspark-$(PYSPARK)
@@ -57,6 +60,7 @@ test-pyspark:
 
 faults: $(SETUP)
 	FAULT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest tests/faults -v -s -p no:randomly
+	EXACTLY_ONCE_KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/integration/exactly_once -v -s -p no:randomly -k kill
 
 faults-quick: $(SETUP)
 	$(BIN)/python -m pytest tests/faults -m quick -q

@@ -167,26 +167,37 @@ def killed_once(query: Query, batches: int, seed: int) -> str:
     return "killed"
 
 
+def kill_many(query: Query, wanted: int, seed: int) -> None:
+    """Processes one after the other until so many were killed, then one that is let through; prints what became."""
+    kills, runs = 0, 0
+    ends: dict[str, int] = {}
+    while kills < wanted:
+        how = killed_once(query, query.finished() + 100, seed * 1_000_003 + runs)
+        runs += 1
+        ends[how] = ends.get(how, 0) + 1
+        kills += how.startswith("killed")
+        if runs > 5 * wanted:
+            raise SystemExit(f"{runs} processes, and {kills} of them killed: {ends}")
+    last = query.finished() + 1
+    _, status = os.waitpid(in_a_process(lambda: query.run(last, runs)), 0)
+    result = {"kills": kills, "runs": runs, "ends": ends, "finished": query.finished(), "last": last + 1}
+    print(json.dumps(result | {"status": status}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", required=True)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--kills", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, help="kill so many processes")
+    parser.add_argument("--batches", type=int, help="or run so many batches in this one")
     options = parser.parse_args()
     query = Query(options.servers, options.topic, options.checkpoint)
-    kills, runs = 0, 0
-    ends: dict[str, int] = {}
-    while kills < options.kills:
-        how = killed_once(query, query.finished() + 100, options.seed * 1_000_003 + runs)
-        runs += 1
-        ends[how] = ends.get(how, 0) + 1
-        kills += how.startswith("killed")
-    last = query.finished() + 1
-    os.waitpid(child := in_a_process(lambda: query.run(last, runs)), 0)
-    print(json.dumps({"kills": kills, "runs": runs, "ends": ends, "finished": query.finished(), "last": last + 1}))
-    del child
+    if options.kills is not None:
+        kill_many(query, options.kills, options.seed)
+    else:
+        query.run(query.finished() + options.batches - 1, options.seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""The protocol and its tasks in processes that are killed, on real brokers: at chosen requests and at any time.
+
+EXACTLY_ONCE_KILLS=100 kills so many (12 by default, on each of two brokers); EXACTLY_ONCE_SEED=7 begins there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.exactly_once_streams import check_content, check_nothing_open
+from support.killed_query import KEYS, Query
+from support.librdkafka import read_values
+from support.raw_transactions import LIMIT_MS, RawTransactions
+
+from spark_kafka_sink.client.transaction_values import EndTxnStatus, TransactionState
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.local import EmbeddedKafka
+from spark_kafka_sink.sink.decision import TransactionLostError
+from spark_kafka_sink.sink.driver_cluster import connect
+from spark_kafka_sink.sink.driver_session import DriverSession
+from spark_kafka_sink.transactions import main
+
+ROUNDS = 16_500 if int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) >= 100 else 100
+ROOT = Path(__file__).resolve().parents[3]
+KILLS = int(os.environ.get("EXACTLY_ONCE_KILLS", "12"))
+SEED = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+
+
+def start(servers: str, topic: str, checkpoint: Path, *more: str) -> subprocess.Popen[str]:
+    arguments = ["--servers", servers, "--topic", topic, "--checkpoint", str(checkpoint), *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "support.killed_query", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_drivers_killed_at_any_request_and_any_time_cost_and_double_nothing(
+    servers: str, three_partitions: str, tmp_path: Path
+) -> None:
+    process = start(servers, three_partitions, tmp_path / "c", "--kills", str(KILLS), "--seed", str(SEED))
+    said, _ = process.communicate(timeout=60 + 5 * KILLS)
+    assert process.returncode == 0, f"seed {SEED}"
+    result = json.loads(said)
+    print(f"seed {SEED}: {result}")
+    assert result["kills"] >= KILLS
+    assert result["finished"] == result["last"], f"seed {SEED}: {result}"
+    try:
+        check_content(servers, three_partitions, result["finished"] * 20, KEYS)
+        check_nothing_open(servers, three_partitions)
+    except AssertionError as error:
+        raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
+
+
+def await_batch(query: Query, process: subprocess.Popen[str], before: int) -> None:
+    """Until the process has finished another batch, or is over."""
+    deadline = time.monotonic() + 120
+    while query.finished() <= before and process.poll() is None:
+        assert time.monotonic() < deadline, f"seed {SEED}: no batch after {before} in 120 s"
+        time.sleep(0.01)
+
+
+def test_brokers_killed_at_any_time_cost_and_double_nothing(
+    own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)
+    kafka = own_kafka()
+    kafka.create_topic("t", 3)
+    query = Query(kafka.bootstrap_servers, "t", tmp_path / "c")
+    for number in range(max(2, KILLS // 6)):
+        process = start(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "1000000")
+        await_batch(query, process, query.finished())
+        time.sleep(rng.random())
+        kafka.kill_node(1)
+        time.sleep(rng.random())
+        before = query.finished()
+        kafka.start_node(1)
+        await_batch(query, process, before)
+        process.kill()
+        process.communicate()
+        assert process.returncode in (-9, 1), f"seed {SEED}, kill {number}"  # 1: its batch failed, as Spark's would
+    process = start(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "2")
+    process.communicate(timeout=120)
+    assert process.returncode == 0, f"seed {SEED}"
+    try:
+        check_content(kafka.bootstrap_servers, "t", query.finished() * query.rows, KEYS)
+        check_nothing_open(kafka.bootstrap_servers, "t")
+    except AssertionError as error:
+        raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
+
+
+def test_batches_in_a_row_on_one_id_pass_the_end_of_its_epochs(servers: str, three_partitions: str) -> None:
+    """One task's requests, batch after batch, without rows: from EXACTLY_ONCE_KILLS=100 on enough of them for a new
+    producer id, under version 2 with two epochs a batch.
+    """
+    place = TopicPartition(three_partitions, 0)
+    with connect(Query(servers, three_partitions, Path()).config().producer) as coordinator:
+        version = 2 if coordinator.transaction_version(coordinator.timer(LIMIT_MS)) >= 2 else 1
+        raw = RawTransactions(coordinator, version)
+        ids = []
+        for batch in range(ROUNDS if version == 2 else min(ROUNDS, 2_000)):
+            open_ = raw.begin(f"{three_partitions}/0")
+            raw.mark(open_, open_.transactional_id, place, batch + 1, "")
+            (outcome,) = coordinator.transactions.end_txns([open_], coordinator.timer(LIMIT_MS), committed=True)
+            assert outcome.status is EndTxnStatus.DONE, f"batch {batch}: {outcome}"
+            ids.append(open_.producer_id)
+        group = f"{three_partitions}/0"
+        marker = coordinator.groups.fetch_offsets({group: [place]}, coordinator.timer(LIMIT_MS))[group][place]
+    assert marker is not None
+    assert marker.offset == len(ids)
+    print(f"version {version}: {len(ids)} batches, {len(set(ids))} producer ids")
+    assert len(set(ids)) == (2 if len(ids) * 2 > 32_767 else 1)
+
+
+class GoneError(BaseException):
+    """The driver is gone."""
+
+
+def leave_decided(query: Query) -> None:
+    """Batch 0 decided and none of its transactions committed, as by a driver that died in between."""
+
+    def touch(own: DriverSession) -> None:
+        def gone(_: object) -> None:
+            raise GoneError
+
+        own._driver.finish = gone  # type: ignore[method-assign]
+        own._give_up = lambda mandate, outcomes: None  # type: ignore[method-assign]
+        touched.append(own)
+
+    touched: list[DriverSession] = []
+    with pytest.raises(GoneError):
+        query.run(0, 1, touch)
+    del touched[0]._driver.finish
+    del touched[0]._give_up
+
+
+def states(query: Query) -> dict[str, TransactionState]:
+    with connect(query.config().producer) as coordinator:
+        listed = coordinator.transactions.list_transactions(coordinator.timer(30_000))
+    found = {each.transactional_id: each.state for each in listed}
+    return {name: state for name, state in found.items() if name.startswith(f"{query.topic}/")}
+
+
+def test_a_decided_batch_is_finished_by_the_next_start(servers: str, three_partitions: str, tmp_path: Path) -> None:
+    query = Query(servers, three_partitions, tmp_path / "c")
+    leave_decided(query)
+    assert read_values(servers, three_partitions, 3) == []
+    query.run(1, 2)
+    check_content(servers, three_partitions, 2 * query.rows, KEYS)
+
+
+def test_a_decided_batch_that_timed_out_is_a_loud_loss_until_it_is_accepted(
+    servers: str, three_partitions: str, tmp_path: Path
+) -> None:
+    query = Query(servers, three_partitions, tmp_path / "c", timeout_ms=1_500)
+    leave_decided(query)
+    deadline = time.monotonic() + 30
+    while TransactionState.ONGOING in states(query).values():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for _ in range(2):
+        with pytest.raises(
+            TransactionLostError, match=rf"Batch 0 .*{three_partitions}.*rows are missing in Kafka, 20 of"
+        ):
+            query.run(0, 2)
+    out = io.StringIO()
+    arguments: Sequence[Any] = ["--bootstrap-servers", servers, "--prefix", three_partitions]
+    assert main(["list", *arguments], out) == 0
+    assert "are not known to be committed yet" in out.getvalue()
+    assert main(["accept", *arguments], out, lambda _: three_partitions) == 0
+    query.run(1, 3)
+    assert sorted(map(int, read_values(servers, three_partitions, 3))) == list(range(20, 40))
+
+
+def test_an_undecided_batch_that_timed_out_is_written_again(
+    servers: str, three_partitions: str, tmp_path: Path
+) -> None:
+    query = Query(servers, three_partitions, tmp_path / "c", timeout_ms=1_500)
+
+    def slow(own: DriverSession) -> None:
+        commit = own._driver.commit
+
+        def commit_late(outcomes: Any) -> Any:
+            own._driver.commit = commit  # type: ignore[method-assign]
+            time.sleep(3)
+            return commit(outcomes)
+
+        own._driver.commit = commit_late  # type: ignore[method-assign]
+
+    with pytest.raises(Exception, match=r"Batch 0 is not decided.*(timed out|more than 80 %)"):
+        query.run(0, 1, slow)
+    query.run(0, 2)
+    check_content(servers, three_partitions, query.rows, KEYS)

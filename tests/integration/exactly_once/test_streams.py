@@ -1,0 +1,172 @@
+"""Exactly once from Spark: both streaming forms and both batch forms, against real brokers, read by librdkafka."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.sql import SparkSession
+from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker
+from support.librdkafka import read_values
+
+from spark_kafka_sink.sink.foreach import KafkaSink
+
+each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
+
+
+@pytest.fixture
+def stream(servers: str, three_partitions: str, tmp_path: Path, request: pytest.FixtureRequest) -> Stream:
+    form = request.node.callspec.params.get("form", "format")
+    return Stream(servers, three_partitions, tmp_path, form)
+
+
+@each_form
+def test_a_restart_with_other_partitions_writes_no_row_twice(spark: SparkSession, stream: Stream, form: str) -> None:
+    stream.write_files(0, 3)
+    stream.run(spark, 2)
+    stream.check(3)
+    for partitions in (3, 1):  # 1: the ids of the tasks before are not used again
+        stream.forget_commit(stream.last_batch())
+        stream.run(spark, partitions)
+        stream.check(3)
+    stream.write_files(3, 2)
+    stream.run(spark, 4)
+    stream.check(5)
+
+
+@each_form
+def test_an_older_checkpoint_is_refused_before_anything_is_written(
+    spark: SparkSession, stream: Stream, form: str
+) -> None:
+    stream.write_files(0, 3)
+    stream.run(spark, 2)
+    for batch in (2, 1):
+        stream.forget_commit(batch)
+        (stream.checkpoint / "offsets" / str(batch)).unlink()
+        (stream.checkpoint / "offsets" / f".{batch}.crc").unlink(missing_ok=True)
+    with pytest.raises(StreamingQueryException, match=r"Batch 1 comes after batch 2 was written"):
+        stream.run(spark, 2)
+    stream.check(3)
+
+
+@each_form
+def test_another_querys_prefix_is_refused(spark: SparkSession, stream: Stream, form: str, tmp_path: Path) -> None:
+    stream.write_files(0, 1)
+    stream.run(spark, 2)
+    other = stream._replace(folder=tmp_path / "other")
+    other.folder.mkdir()
+    other.write_files(0, 2)
+    with pytest.raises(StreamingQueryException, match=r"transactional\.id\.prefix='prefix-of-.*belongs to query"):
+        other.run(spark, 2)
+    stream.check(1)
+
+
+@each_form
+def test_python_workers_killed_at_any_time_cost_and_double_nothing(
+    spark: SparkSession, stream: Stream, form: str
+) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    kills, files, runs = 0, 0, 0
+    while kills < 3:
+        if files < stream.last_batch() + 4:
+            stream.write_files(files, 6)
+            files += 6
+        runs += 1
+        query = stream.start(spark, rng.randint(1, 3))
+        time.sleep(rng.random() * 1.2)
+        while query.isActive and not kill_a_python_worker(spark, rng):
+            time.sleep(0.01)
+        kills += query.isActive
+        try:
+            query.awaitTermination()
+        except StreamingQueryException:
+            assert runs < 30, f"seed {seed}: {query.exception()}"
+    stream.run(spark, 2)
+    stream.check(files)
+
+
+def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str
+) -> None:
+    stream.write_files(0, 1)
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+
+    def both(*sinks: KafkaSink) -> None:
+        read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
+        query = (
+            read.writeStream.foreachBatch(lambda batch, id_: [sink.write_batch(batch, id_) for sink in sinks])
+            .option("checkpointLocation", str(stream.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match=r"need a transactional\.id\.prefix each"):
+        both(KafkaSink(options), KafkaSink(options))
+    prefixed = KafkaSink(options, **{"transactional.id.prefix": f"second-{three_partitions}"})
+    both(KafkaSink(options), prefixed)  # the first has its batch already
+    values = read_values(servers, three_partitions, 3)
+    assert sorted(values, key=int) == sorted([str(row) for row in range(stream.rows)] * 2, key=int)
+
+
+def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: str, three_partitions: str) -> None:
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+    rows = spark.range(0, 300, 1, 3).selectExpr(f"CAST(id % {KEYS} AS STRING) AS key", "CAST(id AS STRING) AS value")
+    broken = rows.selectExpr("key", "IF(value = '299', CAST(raise_error('no more') AS STRING), value) AS value")
+    with pytest.raises(PythonException):
+        KafkaSink(options).write(broken)
+    assert read_values(servers, three_partitions, 3) == []
+    report = KafkaSink(options).write(rows)
+    assert report.records == 300
+    assert sorted(map(int, read_values(servers, three_partitions, 3))) == list(range(300))
+    rows.write.format("kafka_sink").options(**options).mode("append").save()
+    named = {"transactional.id.prefix": f"batches-{three_partitions}"}
+    for _ in range(2):  # each write is one of its own
+        KafkaSink(options, **named).write(rows)
+    assert len(read_values(servers, three_partitions, 3)) == 1200
+    check_nothing_open(servers, named["transactional.id.prefix"])
+    check_nothing_open(servers, "spark-kafka-sink")
+
+
+def test_empty_batches_and_partitions_leave_nothing_open(
+    spark: SparkSession, servers: str, three_partitions: str
+) -> None:
+    prefix = f"empty-{three_partitions}"
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+    sink = KafkaSink(options, **{"transactional.id.prefix": prefix})
+    frame = spark.range(0, 40, 1, 4).selectExpr(f"CAST(id % {KEYS} AS STRING) AS key", "CAST(id AS STRING) AS value")
+    assert sink.write(frame.where("1 = 0")).records == 0
+    assert sink.write(frame.where("value < 0")).records == 0
+    assert sink.write(frame.where("CAST(value AS INT) < 10")).records == 10  # three of four partitions are empty
+    assert sink.write(frame.where("CAST(value AS INT) >= 10")).records == 30
+    assert sorted(map(int, read_values(servers, three_partitions, 3))) == list(range(40))
+    check_nothing_open(servers, prefix)
+
+
+@pytest.mark.parametrize("form", ["foreach", "foreachPartition"])
+def test_the_forms_without_a_driver_refuse(spark: SparkSession, servers: str, form: str) -> None:
+    sink = KafkaSink(
+        {"kafka.bootstrap.servers": servers, "topic": "nobody-made-it", "delivery.guarantee": "exactly-once"}
+    )
+    frame = spark.range(1).selectExpr("'v' AS value")
+    with pytest.raises(PythonException, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):
+        frame.foreachPartition(sink.write_partition if form == "foreachPartition" else lambda _: sink.open(0, 0))
+
+
+def test_several_topics_in_one_batch_count_together(spark: SparkSession, servers: str, three_partitions: str) -> None:
+    from spark_kafka_sink.local import Admin
+
+    other = f"{three_partitions}-b"
+    Admin(servers).create_topic(other, 3)
+    rows = spark.range(0, 200, 1, 2).selectExpr(
+        f"CAST(id % {KEYS} AS STRING) AS key",
+        "CAST(id DIV 2 AS STRING) AS value",
+        f"IF(id % 2 = 0, '{three_partitions}', '{other}') AS topic",
+    )
+    KafkaSink({"kafka.bootstrap.servers": servers, "delivery.guarantee": "exactly-once"}).write(rows)
+    for topic in (three_partitions, other):
+        assert sorted(map(int, read_values(servers, topic, 3))) == list(range(100))

@@ -1,0 +1,134 @@
+"""Streaming queries of exactly-once delivery over files of numbered rows, and what must be in Kafka afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+from support.librdkafka import read_topic
+
+from spark_kafka_sink.client.transaction_values import TransactionState
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
+from spark_kafka_sink.sink.driver_cluster import connect
+from spark_kafka_sink.sink.foreach import KafkaSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+KEYS = 5
+PARTITIONS = 3
+
+
+class Stream(NamedTuple):
+    """One query: a file of `rows` rows is a batch. `form` is "format" or "foreachBatch"."""
+
+    servers: str
+    topic: str
+    folder: Path
+    form: str
+    rows: int = 40
+
+    @property
+    def prefix(self) -> str:
+        return f"prefix-of-{self.topic}"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "rows"
+
+    def write_files(self, first: int, count: int) -> None:
+        """More input: files that come one after the other."""
+        self.source.mkdir(parents=True, exist_ok=True)
+        for number in range(first, first + count):
+            lines = [
+                json.dumps({"key": str(row % KEYS), "value": str(row)})
+                for row in range(number * self.rows, (number + 1) * self.rows)
+            ]
+            new = self.folder / f"{number:05}.json"
+            new.write_text("\n".join(lines))
+            new.rename(self.source / new.name)
+
+    def start(self, spark: SparkSession, partitions: int) -> StreamingQuery:
+        """All the input there is, in so many tasks a batch; a key's rows are in one task, in their order."""
+        options = {
+            "kafka.bootstrap.servers": self.servers,
+            "topic": self.topic,
+            "delivery.guarantee": "exactly-once",
+            "transactional.id.prefix": self.prefix,
+            "kafka.linger.ms": "0",
+            "kafka.retry.backoff.ms": "20",
+        }
+        read = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
+        stream = read.json(str(self.source)).repartition(partitions, "key").writeStream
+        if self.form == "format":
+            spark.dataSource.register(KafkaSinkDataSource)
+            stream = stream.format("kafka_sink").options(**options)
+        else:
+            stream = stream.foreachBatch(KafkaSink(options).write_batch)
+        return stream.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+
+    def run(self, spark: SparkSession, partitions: int) -> None:
+        self.start(spark, partitions).awaitTermination()
+
+    def last_batch(self) -> int:
+        """Of those that Spark has logged as committed; -1 for none."""
+        folder = self.checkpoint / "commits"
+        return max((int(file.name) for file in folder.glob("[0-9]*")), default=-1) if folder.exists() else -1
+
+    def forget_commit(self, batch: int) -> None:
+        """As if Spark had died before it logged the batch."""
+        (self.checkpoint / "commits" / str(batch)).unlink()
+        (self.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
+
+    def check(self, files: int) -> None:
+        """Every row of the first `files` files once, a key's rows in their order, and nothing open."""
+        check_content(self.servers, self.topic, files * self.rows, KEYS)
+        check_nothing_open(self.servers, self.prefix)
+
+
+def check_content(servers: str, topic: str, rows: int, keys: int) -> None:
+    """Row n has key n % keys. What librdkafka reads under read_committed is every row once, by key in order."""
+    by_key: dict[int, list[int]] = defaultdict(list)
+    for message in read_topic(servers, topic, PARTITIONS):
+        by_key[int(message.key())].append(int(message.value()))
+    seen = [row for found in by_key.values() for row in found]
+    assert len(seen) == len(set(seen)), f"doubled: {sorted({row for row in seen if seen.count(row) > 1})[:20]}"
+    assert len(seen) == rows, f"lost: {sorted(set(range(rows)) - set(seen))[:20]}; too many: {len(seen) - rows}"
+    for key, found in by_key.items():
+        assert found == list(range(key, rows, keys)), f"key {key} is out of order"
+
+
+def check_nothing_open(servers: str, prefix: str) -> None:
+    with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
+        listed = coordinator.transactions.list_transactions(
+            coordinator.timer(30_000), states=[TransactionState.ONGOING]
+        )
+        assert [each.transactional_id for each in listed if each.transactional_id.startswith(f"{prefix}/")] == []
+
+
+def kill_a_python_worker(spark: SparkSession, rng: random.Random) -> bool:
+    """SIGKILL for one of the session's Python workers, whatever it does; whether there was one."""
+    jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
+    workers = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in jvm.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name().startswith("python") and not process.children():
+                    workers.append(process)
+    if not workers:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        rng.choice(sorted(workers, key=lambda each: each.pid)).send_signal(signal.SIGKILL)
+    return True
