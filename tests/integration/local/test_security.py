@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from support.secured_broker import USERS, SecuredBroker
+from support.token_signer import TokenSigner
 
-from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink import KafkaProducer
+from spark_kafka_sink.common.errors import LocalBrokerError, SaslAuthenticationError
+from spark_kafka_sink.local import BrokerSecurity, EmbeddedKafka
 from spark_kafka_sink.local.access import AccessAdmin, Permission
 
 
@@ -87,3 +91,33 @@ def test_what_is_not_granted_is_denied(secured_broker: SecuredBroker) -> None:
 def test_a_listener_that_is_not_there_is_told(secured_broker: SecuredBroker) -> None:
     with pytest.raises(LocalBrokerError, match="no secured listener OTHER"):
         secured_broker.kafka.secured_servers("OTHER")
+
+
+def test_tokens_are_taken_that_the_key_signed_for_us_and_no_others(
+    own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path
+) -> None:
+    signer, stranger = TokenSigner("kafka"), TokenSigner("kafka")
+    security = BrokerSecurity(
+        listeners={"TOKENS": "SASL_PLAINTEXT"},
+        mechanisms=("OAUTHBEARER",),
+        token_keys=signer.write_keys(tmp_path / "keys.json"),
+        token_audience="kafka",
+    )
+    kafka = own_kafka(security=security)
+    kafka.create_topic("tokens")
+
+    def send(token: Callable[[], tuple[str, int]]) -> int:
+        settings = {
+            "bootstrap.servers": kafka.secured_servers("TOKENS"),
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.allow.cleartext.credentials": True,
+            "sasl.oauthbearer.token.provider": token,
+        }
+        with KafkaProducer(settings) as producer:
+            return int(producer.send("tokens", b"value").result(10).partition)
+
+    assert send(signer.token) == 0
+    for wrong in (stranger.token, TokenSigner("another", signer).token, signer.unsigned_token):
+        with pytest.raises(SaslAuthenticationError):
+            send(wrong)

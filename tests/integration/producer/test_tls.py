@@ -18,6 +18,7 @@ from support.tcp_proxy import TcpProxy
 
 from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common.errors import KafkaTimeoutError, SslAuthenticationError
+from spark_kafka_sink.local import BrokerSecurity, EmbeddedKafka
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 if TYPE_CHECKING:
@@ -154,3 +155,21 @@ def test_a_dataframe(secured_broker: SecuredBroker, topic: str, spark: SparkSess
     frame.write.format("kafka_sink").options(**options).mode("append").save()
     found = [message.value() for message in read_topic(secured_broker.kafka.bootstrap_servers, topic, 3)]
     assert sorted(found) == sorted(b"%d" % number for number in range(1_000) for _ in range(2))
+
+
+def test_a_node_that_advertises_a_name_its_certificate_is_not_for_is_refused(
+    own_kafka: Callable[..., EmbeddedKafka], start: StartProducer, tmp_path: Path
+) -> None:
+    """We get in by `localhost`, for which the certificate is; the node calls itself 127.0.0.1."""
+    authority = Authority()
+    keystore = authority.issue("localhost").write(tmp_path / "broker.pem")
+    kafka = own_kafka(security=BrokerSecurity(listeners={"SSL": "SSL"}, keystore=keystore))
+    kafka.create_topic("here")
+    settings = {
+        "bootstrap.servers": kafka.secured_servers("SSL").replace("127.0.0.1", "localhost"),
+        "security.protocol": "SSL",
+        "ssl.truststore.certificates": authority.certificate_pem,
+    }
+    assert "its certificate is not for 127.0.0.1." in refused(start(settings), "here")
+    unchecked = start(settings, ssl_endpoint_identification_algorithm="")
+    assert unchecked.send("here", b"value").result(10).offset == 0
