@@ -59,7 +59,8 @@ test-pyspark:
 	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q
 
 faults: $(SETUP)
-	FAULT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest tests/faults -v -s -p no:randomly
+	@mkdir -p build
+	FAULT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest tests/faults -v -s -p no:randomly --basetemp build/faults
 	EXACTLY_ONCE_KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/integration/exactly_once -v -s -p no:randomly -k kill
 
 faults-quick: $(SETUP)
