@@ -4,6 +4,7 @@ with the job, Spark Connect. Each time a job of a user's is run as it stands (wr
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,35 +16,48 @@ from support.librdkafka import read_topic
 
 from spark_kafka_sink.local import Admin
 
-INTERFACES = ("write", "foreachPartition", "format", "foreach", "foreachBatch", "stream")
+pytestmark = pytest.mark.slow
 
 Submit = Callable[..., Told]
 
 
-def assert_each_wrote_every_row(broker: Admin, topic: str, told: Told, interfaces: tuple[str, ...]) -> None:
-    assert told.done == ["places", *interfaces]
+def assert_each_wrote_every_row(broker: Admin, topic: str, told: Told) -> None:
+    written = [name for name in told.done if name not in ("places", "register")]
     records = Counter((record.key(), record.value()) for record in read_topic(broker.bootstrap_servers, topic))
-    assert records == {(b"%d" % number, b"%d" % number): len(interfaces) for number in range(300)}
+    assert records == {(b"%d" % number, b"%d" % number): len(written) for number in range(300)}
+    assert written
 
 
-@pytest.mark.parametrize("master", ["local[3]", "local-cluster[2,1,800]"])
-def test_on_one_machine(submit: Submit, kafka_broker: Admin, topic: str, master: str) -> None:
-    """local-cluster has executors in processes of their own."""
-    told = submit(master, [kafka_broker.bootstrap_servers, topic, "places", *INTERFACES])
-    assert_each_wrote_every_row(kafka_broker, topic, told, INTERFACES)
-    assert len({place["folder"] for place in told.places}) == (2 if "cluster" in master else 1)
+def test_on_one_machine(submit: Submit, kafka_broker: Admin, topic: str) -> None:
+    told = submit("local[3]", [kafka_broker.bootstrap_servers, topic, "write", "stream"])
+    assert_each_wrote_every_row(kafka_broker, topic, told)
+
+
+def test_executors_in_processes_of_their_own(
+    submit: Submit, own_spark_home: Path, kafka_broker: Admin, topic: str
+) -> None:
+    told = submit(
+        "local-cluster[2,1,800]",
+        [kafka_broker.bootstrap_servers, topic, "places", "write", "foreachPartition", "format", "stream"],
+        variables={"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(own_spark_home)},
+    )
+    assert_each_wrote_every_row(kafka_broker, topic, told)
+    assert {Path(place["folder"]).parent.parent for place in told.places} == {own_spark_home / "work"}
 
 
 def test_a_packed_environment_on_a_standalone_cluster(
-    submit: Submit, standalone: str, packed_environment: Path, kafka_broker: Admin, topic: str
+    submit: Submit, standalone: str, packed_environment: Path, kafka_broker: Admin, topic: str, tmp_path: Path
 ) -> None:
+    """Unpacked for the driver too: the format's planning runs beside it, in the executors' Python."""
+    (tmp_path / "environment").mkdir()
+    shutil.unpack_archive(packed_environment, tmp_path / "environment", filter="fully_trusted")
     told = submit(
         standalone,
-        [kafka_broker.bootstrap_servers, topic, "places", *INTERFACES],
+        [kafka_broker.bootstrap_servers, topic, "places", "write", "format", "stream"],
         ["--archives", f"{packed_environment}#environment"],
-        {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": "./environment/bin/python"},
+        {"PYSPARK_PYTHON": "./environment/bin/python"},
     )
-    assert_each_wrote_every_row(kafka_broker, topic, told, INTERFACES)
+    assert_each_wrote_every_row(kafka_broker, topic, told)
     assert told.places
     for place in told.places:
         assert "/work/app-" in place["folder"]
@@ -55,11 +69,11 @@ def test_a_zip_of_the_package_on_a_standalone_cluster(
 ) -> None:
     told = submit(
         standalone,
-        [kafka_broker.bootstrap_servers, topic, "places", *INTERFACES],
+        [kafka_broker.bootstrap_servers, topic, "places", "register", "write", "format", "foreach"],
         ["--py-files", zipped_package],
         {"PYSPARK_PYTHON": str(bare_python)},
     )
-    assert_each_wrote_every_row(kafka_broker, topic, told, INTERFACES)
+    assert_each_wrote_every_row(kafka_broker, topic, told)
     assert told.places
     for place in told.places:
         assert "/work/app-" in place["folder"]
@@ -76,7 +90,8 @@ def test_executors_without_the_package_say_so(
 
 
 def test_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
-    arguments = [kafka_broker.bootstrap_servers, topic, "places", *INTERFACES]
+    interfaces = ["write", "foreachPartition", "format", "foreach", "foreachBatch", "stream"]
+    arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)
     told = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)
-    assert_each_wrote_every_row(kafka_broker, topic, told, INTERFACES)
+    assert_each_wrote_every_row(kafka_broker, topic, told)

@@ -1,5 +1,6 @@
 """Writes 300 rows to a topic by each interface that is asked for, and prints a line of JSON for each: what a user's job
-would do, run by the tests of this folder. Knows nothing of where it runs.
+would do, run by the tests of this folder. Knows nothing of where it runs. "places" tells where tasks ran, "register"
+makes the format known.
 
     write_job.py SERVERS TOPIC INTERFACE ...
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
-from spark_kafka_sink import KafkaSink
+from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +51,7 @@ def stream_of(spark: SparkSession, frame: DataFrame) -> DataFrame:
 def run(writer: Any) -> None:
     with tempfile.TemporaryDirectory() as checkpoint:
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-        assert query.awaitTermination(120), "the query did not end"
+        assert query.awaitTermination(300), "the query did not end"
         if query.exception() is not None:
             raise query.exception()
 
@@ -58,6 +59,7 @@ def run(writer: Any) -> None:
 def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -> dict[str, Callable[[], object]]:
     sink = KafkaSink(options)
     return {
+        "register": lambda: spark.dataSource.register(KafkaSinkDataSource),
         "places": lambda: print(json.dumps({"places": places(frame)}), flush=True),
         "write": lambda: sink.write(frame),
         "foreachPartition": lambda: frame.foreachPartition(sink.write_partition),
