@@ -191,6 +191,7 @@ def test_row_10_memory_of_a_batch_in_mid_frame(
     ((second, _),) = one_node.new_topic(**{"max.message.bytes": 2_000_000})
     size = 600_000
     stuck = Stuck(one_node, start_producer, size, **{"buffer.memory": 1_000_000, "max.block.ms": 20_000})
+    stuck.producer.partitions_for(second)  # else it is the metadata that is waited for
     stuck.begin(first, bytes_per_s=20_000.0)
     until(lambda: bool(stuck.ledger.errors), "the batch does not expire")
     expired = time.monotonic()
