@@ -1,0 +1,118 @@
+"""A session's batches on scripted nodes: what it keeps between them, and what it does when one fails."""
+
+from __future__ import annotations
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, ProducerFencedError
+from spark_kafka_sink.sink import driver_session
+from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, stream_prefix
+from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.options import SinkConfig
+
+PREFIX = "orders"
+OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+CONFIG = SinkConfig.from_options(OPTIONS)
+
+
+class SessionBench(CoordinatorBench):
+    """A session whose tasks write one row each."""
+
+    def __init__(self, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(version=version)
+        monkeypatch.setattr(driver_session, "connect", lambda _: self.coordinator)
+        self.session = DriverSession(CONFIG, PREFIX)
+
+    def tasks(self, mandate: Mandate, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
+        if mandate.is_written_already(batch_id, query_id):
+            return [TaskOutcome(mandate, batch_id, query_id, 0, 1, None, True)]
+        open_ = self.raw.begin(task_id(PREFIX, 0, 0))
+        self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}")
+        written = TaskTransaction(open_, 0, 1)
+        self.raw.mark(open_, open_.transactional_id, mandate.place, batch_id + 1, written.marker_text)
+        return [TaskOutcome(mandate, batch_id, query_id, 0, 1, written)]
+
+    def run(self, batch_id: int, run_id: str = "run 1") -> None:
+        self.session.run(StreamBatch("q", run_id, batch_id), self.tasks)
+
+    def values(self) -> list[str]:
+        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SessionBench:
+    return SessionBench(request.param, monkeypatch)
+
+
+def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
+    for batch_id in range(4):
+        bench.run(batch_id)
+    assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
+
+
+def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(bench: SessionBench) -> None:
+    bench.run(0)
+    bench.run(0, "run 2")
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_a_second_call_for_a_batch_in_one_run_is_another_sink(bench: SessionBench) -> None:
+    bench.run(0)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
+        bench.run(0)
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(bench: SessionBench) -> None:
+    def fail(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+        bench.tasks(mandate, batch_id)
+        raise ZeroDivisionError
+
+    bench.run(0)
+    with pytest.raises(ZeroDivisionError):
+        bench.session.run(StreamBatch("q", "run 1", 1), fail)
+    assert bench.state("orders/0") == "CompleteAbort"
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:
+    bench.run(0)
+    other = DriverSession(CONFIG, PREFIX)
+    other.run(StreamBatch("q", "run 2", 1), bench.tasks)
+    with pytest.raises(ProducerFencedError):
+        bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:
+    for _ in range(2):
+        bench.session.run(None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+    assert bench.values() == ["row 0", "row 1"]
+    with pytest.raises(IllegalStateError, match="belongs to a batch write"):
+        bench.run(2)
+
+
+def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None:
+    made = stream_prefix(CONFIG, {"checkpointLocation": "/a/b"})
+    assert made == stream_prefix(CONFIG, {"checkpointlocation": "/a/b/"})
+    assert made != stream_prefix(CONFIG, {"checkpointlocation": "/a/c"})
+    named = SinkConfig.from_options({**OPTIONS, "transactional.id.prefix": "mine"})
+    assert stream_prefix(named, {}) == "mine"
+    with pytest.raises(ConfigError, match=r"checkpointLocation.*transactional\.id\.prefix"):
+        stream_prefix(CONFIG, {})
+    assert one_off_prefix() != one_off_prefix()
+
+
+def test_forms_without_a_driver_refuse_before_any_row() -> None:
+    sink = KafkaSink(OPTIONS)
+    with pytest.raises(ConfigError, match=r"foreachPartition.*nothing on the driver.*foreachBatch"):
+        sink.open(0, 0)
+    with pytest.raises(ConfigError, match=r"foreachPartition.*nothing on the driver.*foreachBatch"):
+        sink.write_partition(iter(()))
