@@ -19,6 +19,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer
 from support.scripted_broker.sasl import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslListener
 from support.scripted_server import ScriptedServer
+from support.token_endpoint import CANARY, answering, token_endpoint
 
 from spark_kafka_sink import KafkaProducer
 from spark_kafka_sink.common.errors import (
@@ -119,6 +120,37 @@ def test_tokens_of_a_function(server, cluster) -> None:
     with producer(server, sasl_oauthbearer_token_provider=lambda: ("bad", 10**15), **settings) as made:
         assert isinstance(failure(made), SaslAuthenticationError)
     assert cluster.sasl.tokens_heard[-1] == b"\x01"
+
+
+def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp_path, monkeypatch) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    cluster.sasl.mechanisms, cluster.sasl.session_lifetime_ms = ["OAUTHBEARER"], 1_300
+    with token_endpoint(tmp_path) as endpoint:
+        monkeypatch.setenv("SSL_CERT_FILE", str(endpoint.authority_file))
+
+        def respond(handler: Any) -> None:
+            cluster.sasl.tokens = {f"token-{len(endpoint.requests)}"}
+            answering(200, {"access_token": f"token-{len(endpoint.requests)}", "expires_in": 1.3})(handler)
+
+        endpoint.respond = respond
+        settings = {
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_jaas_config": f'OAuthBearerLoginModule required clientId="me" clientSecret="{CANARY}" scope="s";',
+            "sasl_oauthbearer_token_endpoint_url": endpoint.url,
+            "sasl_allow_cleartext_credentials": True,
+        }
+        with producer(server, **settings) as made:
+            deadline_s = time.monotonic() + 3.5
+            sent = 0
+            while time.monotonic() < deadline_s:
+                made.send("t", b"%d" % sent, partition=0).result(timeout=20)
+                sent += 1
+                time.sleep(0.01)
+    assert values(cluster) == [b"%d" % number for number in range(sent)]
+    assert len(endpoint.requests) >= 3
+    assert all(is_renewal for _, is_renewal in cluster.sasl.logins[2:])
+    assert cluster.sasl.expired == 0
 
 
 # ---- refusals: final, quick, and not tried for ever ------------------------------------------------------------------
