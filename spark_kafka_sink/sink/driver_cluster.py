@@ -130,8 +130,11 @@ def process_coordinator(config: ProducerConfig) -> Coordinator:
 
 
 def connect(config: ProducerConfig) -> Coordinator:
-    """A client of its own, quick to ask again: a batch waits for every answer."""
-    quick = replace(config, retry_backoff_ms=min(config.retry_backoff_ms, _RETRY_BACKOFF_MS))
+    """A client of its own, quick to ask again: a batch waits for every answer, and asks twice which brokers there are,
+    the backoff of which would else grow to retry.backoff.max.ms because the answer stays the same.
+    """
+    backoff_ms = min(config.retry_backoff_ms, _RETRY_BACKOFF_MS)
+    quick = replace(config, retry_backoff_ms=backoff_ms, retry_backoff_max_ms=backoff_ms)
     return Coordinator.connect(quick, SystemClock(), random.Random())
 
 
