@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import AuthenticationError, KafkaError, RetriableError, SaslAuthenticationError
@@ -16,6 +17,8 @@ from spark_kafka_sink.common.secret import Secret
 
 TokenProvider = Callable[[], tuple[str, int]]
 """A new token and its end in ms since the epoch. May take a while; raises whatever it likes."""
+
+_LONGEST_WAIT_S: Final = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,18 @@ class _Held:
 class TokenCache:
     """`get` gives a token that is valid now. Times are the wall clock's, as the provider's are."""
 
-    def __init__(self, provider: TokenProvider, rule: RefreshRule, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self,
+        provider: TokenProvider,
+        rule: RefreshRule,
+        clock: Clock,
+        rng: random.Random,
+        longest_wait_s: float = _LONGEST_WAIT_S,
+    ) -> None:
+        """Who finds another asking waits for that, but not longer than `longest_wait_s`: the threads of connections
+        that were given up meanwhile must end.
+        """
+        self._longest_wait_s = longest_wait_s
         self._provider = provider
         self._rule = rule
         self._clock = clock
@@ -69,19 +83,26 @@ class TokenCache:
         RetriableError where it fails otherwise, and for a while after that without asking it again. A token that is
         still valid is given all the same.
         """
-        with self._lock:
-            now_ms = self._clock.wall_ms()
-            held = self._held
-            if held is not None and now_ms < held.refresh_at_ms:
-                return held.token
-            if now_ms >= self._not_before_ms:
-                self._fetch(now_ms)
-            if self._last_error is None:
-                assert self._held is not None
-                return self._held.token
-            if held is not None and now_ms < held.end_ms:
-                return held.token
-            raise type(self._last_error)(str(self._last_error))
+        if not self._lock.acquire(timeout=self._longest_wait_s):
+            raise RetriableError("The token provider has been asked for a token and has not answered yet.")
+        try:
+            return self._get()
+        finally:
+            self._lock.release()
+
+    def _get(self) -> Secret:
+        now_ms = self._clock.wall_ms()
+        held = self._held
+        if held is not None and now_ms < held.refresh_at_ms:
+            return held.token
+        if now_ms >= self._not_before_ms:
+            self._fetch(now_ms)
+        if self._last_error is None:
+            assert self._held is not None
+            return self._held.token
+        if held is not None and now_ms < held.end_ms:
+            return held.token
+        raise type(self._last_error)(str(self._last_error))
 
     def _fetch(self, now_ms: int) -> None:
         try:

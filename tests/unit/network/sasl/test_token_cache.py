@@ -145,3 +145,22 @@ def test_many_who_want_one_make_one_call(clock) -> None:
         thread.join(10)
     assert found == ["token"] * 5
     assert len(calls) == 1
+
+
+def test_nobody_waits_for_ever_for_a_provider_that_hangs(clock) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def provider() -> tuple[str, int]:
+        entered.set()
+        assert release.wait(10)
+        return "token", clock.wall_ms() + HOUR_MS
+
+    cache = TokenCache(provider, RefreshRule(), clock, random.Random(1), longest_wait_s=0.01)
+    first = threading.Thread(target=cache.get)
+    first.start()
+    assert entered.wait(10)
+    with pytest.raises(RetriableError, match="has not answered yet"):
+        cache.get()
+    release.set()
+    first.join(10)
+    assert cache.get().reveal() == "token"
