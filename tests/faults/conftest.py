@@ -19,11 +19,12 @@ import pytest
 from integration.producer.conftest import fresh_name, make_topic, new_name
 from support.fault_stage import FaultStage, Timeline
 from support.leftovers import Leftovers
+from support.scripted_stage import scripted
 
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
-__all__ = ["fresh_name", "make_topic", "new_name"]
+__all__ = ["fresh_name", "make_topic", "new_name", "scripted"]
 
 _ROWS_WITH_SEEDS = {*range(1, 10), *range(36, 43)}
 _ROW = re.compile(r"test_row_(\d\d)_")

@@ -215,14 +215,15 @@ def partitions_of(places: Iterable[Place]) -> dict[str, int]:
     return found
 
 
-def finish(bootstrap_servers: str, work: Workload, *, may_fail: bool = False, **promise: bool) -> str:
+def finish(bootstrap_servers: str, work: Workload, *, may_fail: bool = False, sent_besides: Sequence[Sent] = ()) -> str:
     """Stop, wait for every outcome, and compare with what consumers read. Gives what was seen, in a line."""
     work.stop()
     work.producer.flush(90_000)
     ledger = work.ledger
     assert may_fail or not ledger.errors, ledger.errors[:3]
     assert may_fail or all(record.outcome is Outcome.YES for record in ledger.sent)
-    assert_kept(history_of(bootstrap_servers, partitions_of(ledger.by_place), ledger.sent), **promise)
+    sent = [*ledger.sent, *sent_besides]
+    assert_kept(history_of(bootstrap_servers, partitions_of(ledger.by_place), sent))
     failed = sum(record.outcome is not Outcome.YES for record in ledger.sent)
     return (
         f"{len(ledger.sent)} records, {failed} of them failed, no anomaly; nothing was acknowledged for"

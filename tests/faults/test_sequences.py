@@ -1,0 +1,239 @@
+"""Rows 19, 23, 27 to 30 and the scripted halves of 21, 32 and 34: a broker that refuses records, and what the producer
+remembers of them, over real sockets.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.history import Outcome
+from support.scripted_broker import faults
+from support.scripted_broker.exchange import Answer
+from support.scripted_stage import (
+    ADD_PARTITIONS,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    METADATA,
+    PRODUCE,
+    Scripted,
+    Start,
+    outcome_by,
+)
+
+from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, OutOfOrderSequenceError
+
+pytestmark = pytest.mark.quick
+
+
+def test_row_19_topic_vanishes_and_returns(scripted: Start, seed: int) -> None:
+    stage = scripted()
+    producer = stage.producer(
+        **{"metadata.max.age.ms": 50, "metadata.max.idle.ms": 5_000, "max.block.ms": 10_000, "request.timeout.ms": 200}
+    )
+    for _ in range(3):
+        stage.deliver(producer, 7)
+        with stage.server.lock:
+            stage.cluster.topics["t"].is_visible = False
+            stage.on(PRODUCE, faults.fail_with(3), times=2)
+        asked = stage.requests(METADATA)
+        waiting = stage.send(producer, 3)
+        deadline = time.monotonic() + 10
+        while stage.requests(METADATA) < asked + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with stage.server.lock:
+            stage.cluster.topics["t"].is_visible = True
+        producer.flush(20_000)
+        assert all(record.outcome is Outcome.YES for record in waiting)
+    assert stage.cluster.log("t", 0).duplicates == 0
+    stage.check()
+
+
+def refused_late(error_code: int, delay_ms: int) -> faults.Hook:
+    refuse = faults.fail_with(error_code)
+    return lambda *what: Answer(refuse(*what).values, delay_ms=delay_ms)
+
+
+def test_row_21_too_large_when_it_is_too_late(scripted: Start, seed: int) -> None:
+    """A batch whose time is over when the broker finds it too large is not split."""
+    stage = scripted()
+    producer = stage.producer(**{"linger.ms": 50, "request.timeout.ms": 900, "delivery.timeout.ms": 1_000})
+    stage.deliver(producer)
+    asked = stage.requests(PRODUCE)
+    stage.on(PRODUCE, refused_late(19, 300))
+    stage.on(PRODUCE, refused_late(10, 800))  # sent again, and answered when its time is over
+    records = stage.send(producer, 5)
+    outcome_by(1.1, producer, records)
+    assert {type(error) for error in stage.ledger.errors} == {KafkaTimeoutError}
+    time.sleep(0.4)
+    assert stage.requests(PRODUCE) - asked == 2
+    stage.check()
+
+
+def test_row_23_corrupt_message_once(scripted: Start, seed: int) -> None:
+    stage = scripted()
+    producer = stage.producer()
+    stage.deliver(producer)
+    asked = stage.requests(PRODUCE)
+    stage.on(PRODUCE, faults.fail_with(2))
+    stage.deliver(producer)
+    assert stage.requests(PRODUCE) - asked == 2
+    stage.check()
+
+
+def test_row_23_corrupt_message_always(scripted: Start, seed: int) -> None:
+    stage = scripted()
+    producer = stage.producer(**{"delivery.timeout.ms": 1_500})
+    stage.deliver(producer)
+    stage.on(PRODUCE, faults.fail_with(2), times=None)
+    began = time.monotonic()
+    with pytest.raises(KafkaTimeoutError) as caught:
+        producer.send("t", b"v", partition=0).result(5)
+    took = time.monotonic() - began
+    stage.note(f"after {took:.2f} s: {caught.value}")
+    assert 1.4 <= took <= 1.65
+
+
+ONE_A_BATCH = {"batch.size": 1}
+
+
+def epochs(stage: Scripted) -> set[int]:
+    with stage.server.lock:
+        return {batch.header.producer_epoch for batch in stage.cluster.log("t", 0).batches}
+
+
+def test_row_27_out_of_order_behind_the_head(scripted: Start, seed: int) -> None:
+    """The first of five is refused for a while; those behind it are out of order until it is in."""
+    stage = scripted()
+    producer = stage.producer(**ONE_A_BATCH)
+    stage.deliver(producer)
+    stage.on(PRODUCE, faults.fail_with(19), times=1)
+    stage.deliver(producer, 5)
+    assert epochs(stage) == {0}
+    stage.check()
+
+
+@pytest.mark.parametrize("error_code", [45, 59], ids=["out_of_order_sequence", "unknown_producer_id"])
+def test_row_27_and_29_out_of_order_at_the_head(scripted: Start, seed: int, error_code: int) -> None:
+    """A new epoch and new sequences, and the record is there once."""
+    stage = scripted()
+    producer = stage.producer(**ONE_A_BATCH)
+    stage.deliver(producer, 3)
+    stage.on(PRODUCE, faults.fail_with(error_code))
+    stage.deliver(producer, 1)
+    stage.deliver(producer, 3)
+    assert len(epochs(stage)) == 2 or error_code == 59, epochs(stage)
+    stage.check()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("error_code", [45, 59], ids=["out_of_order_sequence", "unknown_producer_id"])
+def test_row_27_and_29_cost_a_transaction(scripted: Start, seed: int, error_code: int, version: int) -> None:
+    stage = scripted(finalized_features={"transaction.version": version})
+    producer = stage.producer(**{"transactional.id": "id"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    stage.on(PRODUCE, faults.fail_with(error_code))
+    lost = producer.send("t", b"lost", partition=0)
+    with pytest.raises(OutOfOrderSequenceError):
+        producer.commit_transaction()
+    with pytest.raises(OutOfOrderSequenceError):
+        lost.result(0)
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send("t", b"kept", partition=0)
+    producer.commit_transaction()
+    with stage.server.lock:
+        assert [record.value for record in stage.cluster.log("t", 0).committed_records()] == [b"kept"]
+
+
+def test_row_28_duplicate_sequence(scripted: Start, seed: int) -> None:
+    stage = scripted()
+    producer = stage.producer()
+    stage.deliver(producer)
+    stage.on(PRODUCE, faults.fail_with(46))
+    assert producer.send("t", b"v", partition=0).result(5).offset == -1
+
+
+def test_row_29_producer_id_forgotten(scripted: Start, seed: int) -> None:
+    """Retention took the producer's records, and the leader what it knew of it: it goes on in any case."""
+    stage = scripted()
+    producer = stage.producer(**ONE_A_BATCH)
+    stage.deliver(producer, 3)
+    with stage.server.lock:
+        stage.cluster.log("t", 0).forget_producers()
+    stage.deliver(producer, 3)
+    stage.check()
+
+
+def test_row_30_batch_in_flight_expires(scripted: Start, seed: int) -> None:
+    """Nobody knows whether it arrived: nothing follows it until its request has ended, then in a new epoch."""
+    stage = scripted()
+    producer = stage.producer(**ONE_A_BATCH, **{"request.timeout.ms": 600, "delivery.timeout.ms": 700})
+    stage.deliver(producer, 2)
+    lost = stage.on(PRODUCE, faults.lose_response(), times=None)
+    doomed = stage.send(producer, 2)
+    producer.flush(5_000)
+    with stage.server.lock:
+        lost.times = 0
+    assert [record.outcome for record in doomed] == [Outcome.NO] * 2
+    stage.deliver(producer, 5)
+    assert len(epochs(stage)) == 2
+    stage.check()
+
+
+def test_row_30_sequences_wrap(scripted: Start, seed: int) -> None:
+    stage = scripted()
+    producer = stage.producer(**ONE_A_BATCH)
+    stage.deliver(producer)
+    manager = producer._transaction_manager
+    assert manager is not None
+    with stage.server.lock:
+        (state,) = stage.cluster.log("t", 0)._producers.values()
+        state.last_sequence = 2**31 - 4
+        state.batches.clear()
+        (sequences,) = manager.sequences
+        sequences.next_sequence, sequences.last_acked_sequence = 2**31 - 3, 2**31 - 4
+    stage.on(PRODUCE, faults.fail_with(19), skip=2)
+    stage.deliver(producer, 8)
+    with stage.server.lock:
+        bases = [batch.header.base_sequence for batch in stage.cluster.log("t", 0).batches]
+    assert bases == [0, *range(2**31 - 3, 2**31), *range(5)]
+    stage.check()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("error_code", [15, 14, 16, 51])
+@pytest.mark.parametrize("api_key", [INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN])
+def test_row_32_coordinator_in_trouble(scripted: Start, seed: int, api_key: int, error_code: int, version: int) -> None:
+    """Not available, loading, not the coordinator, busy: asked again, in bounded time."""
+    stage = scripted(2, finalized_features={"transaction.version": version})
+    stage.on(api_key, faults.fail_with(error_code), times=3)
+    producer = stage.producer(**{"transactional.id": "id"})
+    began = time.monotonic()
+    producer.init_transactions()
+    for number in range(2):
+        producer.begin_transaction()
+        producer.send("t", f"{number}", partition=0)
+        producer.commit_transaction()
+    took = time.monotonic() - began
+    stage.note(f"{took:.3f} s")
+    assert took < 3
+    with stage.server.lock:
+        assert [record.value for record in stage.cluster.log("t", 0).committed_records()] == [b"0", b"1"]
+
+
+def test_row_34_end_of_a_transaction_unknown_server_error(scripted: Start, seed: int) -> None:
+    """Until it is known how the transaction ended, there is no other."""
+    stage = scripted(finalized_features={"transaction.version": 2})
+    producer = stage.producer(**{"transactional.id": "id", "max.block.ms": 800})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"v", partition=0)
+    stage.on(END_TXN, faults.fail_with(-1), times=None)
+    with pytest.raises(KafkaError) as caught:
+        producer.commit_transaction()
+    stage.note(f"{type(caught.value).__name__}: {caught.value}")
+    with pytest.raises(KafkaError):
+        producer.begin_transaction()

@@ -1,0 +1,102 @@
+"""A producer and a scripted cluster, over real sockets; what was sent is compared with what lies in the logs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.fault_stage import Timeline
+from support.history import History, Outcome, Read, Sent
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_server import ScriptedServer
+from support.workload import Ledger, assert_kept
+
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+
+StartProducer = Callable[..., KafkaProducer]
+PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 3, 18, 22, 24, 26
+FAST = {
+    "linger.ms": 0,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 100,
+    "reconnect.backoff.ms": 10,
+    "reconnect.backoff.max.ms": 100,
+    "request.timeout.ms": 500,
+    "delivery.timeout.ms": 20_000,
+}
+
+
+class Scripted:
+    """A scripted cluster on sockets with a topic of two partitions, a producer, and what it sent."""
+
+    def __init__(self, start_producer: StartProducer, timeline: Timeline, nodes: int = 1, **options: Any) -> None:
+        self.cluster = ScriptedCluster(nodes, **options)
+        self.cluster.create_topic("t", 2)
+        self.server = ScriptedServer(self.cluster)
+        self.note = timeline.note
+        self.ledger = Ledger("scripted")
+        self._start = start_producer
+
+    def producer(self, **settings: object) -> KafkaProducer:
+        return self._start(",".join(self.server.bootstrap_servers), **FAST | settings)
+
+    def send(self, producer: KafkaProducer, number: int = 1, partition: int = 0) -> list[Sent]:
+        """Send so many records, one a batch where batch.size says so; the outcome comes to the ledger."""
+        records = [self.ledger.add(("t", partition)) for _ in range(number)]
+        for record in records:
+            producer.send("t", record.value, partition=partition, on_completion=self.ledger.of_row(record))
+        return records
+
+    def deliver(self, producer: KafkaProducer, number: int = 1, partition: int = 0) -> None:
+        """Send, and see every record acknowledged."""
+        records = self.send(producer, number, partition)
+        producer.flush(30_000)
+        assert [record.outcome for record in records] == [Outcome.YES] * number, self.ledger.errors[:3]
+
+    def check(self) -> None:
+        """What lies in the logs is what was acknowledged."""
+        assert all(record.outcome is not Outcome.UNKNOWN for record in self.ledger.sent), "a record without outcome"
+        with self.server.lock:
+            reads = [
+                Read("t", partition, record.offset, record.value.decode())
+                for partition, records in enumerate(self.cluster.records("t"))
+                for record in records
+            ]
+        assert_kept(History(self.ledger.sent, reads))
+        self.note(f"{len(self.ledger.sent)} records, {len(self.ledger.errors)} failed, no anomaly")
+
+    def requests(self, api_key: int) -> int:
+        with self.server.lock:
+            return len(self.cluster.requests_of(api_key))
+
+    def on(self, api_key: int, hook: faults.Hook, **when: Any) -> faults.Script:
+        with self.server.lock:
+            return self.cluster.on(api_key, hook, **when)
+
+
+@pytest.fixture
+def scripted(start_producer: StartProducer, timeline: Timeline) -> Iterator[Callable[..., Scripted]]:
+    """`scripted(nodes=1, ...)` starts a cluster; it is stopped when the row is over."""
+    with contextlib.ExitStack() as stack:
+
+        def start(nodes: int = 1, **options: Any) -> Scripted:
+            made = Scripted(start_producer, timeline, nodes, **options)
+            stack.enter_context(made.server)
+            return made
+
+        yield start
+
+
+Start = Callable[..., Scripted]
+
+
+def outcome_by(deadline_s: float, producer: KafkaProducer, records: list[Sent]) -> None:
+    """Every record has its outcome within this time, whatever it is."""
+    began = time.monotonic()
+    producer.flush(int(deadline_s * 1000))
+    assert time.monotonic() - began <= deadline_s
+    assert all(record.outcome is not Outcome.UNKNOWN for record in records)
