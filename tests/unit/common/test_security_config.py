@@ -316,3 +316,9 @@ def test_a_function_is_the_same_one_after_it_was_pickled() -> None:
     assert hash(carried.canonical()) == hash(made.canonical())
     assert carried.sasl_oauthbearer_token_provider() == ("token", 1)
     assert config(**given).canonical() != made.canonical()
+
+
+def test_a_pickle_holds_the_password_once_and_not_the_text_it_came_in() -> None:
+    carried = pickle.dumps(config(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN))
+    assert carried.count(b"hunter2") == 1
+    assert b"required" not in carried
