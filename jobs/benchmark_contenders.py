@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 CODECS = ("none", "gzip", "lz4", "zstd", "snappy")
 KEYS = 100_003
+ID_START, AMOUNT_START, KEY_START = 1_000_000_000, 100_000, 10_000_000_000
+"""So that every number has as many digits as this one."""
+START_BYTES = len(f'{{"id":{ID_START},"amount":{AMOUNT_START}')
 FILLING = (
     ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku":"A-1000",'
     '"count":2,"price":19.95},{"sku":"B-2000","count":1,"price":4.5}],"note":"leave it with the neighbours"}'
@@ -376,12 +379,12 @@ def open_session(work: Assignment) -> SparkSession:
 
 def columns(cell: Cell, number: str) -> list[str]:
     """SQL of the records' columns from a row number. Keys are 20 characters; a value is `value_bytes` of JSON text
-    that compresses as such text does.
+    that compresses as such text does. Numbers of one width need no padding, which would cost more than a sink does.
     """
-    start = f"""concat('{{"id":', {number}, ',"amount":', {number} * 7919 % 99991)"""
-    value = f"rpad({start}, {cell.value_bytes}, '{FILLING}')"
-    key = [f"concat('customer-', lpad({number} * 31 % {KEYS}, 11, '0')) AS key"] if cell.is_keyed else []
-    return [*key, f"{value} AS value"]
+    start = f"""'{{"id":', {ID_START} + {number}, ',"amount":', {AMOUNT_START} + {number} * 7919 % 99991"""
+    filling = (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
+    key = [f"concat('customer-', {KEY_START} + {number} * 31 % {KEYS}) AS key"] if cell.is_keyed else []
+    return [*key, f"concat({start}, '{filling}') AS value"]
 
 
 def tell(**result: float) -> None:
