@@ -74,6 +74,9 @@ benchmark: $(SETUP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine,benchmark]'
 	$(BIN)/python jobs/benchmark.py
 
+microbenchmark: $(SETUP)
+	$(BIN)/python jobs/microbenchmark.py
+
 format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

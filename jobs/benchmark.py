@@ -9,7 +9,7 @@ time one gets a new process and a new topic, writes a warm-up run and then `--ru
 Spark makes as they are asked for. The medians of all timed runs are shown, and their ratios to Spark's JVM sink in the
 same cell: the rates depend on the machine, the ratios hardly. All share one embedded broker, on the same processors.
 Processor seconds are those of the client (Spark's JVM and its Python workers), without the broker. Each topic must
-hold as many records as were written, or the job exits 1.
+hold as many records as were written. What fails is told and left out, and the job then exits 1.
 
 Every client has its own default settings but for the codec; `--option` sets one for all. --latency measures
 micro-batches of 1,000 rows as well, --plot draws (PNG and SVG). Contenders whose package is not installed are left out:
@@ -31,6 +31,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
@@ -40,6 +41,7 @@ import pyspark
 from benchmark_contenders import CONTENDERS, STREAMS, Assignment, Cell, Contender
 from benchmark_show import draw, latency_table, rate_table
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spark_kafka_sink import KafkaProducer
@@ -68,7 +70,7 @@ LATENCY_ROWS = 1000
 BROKER = {"log.segment.delete.delay.ms": 1000}  # so that what was measured leaves the disk at once
 BROKER_NOTE = "one node, -Xmx512m, C1 compiler, serial collector (as EmbeddedKafka starts it), on the same machine"
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class Broker(Protocol):
@@ -241,8 +243,24 @@ class Bench:
         return told
 
 
+class Failures:
+    """Processes that failed, or whose topic does not hold what they wrote."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def attempt(self, step: Callable[[], None], progress: Progress) -> None:
+        try:
+            step()
+        except MeasurementError as error:
+            self.texts.append(str(error))
+            progress.console.print(f"[bold red]Failed:[/] {escape(str(error))}", soft_wrap=True)
+
+
 def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
-    """All that is asked for, as it goes into the JSON file; tables are printed on the way. Raises MeasurementError."""
+    """All that is asked for, as it goes into the JSON file; tables are printed on the way. What fails is told in
+    `failures`, and the others are measured all the same.
+    """
     asked = list(itertools.product(settings.cells, settings.contenders))
     absent = {(cell, name): missing_packages(CONTENDERS[name], Cell.parse(cell).codec) for cell, name in asked}
     for (cell, name), packages in absent.items():
@@ -251,6 +269,7 @@ def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
     needs_jars = BASE in settings.contenders or (settings.latency and BASE in settings.streams)
     bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else ())
     rates: list[dict[str, Any]] = []
+    failures = Failures()
     latencies = [Latency(name, settings.cells[0]) for name in settings.streams] if settings.latency else []
     steps = (sum(not packages for packages in absent.values()) + len(latencies)) * settings.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -261,16 +280,17 @@ def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
             here = [Rate(cell, name, max(1, int(settings.records * CONTENDERS[name].share))) for name in names]
             for _, rate in itertools.product(range(settings.rounds), here):
                 progress.update(task, description=f"{cell}: {CONTENDERS[rate.contender].title}")
-                bench.rate(rate)
+                failures.attempt(partial(bench.rate, rate), progress)
                 progress.advance(task)
-            figures = [rate.as_dict() | ratios(rate, here) for rate in here]
+            done = [rate for rate in here if rate.runs]
+            figures = [rate.as_dict() | ratios(rate, done) for rate in done]
             progress.console.print(rate_table(cell, figures))
             rates += figures
         for _, latency in itertools.product(range(settings.rounds), latencies):
             progress.update(task, description=f"latency: {STREAMS[latency.contender].title}")
-            bench.latency(latency)
+            failures.attempt(partial(bench.latency, latency), progress)
             progress.advance(task)
-    measured = [latency.as_dict() for latency in latencies]
+    measured = [latency.as_dict() for latency in latencies if latency.add_batch_ms]
     if measured:
         console.print(latency_table(measured, LATENCY_ROWS))
     return {
@@ -279,6 +299,7 @@ def measure(broker: Broker, settings: argparse.Namespace) -> dict[str, Any]:
         "settings": {name: getattr(settings, name) for name in ("records", "rounds", "runs", "cores", "option")},
         "rates": rates,
         "latencies": measured,
+        "failures": failures.texts,
     }
 
 
@@ -382,10 +403,10 @@ def main(arguments: Sequence[str]) -> int:
         with EmbeddedKafka(properties=BROKER) as kafka:
             results = measure(kafka, settings)
         save(results, settings)
-    except (KafkaError, MeasurementError, OSError) as error:
+    except (KafkaError, OSError) as error:
         console.print(f"{type(error).__name__}: {error}", markup=False, soft_wrap=True)
         return 1
-    return 0
+    return 1 if results["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -14,10 +14,12 @@ Figures = Mapping[str, Any]
 COLOURS = {
     "jvm": "#8c8c8c",
     "write": "#1f77b4",
+    "format": "#4f97c9",
     "foreach_partition": "#7fb2d9",
     "confluent": "#e08a3c",
     "kafka_python": "#c9a227",
     "hand_over": "#dddddd",
+    "noop_source": "#eeeeee",
 }
 
 

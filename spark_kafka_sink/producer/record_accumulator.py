@@ -153,7 +153,7 @@ class RecordAccumulator:
                     stop = max(start + 1, self._rows_that_fit(block, start, end, batch.room))
                 size = block.size(start, stop)
                 thunk = None if on_completion is None else RunThunk(on_completion, stop - start, size)
-                runs.append(Run(start, stop, batch.record_count, batch.base_timestamp_ms))
+                runs.append((start, stop, batch.record_count, batch.base_timestamp_ms))
                 places.append((batch, batch.reserve_run(stop - start, size, allocation, thunk), size))
                 start = stop
         allocation.hold(len(runs))

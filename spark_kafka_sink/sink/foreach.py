@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
-from spark_kafka_sink.sink.arrow_batches import small_batches
+from spark_kafka_sink.sink.arrow_batches import batches_by_size
 from spark_kafka_sink.sink.columnar_writer import write_arrow
 from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, projection
@@ -162,7 +162,7 @@ class KafkaSink:
 
     @staticmethod
     def _run_tasks(df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
-        with small_batches(df.sparkSession):
+        with batches_by_size(df.sparkSession):
             return df.mapInArrow(write_task, report_ddl).collect()
 
     def _new_writer(self) -> PartitionWriter:

@@ -12,7 +12,7 @@ from support.record_golden import PlainRecord, plain, read_by_kio
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.batch import seal
-from spark_kafka_sink.record.block import Block, Run
+from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
@@ -41,7 +41,7 @@ def test_rows_are_grouped_by_partition_in_the_order_in_which_they_came() -> None
     block = Block(columns, array_of([2, 70_000, 2, 0, 2]), NOW)
     assert block.groups == [(0, 0, 1), (2, 1, 4), (70_000, 4, 5)]
     assert [block.timestamp_ms(row) for row in range(block.num_rows)] == [2, 5, 3, 1, 4]
-    runs = block.encode([Run(0, 1, 0, 2), Run(1, 4, 0, 5), Run(4, 5, 0, 4)])
+    runs = block.encode([(0, 1, 0, 2), (1, 4, 0, 5), (4, 5, 0, 4)])
     assert [[value for _, _, value, _ in rows(run, base)] for run, base in zip(runs, (2, 5, 4), strict=True)] == [
         [b"d"],
         [b"a", b"c", b"e"],
@@ -58,7 +58,7 @@ def test_one_partition_for_all_rows_needs_no_order() -> None:
     block = Block(RecordColumns.from_rows([b"a", b"b"]), 3, NOW)
     assert block.groups == [(3, 0, 2)]
     assert block.timestamp_ms(1) == NOW
-    (run,) = block.encode([Run(0, 2, 0, NOW)])
+    (run,) = block.encode([(0, 2, 0, NOW)])
     assert [record.value for record in rows(run, NOW)] == [b"a", b"b"]
     assert run.max_timestamp_ms == NOW
 
@@ -93,21 +93,19 @@ def test_rows_between_runs_are_left_out_and_a_block_can_be_encoded_in_parts() ->
     block = Block(RecordColumns.from_rows(values), partitions, NOW)
     ordered = [values[row] for row in np.argsort(partitions, kind="stable")]
     for runs in (
-        [Run(2, 5, 0, NOW), Run(9, 10, 7, NOW), Run(20, 33, 2, NOW)],
-        [Run(0, 3, 0, NOW), Run(38, 40, 0, NOW)],
-        [Run(39, 40, 0, NOW)],
+        [(2, 5, 0, NOW), (9, 10, 7, NOW), (20, 33, 2, NOW)],
+        [(0, 3, 0, NOW), (38, 40, 0, NOW)],
+        [(39, 40, 0, NOW)],
     ):
-        for run, encoded in zip(runs, block.encode(runs), strict=True):
+        for (first, last, held, _), encoded in zip(runs, block.encode(runs), strict=True):
             read = rows(encoded, NOW)
-            assert [record.value for record in read] == ordered[run.start : run.end]
-            assert [record.offset for record in read] == list(
-                range(run.base_offset_delta, run.base_offset_delta + encoded.count)
-            )
+            assert [record.value for record in read] == ordered[first:last]
+            assert [record.offset for record in read] == list(range(held, held + encoded.count))
 
 
 def test_rows_of_one_partition_can_go_to_several_batches() -> None:
     block = Block(RecordColumns.from_rows([b"a", b"b", b"c"], timestamps_ms=[10, None, 30]), 0, NOW)
-    first, second = block.encode([Run(0, 1, 100, 9), Run(1, 3, 0, NOW)])
+    first, second = block.encode([(0, 1, 100, 9), (1, 3, 0, NOW)])
     assert [(r.offset, r.value) for r in rows(first, 9)] == [(100, b"a")]
     decoded = list(decode_batches(bytes_of([second.chunk], 2, NOW, second.max_timestamp_ms)))
     assert [record.timestamp_ms for record in decoded[0].records] == [NOW, 30]
@@ -116,7 +114,7 @@ def test_rows_of_one_partition_can_go_to_several_batches() -> None:
 
 def test_now_counts_against_the_base_timestamp_of_the_batch() -> None:
     block = Block(RecordColumns.from_rows([b"a"]), 0, NOW)
-    (run,) = block.encode([Run(0, 1, 0, NOW - 12345)])
+    (run,) = block.encode([(0, 1, 0, NOW - 12345)])
     (batch,) = decode_batches(bytes_of([run.chunk], 1, NOW - 12345, run.max_timestamp_ms))
     assert batch.records[0].timestamp_ms == NOW
 
@@ -124,7 +122,7 @@ def test_now_counts_against_the_base_timestamp_of_the_batch() -> None:
 def test_a_value_of_900_kb_goes_through_whole() -> None:
     large = random.Random(1).randbytes(900_000)
     block = Block(RecordColumns.from_rows([b"a", large, None], [large, b"k", None]), array_of([1, 0, 1]), NOW)
-    first, second = block.encode([Run(0, 1, 0, NOW), Run(1, 3, 0, NOW)])
+    first, second = block.encode([(0, 1, 0, NOW), (1, 3, 0, NOW)])
     assert [(r.key, r.value) for r in rows(first, NOW)] == [(b"k", large)]
     assert [(r.key, r.value) for r in rows(second, NOW)] == [(large, b"a"), (None, None)]
 
@@ -138,7 +136,7 @@ def test_a_block_of_more_than_2_gib_is_refused() -> None:
 
 def test_the_encoded_bytes_are_joined_once_and_runs_are_views_of_them() -> None:
     block = Block(RecordColumns.from_rows([b"a" * 100] * 20), array_of([row % 4 for row in range(20)]), NOW)
-    runs = block.encode([Run(start, end, 0, NOW) for _, start, end in block.groups])
+    runs = block.encode([(start, end, 0, NOW) for _, start, end in block.groups])
     assert len({id(run.chunk.obj) for run in runs}) == 1
     assert all(run.chunk.readonly for run in runs)
 
@@ -181,17 +179,17 @@ def test_any_columns_come_back_as_they_went_in_whatever_the_runs(
         while start < end:
             stop = rng.randint(start + 1, end)
             if rng.random() < 0.8:
-                runs.append(Run(start, stop, rng.choice([0, 60, 8190]), base_time))
+                runs.append((start, stop, rng.choice([0, 60, 8190]), base_time))
             start = stop
-    for run, encoded in zip(runs, block.encode(runs), strict=True):
-        chosen = order[run.start : run.end]
+    for (first, last, held, _), encoded in zip(runs, block.encode(runs), strict=True):
+        chosen = order[first:last]
         resolved = [NOW if times[row] is None else times[row] for row in chosen]
         assert encoded.max_timestamp_ms == max(time for time in resolved if time is not None)
-        assert len(encoded.chunk) <= block.size(run.start, run.end)
+        assert len(encoded.chunk) <= block.size(first, last)
         assert encoded.count == len(chosen)
-        wanted = [expected[row]._replace(offset=run.base_offset_delta + index) for index, row in enumerate(chosen)]
+        wanted = [expected[row]._replace(offset=held + index) for index, row in enumerate(chosen)]
         data = bytes_of([encoded.chunk], encoded.count, base_time, encoded.max_timestamp_ms)
-        (batch,) = decode_batches(with_last_offset_delta(data, run.base_offset_delta + encoded.count - 1))
+        (batch,) = decode_batches(with_last_offset_delta(data, held + encoded.count - 1))
         assert plain(batch) == wanted
         assert [record.timestamp_ms for record in batch.records] == resolved
     for row in range(block.num_rows):
@@ -205,5 +203,5 @@ def test_any_columns_come_back_as_they_went_in_whatever_the_runs(
 def test_kio_reads_what_we_write(case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]]) -> None:
     columns, expected, _, _ = case
     block = Block(RecordColumns(columns.value, columns.key, columns.headers), 0, NOW)
-    (run,) = block.encode([Run(0, block.num_rows, 0, NOW)])
+    (run,) = block.encode([(0, block.num_rows, 0, NOW)])
     assert rows(run, NOW) == [record._replace(offset=index) for index, record in enumerate(expected)]

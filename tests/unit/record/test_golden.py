@@ -10,7 +10,7 @@ import pytest
 from support.record_golden import described_headers, from_hex, load, plain
 
 from spark_kafka_sink.record.batch import seal
-from spark_kafka_sink.record.block import Block, Run
+from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import DecodedBatch, decode_batches
@@ -40,7 +40,7 @@ def columns_of(records: list[dict[str, Any]]) -> RecordColumns:
 def sealed(entry: dict[str, Any]) -> bytes:
     columns = columns_of(entry["records"])
     times = [record["timestamp"] for record in entry["records"]]
-    (run,) = Block(columns, 0, -1).encode([Run(0, len(times), 0, times[0])])
+    (run,) = Block(columns, 0, -1).encode([(0, len(times), 0, times[0])])
     batch = seal(
         [run.chunk],
         run.count,

@@ -42,8 +42,8 @@ def written(columns):
         blocks = [] if part is None else [Block(part, partitions, 1000)]
         blocks += [] if free is None else [Block(free, 3, 1000)]
         for block in blocks:
-            whole = [Run(start, end, 0, 900) for _, start, end in block.groups]
-            halves = [Run(0, (block.num_rows + 1) // 2, 0, 900)]
+            whole = [(start, end, 0, 900) for _, start, end in block.groups]
+            halves = [(0, (block.num_rows + 1) // 2, 0, 900)]
             for run, name in zip(block.encode(whole) + block.encode(halves), itertools.cycle(CODECS)):
                 values += readable(run, codec_for(name))
     return values
