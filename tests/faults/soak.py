@@ -233,7 +233,7 @@ def draw(soak: Soak, target: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(14, 4.5), layout="constrained")
-    colors = {deed.name: f"C{number % 10}" for number, deed in enumerate(DEEDS)}
+    colors = {deed.name: mpl.colormaps["tab20"](number) for number, deed in enumerate(DEEDS)}
     for deed, begin, end in soak.done:
         axes.axvspan(begin, max(end, begin + 0.3), color=colors[deed.name], alpha=0.25, lw=0)
     for label, works in (("idempotent", soak.workloads), ("transactional", soak.transacting)):
