@@ -10,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test setup check unit loopback integration integration-brokers integration-spark faults faults-quick soak \
+.PHONY: demo test setup check unit loopback integration integration-brokers integration-spark faults faults-quick soak microbenchmark \
         benchmark format clean
 
 setup: $(SETUP)

@@ -6,7 +6,7 @@ Every call blocks, on the caller's thread and no longer than its `Timer`. One th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,6 +28,7 @@ from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.messages import Message
 
 TRANSACTION_VERSION: Final = "transaction.version"
 _FIRST_BACKOFF_MS: Final = 20
@@ -121,3 +122,6 @@ class _FindCoordinator(CoordinatorApi[str, Node]):
 
     def requests(self, items: Sequence[str]) -> Iterable[tuple[Request, Sequence[str]]]:  # noqa: ARG002
         return ()
+
+    def answers(self, items: Sequence[str], body: Message) -> Mapping[str, Node]:  # noqa: ARG002
+        return {}

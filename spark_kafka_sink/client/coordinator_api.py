@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
@@ -15,7 +16,7 @@ Item = TypeVar("Item", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class CoordinatorApi(Generic[Item, Value]):
+class CoordinatorApi(ABC, Generic[Item, Value]):
     """One kind of call: how to ask about items, and what the answers mean."""
 
     key_type: int
@@ -25,29 +26,29 @@ class CoordinatorApi(Generic[Item, Value]):
     advice: ClassVar[Mapping[int, str]] = {}
     """By error code: what it means for this call and what to change."""
 
+    @abstractmethod
     def key(self, item: Item) -> str:
         """The group or transactional id that decides about the coordinator."""
-        raise NotImplementedError
 
     def node(self, item: Item) -> Node | None:  # noqa: ARG002
         """The node to ask, where that is not for a coordinator's key to decide."""
         return None
 
+    @abstractmethod
     def describe(self, item: Item) -> str:
         """The item in an error's text."""
-        raise NotImplementedError
 
     def located(self, item: Item, node: Node) -> Value | None:  # noqa: ARG002
         """The item's value, where to know its coordinator is all that was wanted."""
         return None
 
+    @abstractmethod
     def requests(self, items: Sequence[Item]) -> Iterable[tuple[Request, Sequence[Item]]]:
         """The requests to one node that ask about all of `items`, each with those it asks about."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers(self, items: Sequence[Item], body: Message) -> Mapping[Item, Value | KafkaError]:
         """What a response says of the items; what it does not mention is asked again."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

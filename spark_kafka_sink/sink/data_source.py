@@ -17,6 +17,7 @@ worker.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -115,7 +116,7 @@ class KafkaSinkDataSource(DataSource):
         return config
 
 
-class _ArrowWriter:
+class _ArrowWriter(ABC):
     """What both writers do in a task."""
 
     def __init__(self, config: SinkConfig, prefix: str | None = None, *, is_one_off: bool = False) -> None:
@@ -136,8 +137,9 @@ class _ArrowWriter:
         assert self._prefix is not None
         return process_driver(self._config, self._prefix, is_one_off=self._is_one_off)
 
+    @abstractmethod
     def _task(self, mandate: Mandate) -> TaskIdentity:
-        raise NotImplementedError
+        """Which transaction this task writes in."""
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make the batch count, where that is not so already. Raises KafkaError where it could not be."""
