@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
@@ -53,6 +54,7 @@ class DriverSession:
         self._driver = ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms)
         self._lock = threading.Lock()
         self._held: ProducerIdAndEpoch | None = None
+        self._decided: Decision | None = None
         self._last: StreamBatch | None = None
 
     def run(self, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
@@ -67,8 +69,9 @@ class DriverSession:
                     " transactional.id.prefix each."
                 )
             held, self._held = self._held, None  # after a failure the next batch fences anew
-            mandate = self._driver.begin(held)
+            mandate = self._driver.begin(held, self._decided)
             batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
+            known, self._decided = self._decided, None
             outcomes: Sequence[TaskOutcome] = ()
             try:
                 outcomes = run_tasks(mandate, batch_id)
@@ -78,6 +81,7 @@ class DriverSession:
                 raise
             end = committed.driver or mandate.driver
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
+            self._decided = committed.decision or known
             self._last = batch
             if committed.was_skipped:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._driver.prefix)

@@ -94,16 +94,17 @@ class ExactlyOnceDriver:
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
 
-    def begin(self, held: ProducerIdAndEpoch | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
         """Fence every other driver of the prefix, finish the batch decided last, abort what was left undecided.
 
         `held`: this driver's own id and epoch from the batch before; then another driver that has taken over since is
-        not fenced, but raises ProducerFencedError. Raises TransactionLostError, and KafkaError where a request fails.
+        not fenced, but raises ProducerFencedError. `known`: what it decided last, which need not be read then. Raises
+        TransactionLostError, and KafkaError where a request fails.
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
         driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
-        last = self._cluster.last_decision()
+        last = known if held is not None and known is not None else self._cluster.last_decision()
         if last is not None and not last.is_finished:
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
             self.finish(last)
@@ -152,7 +153,7 @@ class ExactlyOnceDriver:
         left = self._others_open(driver, tasks)
         driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
-        return Committed(decision, False, driver)
+        return Committed(decision.finished(), False, driver)
 
     def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
         """End what the tasks left open, if it is certain that the batch is not decided; whether it was.

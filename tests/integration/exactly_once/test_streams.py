@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.errors import PySparkException, PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
 from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker
 from support.librdkafka import read_values
@@ -117,7 +117,7 @@ def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: 
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 300, 1, 3).selectExpr(f"CAST(id % {KEYS} AS STRING) AS key", "CAST(id AS STRING) AS value")
     broken = rows.selectExpr("key", "IF(value = '299', CAST(raise_error('no more') AS STRING), value) AS value")
-    with pytest.raises(PythonException):
+    with pytest.raises(PySparkException, match="no more"):
         KafkaSink(options).write(broken)
     assert read_values(servers, three_partitions, 3) == []
     report = KafkaSink(options).write(rows)

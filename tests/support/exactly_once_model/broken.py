@@ -46,7 +46,7 @@ class SkipsByMarker(World):
 
 
 class DecidesUnfenced(ExactlyOnceDriver):
-    def begin(self, held: ProducerIdAndEpoch | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
         last = self._cluster.last_decision()
         if last is not None and not last.is_finished:
             self.finish(last)

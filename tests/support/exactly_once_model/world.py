@@ -228,8 +228,9 @@ class World:
         input_name = self.input_name
         driver = self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms)
         held: ProducerIdAndEpoch | None = None
+        known: Decision | None = None
         while (batch := len(self.commit_log)) < self.batches:
-            mandate = driver.begin(held)
+            mandate = driver.begin(held, known)
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(batch, run)):
@@ -244,6 +245,7 @@ class World:
                 self._check_nothing_open(committed)
             end = committed.driver or mandate.driver
             held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch) if self._holds_epoch else None
+            known = committed.decision or known
             self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_name, batch))  # type: ignore[misc]
 
     def _log_commit(self, input_name: str, batch: int) -> None:
