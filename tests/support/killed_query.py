@@ -107,7 +107,14 @@ class Query(NamedTuple):
 class DyingCluster:
     """Stands before a driver's cluster and kills the process before (`is_after` False) or after its n-th request."""
 
-    def __init__(self, cluster: Any, number: int, is_after: bool) -> None:
+    def __init__(
+        self,
+        cluster: Any,
+        number: int,
+        is_after: bool,
+        die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
+    ) -> None:
+        self._die = die
         self._cluster = cluster
         self._left = number
         self._is_after = is_after
@@ -125,10 +132,10 @@ class DyingCluster:
     def _count(self, call: Callable[[], Any]) -> Any:
         self._left -= 1
         if self._left < 0 and not self._is_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._die()
         answer = call()
         if self._left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._die()
         return answer
 
 

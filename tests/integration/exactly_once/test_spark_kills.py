@@ -25,8 +25,8 @@ SEED = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.SystemRandom().ra
 FILES_AHEAD = 40
 
 
-def start(stream: Stream, partitions: int) -> subprocess.Popen[bytes]:
-    arguments = [stream.servers, stream.topic, str(stream.folder), stream.form, str(partitions)]
+def start(stream: Stream, partitions: int, *dies_after: int) -> subprocess.Popen[bytes]:
+    arguments = [stream.servers, stream.topic, str(stream.folder), stream.form, str(partitions), *map(str, dies_after)]
     return subprocess.Popen(
         [sys.executable, "-m", "support.exactly_once_job", *arguments],
         cwd=ROOT,
@@ -48,6 +48,10 @@ def test_spark_killed_whole_costs_and_doubles_nothing(kafka_broker: Admin, tmp_p
         ahead = before + 1 + FILES_AHEAD - files
         stream.write_files(files, ahead)
         files += ahead
+        if form == "foreachBatch" and number % 2 == 0:  # after a certain request of the driver's
+            process = start(stream, rng.randint(1, 4), rng.randrange(30))
+            assert process.wait(timeout=240) == -signal.SIGKILL, f"seed {SEED}, kill {number}"
+            continue
         process = start(stream, rng.randint(1, 4))
         deadline = time.monotonic() + 120
         while stream.last_batch() <= before:  # until it is at work
