@@ -50,13 +50,14 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/parity tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/exactly_once/test_streams.py tests/integration/exactly_once/test_spark_kills.py -q
 
-# make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own
+# make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own. 4.1 leaves
+# sockets open, of which Python warns.
 test-pyspark: OTHER := .venv-pyspark-$(PYSPARK)
 test-pyspark:
 	@test -n "$(PYSPARK)" || { echo "Which one? make test-pyspark PYSPARK=4.1.4"; exit 2; }
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	@$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test]' 'pyspark[connect]==$(PYSPARK)'
-	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q
+	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 
 faults: $(SETUP)
 	@mkdir -p build

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from support.topic_frames import topic_frame
 
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.sink.foreach import KafkaSink
+
+FAILURES = (PythonException, Py4JJavaError)
+"""How a failed task shows itself: from PySpark 4.2 on as the first, before as the second."""
 
 
 def sink_of(bootstrap_servers: str, **options: str) -> KafkaSink:
@@ -25,7 +29,7 @@ def numbers(spark: SparkSession, *more: str, count: int = 100) -> DataFrame:
 
 def failure_of(frame: DataFrame, sink: KafkaSink) -> str:
     """The last line of the task's Python traceback."""
-    with pytest.raises(PythonException) as caught:
+    with pytest.raises(FAILURES) as caught:
         frame.foreachPartition(sink.write_partition)
     lines = [line for line in str(caught.value).splitlines() if line.startswith("spark_kafka_sink.")]
     assert lines, str(caught.value)
@@ -121,7 +125,7 @@ def test_an_error_upstream_is_the_one_that_fails_the_task(spark: SparkSession, k
 
         sink.write_partition(broken())
 
-    with pytest.raises(PythonException, match="ZeroDivisionError: upstream broke"):
+    with pytest.raises(FAILURES, match="ZeroDivisionError: upstream broke"):
         numbers(spark).foreachPartition(task)
 
 
