@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -97,12 +98,29 @@ class Stream(NamedTuple):
 
     def check(self, files: int) -> None:
         """Every row of the first `files` files once, a key's rows in their order, and nothing open."""
-        check_content(self.servers, self.topic, files * self.rows, KEYS)
+        batches = self._batch_by_file()
+        check_content(
+            self.servers, self.topic, files * self.rows, KEYS, lambda row: batches[row // self.rows], self.rows
+        )
         check_nothing_open(self.servers, self.prefix)
 
+    def _batch_by_file(self) -> list[int]:
+        """A file is a batch; but Spark's source puts one that it had found when it was killed into a batch with the
+        next one, and reads the two in any order.
+        """
+        found: list[int] = []
+        for log in sorted((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
+            last_file = json.loads(log.read_text().splitlines()[-1])["logOffset"]
+            found += [int(log.name)] * (last_file + 1 - len(found))
+        return found
 
-def check_content(servers: str, topic: str, rows: int, keys: int) -> None:
-    """Row n has key n % keys. What librdkafka reads under read_committed is every row once, by key in order."""
+
+def check_content(
+    servers: str, topic: str, rows: int, keys: int, batch_of: Callable[[int], int] = lambda _: 0, file_rows: int = 0
+) -> None:
+    """Row n has key n % keys. What librdkafka reads under read_committed is every row once; a key's batches come in
+    order, and in a batch the rows of each file (of `file_rows` rows; 0: of all).
+    """
     by_key: dict[int, list[int]] = defaultdict(list)
     for message in read_topic(servers, topic, PARTITIONS):
         by_key[int(message.key())].append(int(message.value()))
@@ -110,7 +128,13 @@ def check_content(servers: str, topic: str, rows: int, keys: int) -> None:
     assert len(seen) == len(set(seen)), f"doubled: {sorted({row for row in seen if seen.count(row) > 1})[:20]}"
     assert len(seen) == rows, f"lost: {sorted(set(range(rows)) - set(seen))[:20]}; too many: {len(seen) - rows}"
     for key, found in by_key.items():
-        assert found == list(range(key, rows, keys)), f"key {key} is out of order"
+        batches = [batch_of(row) for row in found]
+        assert batches == sorted(batches), f"key {key}: batches are out of order"
+        files: dict[int, list[int]] = defaultdict(list)
+        for row in found:
+            files[row // file_rows if file_rows else 0].append(row)
+        assert all(of_file == sorted(of_file) for of_file in files.values()), f"key {key} is out of order"
+        assert sorted(found) == list(range(key, rows, keys))
 
 
 def check_nothing_open(servers: str, prefix: str) -> None:
