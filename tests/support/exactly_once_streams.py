@@ -146,13 +146,14 @@ def check_nothing_open(servers: str, prefix: str) -> None:
 
 
 def kill_a_python_worker(spark: SparkSession, rng: random.Random) -> bool:
-    """SIGKILL for one of the session's Python workers, whatever it does; whether there was one."""
+    """SIGKILL for one of the workers that the session's Python daemons have forked; whether there was one."""
     jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
     workers = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in jvm.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name().startswith("python") and not process.children():
+                parent = process.parent()  # a daemon, without which Spark cannot go on in the tests that follow
+                if process.name().startswith("python") and parent and parent.name().startswith("python"):
                     workers.append(process)
     if not workers:
         return False
