@@ -15,7 +15,7 @@ SETUP := $(VENV)/.installed
 
 setup: $(SETUP)
 
-$(SETUP): setup.cfg pyproject.toml
+$(SETUP): setup.cfg setup.py pyproject.toml spark_kafka_sink/record/_kernel.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine]'

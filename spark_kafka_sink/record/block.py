@@ -11,20 +11,19 @@ A run's chunk is a view: it keeps the buffer of its whole block alive.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, index_array, int_values, value_offsets
+from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, int_values
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import EncodedRun, data_view, encode_array, record_size_upper_bounds
+from spark_kafka_sink.record.encoder import EncodedRun, record_size_upper_bounds
 from spark_kafka_sink.record.heap import pool_for
+from spark_kafka_sink.record.runs import RunInput, encode_runs
 
 Run: TypeAlias = tuple[int, int, int, int]
 """Rows start..end-1 of a block, all of one partition and for one batch: (start, end, how many records the batch holds
@@ -93,51 +92,20 @@ class Block:
         if not runs:
             return []
         table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
-        starts, ends, base_offsets, base_times = table.T
-        first, last = int(starts[0]), int(ends[-1])
-        columns, order = self._columns, self._order
-        rows = last - first
-        if rows < self.num_rows:
-            # Only these rows; the take brings them into order at once.
-            columns = columns.slice(first, rows) if order is None else columns.take(order[first:last])
-            order = None
-        counts = ends - starts
-        # Rows of a gap belong to the run before it: they are encoded with its deltas, and then not handed out.
-        widths = np.diff(starts, append=last)
-        offset_deltas = np.arange(first, last) - np.repeat(starts - base_offsets, widths)
-        times = self._times
-        timestamp_deltas: Int64Array | None = None
-        if times is not None:
-            times = times[first:last]
-            timestamp_deltas = times - np.repeat(base_times, widths)
-        elif np.any(base_times != self._now_ms):
-            timestamp_deltas = np.repeat(self._now_ms - base_times, widths)
-        if order is not None:
-            offset_deltas = _unsorted(offset_deltas, order)
-            timestamp_deltas = None if timestamp_deltas is None else _unsorted(timestamp_deltas, order)
-        pool = pool_for(self.size(first, last), rows)
-        encoded = encode_array(columns, offset_deltas, timestamp_deltas, pool)
-        if order is not None:
-            encoded = pc.take(encoded, index_array(order), memory_pool=pool)
-        return self._slices(encoded, starts - first, ends - first, counts, times)
+        first, last = runs[0][0], runs[-1][1]
+        pool = pool_for(self.size(first, last), last - first)
+        given = RunInput(self._columns, self._order, self._times, self._now_ms, self.size(first, last))
+        data, starts, ends = encode_runs(given, table, pool)
+        chunks = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        counts = (table[:, 1] - table[:, 0]).tolist()
+        return list(map(EncodedRun, chunks, counts, self._latest(table), repeat(self.largest_record)))
 
-    def _slices(
-        self,
-        encoded: pa.BinaryArray,
-        starts: Int64Array,
-        ends: Int64Array,
-        counts: Int64Array,
-        times: Int64Array | None,
-    ) -> list[EncodedRun]:
-        offsets = value_offsets(encoded)
-        if times is None:
-            latest = [self._now_ms] * len(counts)
-        else:
-            bounds = np.stack([starts, ends], axis=1).ravel()
-            latest = np.maximum.reduceat(np.append(times, times[-1]), bounds)[::2].tolist()
-        view = data_view(encoded)
-        chunks = [view[begin:end] for begin, end in zip(offsets[starts].tolist(), offsets[ends].tolist(), strict=True)]
-        return list(map(EncodedRun, chunks, counts.tolist(), latest, repeat(self.largest_record)))
+    def _latest(self, table: npt.NDArray[np.int64]) -> Iterable[int]:
+        """The latest timestamp of each run."""
+        if self._times is None:
+            return repeat(self._now_ms)
+        latest: list[int] = np.maximum.reduceat(np.append(self._times, 0), table[:, :2].ravel())[::2].tolist()
+        return latest
 
 
 def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | None, list[tuple[int, int, int]]]:
@@ -162,10 +130,3 @@ def _times(columns: RecordColumns, now_ms: int) -> Int64Array | None:
     if column is None or column.null_count == len(column):
         return None
     return int_values(column, now_ms)
-
-
-def _unsorted(values: Int64Array, order: npt.NDArray[np.intp]) -> Int64Array:
-    """Values of rows in partition order, back in the order in which the rows came."""
-    result = np.empty_like(values)
-    result[order] = values
-    return result

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +12,27 @@ from hypothesis import strategies as st
 from support.record_golden import PlainRecord, plain, read_by_kio
 
 from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record import block as block_module
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import EncodedRun, record_size_upper_bound
+from spark_kafka_sink.record.runs import encode_by_kernel, encode_by_numpy, has_kernel
 
 NONE = codec_for("none")
 NOW = 1_700_000_000_000
+
+ENCODERS = {"numpy": encode_by_numpy} | ({"kernel": encode_by_kernel} if has_kernel() else {})
+
+
+@pytest.fixture(scope="module", params=ENCODERS, autouse=True)
+def encoder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test of this file by the compiled kernel and by its twin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_module, "encode_runs", ENCODERS[request.param])
+        yield
 
 
 def bytes_of(chunks: list[memoryview], count: int, base_timestamp_ms: int, max_timestamp_ms: int) -> bytes:

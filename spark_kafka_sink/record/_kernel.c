@@ -1,0 +1,242 @@
+/* Records to bytes (format v2), one after the other, in the order of the runs: see encoder.py, whose numpy form gives
+ * the same bytes and stands in where this is not compiled.
+ *
+ * Knows buffers alone: Arrow's 32-bit offsets, data and validity bits. Holds no state, and not the GIL while it works.
+ * Every length is checked against the buffers before it is used; what does not fit is a ValueError, never a write.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { NEAR = 8, FAR = 24 }; /* rows */
+
+typedef struct {
+    const int32_t *offsets; /* rows + 1 */
+    const uint8_t *data;
+    int64_t data_size;
+    const uint8_t *valid; /* bits, or NULL where nothing is null */
+    int64_t valid_from;   /* the bit of row 0 */
+} column;
+
+static inline uint64_t zigzag(int64_t number) { return ((uint64_t)number << 1) ^ (uint64_t)(number >> 63); }
+
+static inline int64_t width(uint64_t zigzagged)
+{
+    int64_t bytes = 1;
+    while (zigzagged >>= 7)
+        bytes++;
+    return bytes;
+}
+
+static inline uint8_t *put(uint8_t *at, uint64_t zigzagged)
+{
+    while (zigzagged >= 0x80) {
+        *at++ = (uint8_t)(zigzagged | 0x80);
+        zigzagged >>= 7;
+    }
+    *at++ = (uint8_t)zigzagged;
+    return at;
+}
+
+/* The value's length, -1 for a null, -2 where the offsets do not fit the data. */
+static inline int64_t length_of(const column *from, int64_t row)
+{
+    if (from->valid != NULL) {
+        int64_t bit = from->valid_from + row;
+        if (!(from->valid[bit >> 3] >> (bit & 7) & 1))
+            return -1;
+    }
+    int64_t start = from->offsets[row], end = from->offsets[row + 1];
+    return start < 0 || end < start || end > from->data_size ? -2 : end - start;
+}
+
+static inline uint8_t *put_bytes(uint8_t *at, const column *from, int64_t row, int64_t length)
+{
+    at = put(at, zigzag(length));
+    if (length > 0) {
+        memcpy(at, from->data + from->offsets[row], (size_t)length);
+        at += length;
+    }
+    return at;
+}
+
+typedef struct {
+    const int64_t *order; /* the row at each place, or NULL: the place itself */
+    const int64_t *times; /* by place, or NULL: `now` everywhere */
+    const int64_t *counts; /* headers by row, or NULL: none anywhere */
+    int64_t now, rows, places;
+    int has_key, has_value;
+    column key, value, headers;
+} records;
+
+/* Rows of one partition lie far apart in the columns: tell the processor early what will be read. */
+static inline void expect(const column *from, int64_t row)
+{
+    const uint8_t *data = from->data + from->offsets[row];
+    __builtin_prefetch(data);
+    __builtin_prefetch(data + 64);
+}
+
+static inline void look_ahead(const records *of, int64_t place)
+{
+    if (place + FAR < of->places) {
+        int64_t far = of->order[place + FAR], near = of->order[place + NEAR];
+        if (far < 0 || far >= of->rows || near < 0 || near >= of->rows)
+            return; /* refused when it is its turn */
+        __builtin_prefetch(&of->value.offsets[far]);
+        if (of->has_key)
+            __builtin_prefetch(&of->key.offsets[far]);
+        expect(&of->value, near);
+        if (of->has_key)
+            expect(&of->key, near);
+    }
+}
+
+/* Returns the end of what was written, or NULL where something does not fit. */
+static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, const uint8_t *end)
+{
+    for (int64_t place = run[0]; place < run[1]; place++) {
+        if (of->order != NULL && of->has_value)
+            look_ahead(of, place);
+        int64_t row = of->order == NULL ? place : of->order[place];
+        if (row < 0 || row >= of->rows)
+            return NULL;
+        uint64_t offset = zigzag(run[2] + place - run[0]);
+        uint64_t time = zigzag((int64_t)((uint64_t)(of->times == NULL ? of->now : of->times[place]) - (uint64_t)run[3]));
+        int64_t key = of->has_key ? length_of(&of->key, row) : -1;
+        int64_t value = of->has_value ? length_of(&of->value, row) : -1;
+        int64_t count = 0, headers = 0;
+        if (of->counts != NULL) {
+            count = of->counts[row];
+            headers = length_of(&of->headers, row);
+            if (headers == -1)
+                headers = 0;
+        }
+        if (key == -2 || value == -2 || headers == -2)
+            return NULL;
+        int64_t body = 1 + width(time) + width(offset) + width(zigzag(key)) + (key > 0 ? key : 0)
+                       + width(zigzag(value)) + (value > 0 ? value : 0) + width(zigzag(count)) + headers;
+        if (end - at < body + 10)
+            return NULL;
+        at = put(at, zigzag(body));
+        *at++ = 0; /* attributes */
+        at = put(at, time);
+        at = put(at, offset);
+        at = key < 0 ? put(at, zigzag(-1)) : put_bytes(at, &of->key, row, key);
+        at = value < 0 ? put(at, zigzag(-1)) : put_bytes(at, &of->value, row, value);
+        at = put(at, zigzag(count));
+        if (headers > 0) {
+            memcpy(at, of->headers.data + of->headers.offsets[row], (size_t)headers);
+            at += headers;
+        }
+    }
+    return at;
+}
+
+/* ---- Python's side: buffers in, checked ------------------------------------------------------------------------- */
+
+enum { ORDER, TIMES, COUNTS, RUNS, OUT, BOUNDS, COLUMNS, VIEWS = COLUMNS + 9 };
+
+/* A view of `object`'s bytes, empty for None. */
+static int view_of(PyObject *object, Py_buffer *view, int flags)
+{
+    if (object == Py_None) {
+        memset(view, 0, sizeof *view);
+        return 0;
+    }
+    return PyObject_GetBuffer(object, view, flags);
+}
+
+static int wants(const Py_buffer *view, int64_t bytes, const char *name)
+{
+    if (view->buf != NULL && view->len < bytes) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd bytes, less than %lld", name, view->len, (long long)bytes);
+        return 0;
+    }
+    return 1;
+}
+
+static int column_of(Py_buffer views[3], int64_t valid_from, int64_t rows, column *made, const char *name)
+{
+    if (!wants(&views[0], 4 * (rows + 1), name) || !wants(&views[2], (valid_from + rows + 7) / 8, name))
+        return 0;
+    made->offsets = views[0].buf;
+    made->data = views[1].buf;
+    made->data_size = views[1].len;
+    made->valid = views[2].buf;
+    made->valid_from = valid_from;
+    return 1;
+}
+
+static PyObject *encode(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *given[VIEWS];
+    long long rows, now, key_from, value_from;
+    if (!PyArg_ParseTuple(
+            arguments, "LLOOOOOO(OOOL)(OOOL)(OO)", &rows, &now, &given[ORDER], &given[TIMES], &given[COUNTS],
+            &given[RUNS], &given[OUT], &given[BOUNDS], &given[COLUMNS], &given[COLUMNS + 1], &given[COLUMNS + 2],
+            &key_from, &given[COLUMNS + 3], &given[COLUMNS + 4], &given[COLUMNS + 5], &value_from, &given[COLUMNS + 6],
+            &given[COLUMNS + 7]))
+        return NULL;
+    given[COLUMNS + 8] = Py_None; /* headers are never null */
+    Py_buffer views[VIEWS];
+    int taken = 0;
+    PyObject *result = NULL;
+    for (; taken < VIEWS; taken++) {
+        int flags = taken == OUT || taken == BOUNDS ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+        if (view_of(given[taken], &views[taken], flags) < 0)
+            goto release;
+    }
+    int64_t runs = views[RUNS].len / 32, places = 0;
+    const int64_t *run = views[RUNS].buf;
+    for (int64_t index = 0; index < runs; index++) {
+        if (run[4 * index] < places || run[4 * index + 1] < run[4 * index]) {
+            PyErr_SetString(PyExc_ValueError, "runs must ascend without overlap");
+            goto release;
+        }
+        places = run[4 * index + 1];
+    }
+    records of = {.order = views[ORDER].buf, .times = views[TIMES].buf, .counts = views[COUNTS].buf, .now = now,
+                  .rows = rows, .places = places, .has_key = views[COLUMNS].buf != NULL,
+                  .has_value = views[COLUMNS + 3].buf != NULL};
+    if (of.order == NULL && places > rows) {
+        PyErr_SetString(PyExc_ValueError, "runs go past the last row");
+        goto release;
+    }
+    if (!wants(&views[ORDER], 8 * places, "order") || !wants(&views[TIMES], 8 * places, "times")
+        || !wants(&views[COUNTS], 8 * rows, "counts") || !wants(&views[BOUNDS], 8 * (runs + 1), "bounds")
+        || !column_of(&views[COLUMNS], key_from, rows, &of.key, "key")
+        || !column_of(&views[COLUMNS + 3], value_from, rows, &of.value, "value")
+        || !column_of(&views[COLUMNS + 6], 0, rows, &of.headers, "headers"))
+        goto release;
+    uint8_t *start = views[OUT].buf, *at = start;
+    int64_t *bounds = views[BOUNDS].buf;
+    Py_BEGIN_ALLOW_THREADS
+    bounds[0] = 0;
+    for (int64_t index = 0; index < runs && at != NULL; index++) {
+        at = put_run(&of, run + 4 * index, at, start + views[OUT].len);
+        if (at != NULL)
+            bounds[index + 1] = at - start;
+    }
+    Py_END_ALLOW_THREADS
+    if (at == NULL)
+        PyErr_SetString(PyExc_ValueError, "a row, a length or the room for the records is out of bounds");
+    else
+        result = PyLong_FromLongLong(at - start);
+release:
+    while (taken-- > 0)
+        if (views[taken].obj != NULL)
+            PyBuffer_Release(&views[taken]);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"encode", encode, METH_VARARGS, "Write the records of all runs; returns the bytes written. See block.py."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernel", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,117 @@
+"""The compiled kernel against its numpy twin, and against what must never reach it. Without a C compiler there is no
+kernel, and nothing to compare.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sysconfig
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.arrow_arrays import Int64Array
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.runs import RunInput, encode_by_kernel, encode_by_numpy, has_kernel
+
+NOW = 1_700_000_000_000
+COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
+
+
+def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
+    assert has_kernel() or shutil.which(COMPILER) is None
+
+
+def some(rng: random.Random, rows: int, longest: int, nulls: float) -> list[bytes | None]:
+    return [None if rng.random() < nulls else rng.randbytes(rng.randint(0, longest)) for _ in range(rows)]
+
+
+def table_of(rng: random.Random, rows: int) -> Int64Array:
+    """Runs with gaps, of any base offset and time."""
+    bounds = sorted(rng.sample(range(rows + 1), min(rows + 1, 2 * rng.randint(1, 4))))
+    pairs = list(zip(bounds[::2], bounds[1::2], strict=False))
+    return np.array(
+        [(start, end, rng.choice([0, 63, 8_190, 2**20]), NOW - rng.choice([-70, 0, 5, 2**40])) for start, end in pairs],
+        np.int64,
+    ).reshape(-1, 4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kernel_and_twin_give_the_same_bytes(seed: int) -> None:
+    if not has_kernel():
+        return
+    rng = random.Random(seed)
+    rows = rng.choice([1, 2, 7, 40, 300])
+    before = rng.randint(0, 3)  # the columns are slices
+    headers = [
+        [("h" * rng.randint(1, 70), rng.choice([None, b"", b"v" * 200]))] * rng.randint(0, 3) for _ in range(rows)
+    ]
+    columns = RecordColumns.from_rows(
+        [b"before"] * before + some(rng, rows, rng.choice([0, 60, 70_000]), rng.choice([0, 0.3, 1])),
+        rng.choice([None, [None] * before + some(rng, rows, 20, rng.choice([0, 0.5, 1]))]),
+        rng.choice([None, [[]] * before + headers]),
+    ).slice(before, rows)
+    order: Any = rng.choice([None, np.array(rng.sample(range(rows), rows), np.intp)])
+    times: Any = rng.choice([None, np.array([NOW + rng.randint(-(2**33), 2**33) for _ in range(rows)], np.int64)])
+    table = table_of(rng, rows)
+    given = RunInput(columns, order, times, NOW, 70_000 * rows + 900 * rows)
+
+    def chunks(encode: Any) -> list[bytes]:
+        data, starts, ends = encode(given, table, None)
+        return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    assert chunks(encode_by_kernel) == chunks(encode_by_numpy)
+
+
+def values(*contents: bytes) -> RecordColumns:
+    return RecordColumns.from_rows(list(contents))
+
+
+def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
+    return np.array(rows, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("given", "table"),
+    [
+        pytest.param(RunInput(values(b"a" * 500), None, None, NOW, 30), runs((0, 1, 0, NOW)), id="no room"),
+        pytest.param(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 2, 0, NOW)), id="past the last row"),
+        pytest.param(
+            RunInput(values(b"a", b"b"), None, None, NOW, 300), runs((1, 2, 0, NOW), (0, 1, 0, NOW)), id="back"
+        ),
+        pytest.param(
+            RunInput(values(b"a", b"b"), np.array([0, 7], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="order"
+        ),
+        pytest.param(
+            RunInput(values(b"a", b"b"), np.array([-1, 0], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="below"
+        ),
+        pytest.param(
+            RunInput(values(b"a", b"b"), np.array([0], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="short order"
+        ),
+        pytest.param(
+            RunInput(values(b"a", b"b"), None, np.array([0]), NOW, 300), runs((0, 2, 0, NOW)), id="short times"
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_byte_is_written_beyond(given: RunInput, table: Int64Array) -> None:
+    if has_kernel():
+        with pytest.raises(SerializationError, match="could not be written"):
+            encode_by_kernel(given, table, None)
+
+
+# pyarrow looks at the first and the last one itself
+@pytest.mark.parametrize("offsets", [[0, 900, 4], [0, -3, 4], [2, 1, 4]])
+def test_offsets_that_lie_about_the_bytes_are_refused(offsets: list[int]) -> None:
+    if not has_kernel():
+        return
+    lying = pa.BinaryArray.from_buffers(
+        pa.binary(), 2, [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"abcdefgh")]
+    )
+    given = RunInput(values(b"a", b"b"), None, None, NOW, 3_000)
+    object.__setattr__(given.columns, "value", lying)
+    with pytest.raises(SerializationError, match="could not be written"):
+        encode_by_kernel(given, runs((0, 2, 0, NOW)), None)
