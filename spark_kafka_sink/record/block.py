@@ -1,9 +1,7 @@
 """A block of columns brought into partition order and cut into the runs that go to batches.
 
 Made and used by the thread that appends. The accumulator decides with Python ints where a run begins and ends;
-`encode` then writes the records of all runs in one pass, in the order in which the rows came, and one take brings them
-into partition order, so that a run is a slice. Copies of a record's bytes: the join of the encoder and, with several
-partitions, that take.
+`encode` then writes the records of all runs in one pass (`runs.py`), so that a run is a slice of what was written.
 
 A run's chunk is a view: it keeps the buffer of its whole block alive.
 """
