@@ -1,5 +1,5 @@
-"""Records to bytes by numpy and Arrow (format v2, org.apache.kafka.common.record.DefaultRecord): one vectorised pass for
-a whole block. For rows of `send`, and in place of the compiled kernel (`runs.py`).
+"""Records to bytes by numpy and Arrow (format v2, org.apache.kafka.common.record.DefaultRecord): one vectorised pass
+for a whole block. For rows of `send`, and in place of the compiled kernel (`runs.py`).
 
 Holds no state; any thread. Copies of a record's bytes on the way: one, `binary_join_element_wise`, from the columns
 into the block's buffer (plus one where headers are encoded).
