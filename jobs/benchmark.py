@@ -30,15 +30,14 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyspark
 from benchmark_contenders import CONTENDERS, STREAMS, Assignment, Cell, Contender
+from benchmark_figures import Latency, Rate, Timed
 from benchmark_show import draw, latency_table, rate_table
 from rich.console import Console
 from rich.markup import escape
@@ -86,51 +85,6 @@ class Broker(Protocol):
 
 class MeasurementError(Exception):
     """A contender failed, or its topic does not hold what it wrote."""
-
-
-class Timed(NamedTuple):
-    seconds: float
-    cpu_s: float
-
-
-@dataclass
-class Rate:
-    """A contender in a cell, over all its processes."""
-
-    cell: str
-    contender: str
-    records: int
-    """Of one run."""
-    runs: list[Timed] = field(default_factory=list)
-    worker_peak_bytes: int = 0
-    records_expected: int = 0
-    records_found: int = 0
-
-    @property
-    def records_per_s(self) -> float:
-        return self.records / median(run.seconds for run in self.runs)
-
-    @property
-    def cpu_s_per_million(self) -> float:
-        return median(run.cpu_s for run in self.runs) / self.records * 1e6
-
-    def as_dict(self) -> dict[str, Any]:
-        derived = {"records_per_s": self.records_per_s, "cpu_s_per_million": self.cpu_s_per_million}
-        return {**asdict(self), "runs": [run._asdict() for run in self.runs], **derived}
-
-
-@dataclass
-class Latency:
-    contender: str
-    cell: str
-    add_batch_ms: list[float] = field(default_factory=list)
-
-    @property
-    def median_ms(self) -> float:
-        return median(self.add_batch_ms)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "median_ms": self.median_ms}
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------

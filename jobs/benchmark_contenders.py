@@ -13,8 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from benchmark_processes import cpu_seconds, worker_peak_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -298,67 +299,6 @@ STREAMS: Mapping[str, StreamContender] = {
     "noop_source": StreamContender("Python data source, not sent", noop_source_stream, sends=False),
     "noop": StreamContender("Spark's noop", noop_stream, sends=False),
 }
-
-
-# ---- what the client pays ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Process:
-    """A line of /proc: see proc_pid_stat(5)."""
-
-    pid: int
-    parent: int
-    cpu_s: float
-    """Of its own and of the children that it has waited for."""
-
-
-def processes() -> dict[int, Process]:
-    found = {}
-    ticks = os.sysconf("SC_CLK_TCK")
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()  # the name before it may hold blanks
-        except OSError:  # it ended meanwhile
-            continue
-        pid = int(path.parent.name)
-        found[pid] = Process(pid, int(fields[1]), sum(map(int, fields[11:15])) / ticks)
-    return found
-
-
-def own_tree() -> list[Process]:
-    """This process, the JVM that it started, the daemon and the workers of that."""
-    everybody = processes()
-
-    def is_ours(pid: int) -> bool:
-        while pid in everybody and pid != os.getpid():
-            pid = everybody[pid].parent
-        return pid == os.getpid()
-
-    return [process for pid, process in everybody.items() if is_ours(pid)]
-
-
-def cpu_seconds() -> float:
-    return sum(process.cpu_s for process in own_tree())
-
-
-def worker_peak_bytes() -> int:
-    """The highest resident memory that one of Spark's Python workers had; 0 where there is none."""
-    tree = own_tree()
-    daemons = {process.pid for process in tree if b"pyspark.daemon" in read(process.pid, "cmdline")}
-    peaks = [0]
-    for process in tree:
-        if process.parent in daemons:
-            lines = read(process.pid, "status").splitlines()
-            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:")]
-    return max(peaks)
-
-
-def read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it ended meanwhile
-        return b""
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
