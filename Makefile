@@ -1,5 +1,5 @@
 # make demo   the main job on real input, into an embedded broker
-# make test   format, lint, types, and every test
+# make test   format, lint, types, and the tests, in eight minutes; make test-all also those that take minutes each
 # make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds,
 #             KILLS=200 so many deaths of a driver of exactly-once delivery
 # make soak   producers at work while brokers are killed and cut off; MINUTES=10 SEED=1
@@ -10,7 +10,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test setup check unit loopback integration integration-brokers integration-spark faults faults-quick soak microbenchmark \
+.PHONY: demo test test-all setup check unit loopback tests-that-compute tests-that-wait integration-brokers \
+        integration-spark integration-slow test-pyspark faults faults-quick soak microbenchmark \
         benchmark format clean
 
 setup: $(SETUP)
@@ -24,7 +25,11 @@ $(SETUP): setup.cfg setup.py pyproject.toml spark_kafka_sink/record/_kernel.c
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-test: check unit loopback integration faults-quick
+# Two at a time: one computes, the other mostly waits, for restarts and time-outs.
+test: check
+	@$(MAKE) --no-print-directory -j2 --output-sync=line tests-that-compute tests-that-wait
+
+test-all: test integration-slow
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
@@ -37,17 +42,24 @@ unit: $(SETUP)
 loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
 
-# Two at a time: those against brokers alone mostly wait, for restarts and time-outs, while Spark computes.
-integration: $(SETUP)
-	@$(MAKE) --no-print-directory -j2 --output-sync=line integration-brokers integration-spark
+tests-that-compute: $(SETUP)
+	@$(MAKE) --no-print-directory unit integration-spark
+
+tests-that-wait: $(SETUP)
+	@$(MAKE) --no-print-directory loopback integration-brokers faults-quick
 
 integration-brokers: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer \
-	  tests/integration/exactly_once/test_kills.py -q
+	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/exactly_once/test_kills.py -q -m 'not slow'
 
 integration-spark: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q
-	$(BIN)/python -m pytest tests/integration/parity tests/integration/deploy -q
+	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+
+# What takes minutes: beside Spark's own sink, on clusters, killed and started again.
+integration-slow: $(SETUP)
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
+	$(BIN)/python -m pytest tests/integration/parity -q
+	$(BIN)/python -m pytest tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/exactly_once/test_streams.py tests/integration/exactly_once/test_spark_kills.py -q
 
 # make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own. 4.1 leaves

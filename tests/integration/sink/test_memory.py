@@ -27,6 +27,7 @@ def peak_bytes(_rows: Iterator[Row]) -> Iterator[int]:
     yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "write",
     [
