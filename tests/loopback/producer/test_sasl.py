@@ -150,7 +150,8 @@ def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp
                 time.sleep(0.01)
     assert values(cluster) == [b"%d" % number for number in range(sent)]
     assert len(endpoint.requests) >= 2
-    assert all(is_renewal for _, is_renewal in cluster.sasl.logins[2:])
+    # a connection each to a bootstrap address, to any node for the producer id, to the leader; all else is renewal
+    assert [is_renewal for _, is_renewal in cluster.sasl.logins].count(False) <= 3, cluster.sasl.logins
     assert cluster.sasl.expired == 0
 
 
