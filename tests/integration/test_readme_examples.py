@@ -63,6 +63,21 @@ def test_the_format_writes_a_batch_and_a_stream(spark: SparkSession, kafka_broke
         kafka_broker.delete_topic("payments")
 
 
+def test_exactly_once_writes_each_row_once(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
+    kafka_broker.create_topic("orders", partitions=2)
+    try:
+        query = run("exactly-once", kafka_broker, tmp_path)["query"]
+        while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
+            query.awaitTermination(1)
+        query.stop()
+        assert query.exception() is None
+        values = [int(record.value()) for record in read_topic(kafka_broker.bootstrap_servers, "orders", 2)]
+        assert values
+        assert sorted(values) == list(range(len(values)))
+    finally:
+        kafka_broker.delete_topic("orders")
+
+
 def test_the_producer_alone(kafka_broker: Admin, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kafka_broker.create_topic("orders")
     try:
