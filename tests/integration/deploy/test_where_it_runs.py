@@ -60,7 +60,7 @@ def test_a_packed_environment_on_a_standalone_cluster(
     assert_each_wrote_every_row(kafka_broker, topic, told)
     assert told.places
     for place in told.places:
-        assert "/work/app-" in place["folder"]
+        assert "/app-" in place["folder"]
         assert place["package"].startswith(f"{place['folder']}/environment/")
 
 
@@ -76,7 +76,7 @@ def test_a_zip_of_the_package_on_a_standalone_cluster(
     assert_each_wrote_every_row(kafka_broker, topic, told)
     assert told.places
     for place in told.places:
-        assert "/work/app-" in place["folder"]
+        assert "/app-" in place["folder"]
         assert "spark_kafka_sink.zip/" in place["package"]
 
 
