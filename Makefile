@@ -43,10 +43,10 @@ loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
 
 tests-that-compute: $(SETUP)
-	@$(MAKE) --no-print-directory unit integration-spark
+	@$(MAKE) --no-print-directory unit loopback integration-spark
 
 tests-that-wait: $(SETUP)
-	@$(MAKE) --no-print-directory loopback integration-brokers faults-quick
+	@$(MAKE) --no-print-directory integration-brokers faults-quick
 
 integration-brokers: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q -m 'not slow'
