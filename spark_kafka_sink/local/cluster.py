@@ -16,7 +16,7 @@ from spark_kafka_sink.local.admin import Admin, TopicDescription
 from spark_kafka_sink.local.class_archive import with_class_archive
 from spark_kafka_sink.local.jars import cache_dir, fetch_jars
 from spark_kafka_sink.local.java import find_java
-from spark_kafka_sink.local.jvm import Jvm
+from spark_kafka_sink.local.jvm import TUNINGS, Jvm
 from spark_kafka_sink.local.node import Node, new_cluster_id
 from spark_kafka_sink.local.ports import HOST, ReservedPort
 from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
@@ -46,6 +46,8 @@ class EmbeddedKafka:
     log_dirs: how many folders each node spreads its partitions over, as a broker does over disks.
     data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
     removed at stop.
+    tuned_for: "start", for a start in a second or two; the broker's code then stays slow, that of TLS most. "throughput"
+    for measurements: the JVM flags of Kafka's own start script, with every compiler, and a start that takes longer.
     start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
 
     Raises LocalBrokerError.
@@ -62,10 +64,13 @@ class EmbeddedKafka:
         security: BrokerSecurity | None = None,
         log_dirs: int = 1,
         data_dir: Path | None = None,
+        tuned_for: str = "start",
         start_timeout_s: float = 60.0,
     ) -> None:
         if nodes not in (1, 3):
             raise LocalBrokerError(f"An embedded cluster has 1 or 3 nodes, not {nodes}.")
+        if tuned_for not in TUNINGS:
+            raise LocalBrokerError(f"A broker is tuned for {' or '.join(TUNINGS)}, not for {tuned_for}.")
         self._node_count = nodes
         self._release = find_release(version)
         self._properties = dict(properties or {})
@@ -75,6 +80,7 @@ class EmbeddedKafka:
         self._security = security
         self._log_dirs = log_dirs
         self._data_dir = data_dir.absolute() if data_dir is not None else None
+        self._tuned_for = tuned_for
         self._start_timeout_s = start_timeout_s
         self._nodes: dict[int, Node] = {}
         self._ports: list[ReservedPort] = []
@@ -124,8 +130,8 @@ class EmbeddedKafka:
         cache = cache_dir()
         jars = fetch_jars(self._release.lock_path, cache=cache)
         jvm = with_class_archive(Jvm(find_java(), self._release, jars), cache)
-        if self._security is not None:
-            jvm = replace(jvm, system_properties=self._security.system_properties())
+        properties = self._security.system_properties() if self._security is not None else {}
+        jvm = replace(jvm, system_properties=properties, tuned_for=self._tuned_for)
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._make_nodes(jvm)

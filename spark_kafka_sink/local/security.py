@@ -1,7 +1,7 @@
 """How an embedded broker is secured: listeners for clients that speak TLS or log in, users, who may do what. No I/O.
 
 A broker keeps its PLAINTEXT listener beside them, for its own talk and for administration: it is on the loopback
-interface of a test. Its JVM is tuned for a fast start, which makes TLS slow (some 15 MB/s): measure with another.
+interface of a test. A broker tuned for a fast start, as it is by default, is slow at TLS (some 15 MB/s).
 """
 
 from __future__ import annotations
