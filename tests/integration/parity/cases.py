@@ -273,7 +273,7 @@ REFUSALS = (
         "a partition below 0",
         "SELECT CAST(-1 AS INT) AS partition, 'v' AS value FROM rows",
         "Invalid partition: -1. Partition number should always be non-negative or null.",
-        "asks for partition -1; the topic has 0 to 3",
+        "asks for partition -1; topic {topic} has 0 to 3",
         is_early=False,
     ),
     Refusal(

@@ -55,8 +55,8 @@ def test_no_rows_are_neither_placed_nor_free() -> None:
 @pytest.mark.parametrize("partition", [-1, 3])
 def test_a_partition_that_the_topic_does_not_have_is_refused_with_its_row(partition: int) -> None:
     columns = RecordColumns.from_rows(VALUES, partitions=[None, 2, partition, None])
-    with pytest.raises(SerializationError, match=f"Row 2 asks for partition {partition}; the topic has 0 to 2"):
-        place(columns, 3)
+    with pytest.raises(SerializationError, match=f"Row 2 asks for partition {partition}; topic flights has 0 to 2: "):
+        place(columns, 3, whose="topic flights")
 
 
 def test_the_highest_partition_asked_for_is_known() -> None:
