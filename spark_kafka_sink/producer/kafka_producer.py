@@ -164,9 +164,9 @@ class KafkaProducer(TransactionMethods):
 
     @property
     def has_failed(self) -> bool:
-        """The producer can send no more: it met a fatal error, or its thread is gone. Close it and make another."""
+        """It met a fatal error, a turn of its thread failed, or the thread is gone: close it and make another."""
         manager = self._transaction_manager
-        is_fatal = manager is not None and manager.has_fatal_error
+        is_fatal = self.sender.has_failed_turn or (manager is not None and manager.has_fatal_error)
         return is_fatal or (self._thread is not None and not self._thread.is_alive() and not self._is_closed)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class KafkaProducer(TransactionMethods):
         except IllegalStateError:
             raise
         except KafkaError as error:
-            self._lose_transaction(error)
+            self._lose_transaction(self.sender.explained(error))
             self._metrics.records_failed(1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire()
@@ -237,7 +237,7 @@ class KafkaProducer(TransactionMethods):
         except IllegalStateError:
             raise
         except KafkaError as error:
-            self._lose_transaction(error)
+            self._lose_transaction(self.sender.explained(error))
             raise
 
     def _send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None) -> None:
@@ -246,7 +246,7 @@ class KafkaProducer(TransactionMethods):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
             cluster, left_ms = self._topics.wait_for(topic, named)
             count = cluster.partition_count_for_topic(topic) or 1
-            placement = place(part, count, self.config.partitioner_ignore_keys)
+            placement = place(part, count, self.config.partitioner_ignore_keys, f"topic {topic}")
             if placement.placed is not None:
                 self._send_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms)
             if placement.free is not None:
@@ -322,7 +322,11 @@ class KafkaProducer(TransactionMethods):
     def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
         """The topic's partitions, waited for up to max.block.ms. Raises what keeps them from being known."""
         self._ensure_usable()
-        cluster, _ = self._topics.wait_for(topic)
+        try:
+            cluster, _ = self._topics.wait_for(topic)
+        except KafkaError as error:
+            self.sender.explained(error)
+            raise
         return cluster.partitions_for_topic(topic)
 
     def metrics(self) -> Mapping[str, float]:
@@ -348,14 +352,20 @@ class KafkaProducer(TransactionMethods):
         deadline_ms = None if timeout_ms is None else started_ms + timeout_ms
 
         def wait(batch: ProducerBatch) -> bool:
-            if deadline_ms is None:
-                return batch.result.wait(None)
-            return batch.result.wait(max(0, deadline_ms - self._clock.now_ms()) / 1000)
+            if deadline_ms is not None:
+                return batch.result.wait(max(0, deadline_ms - self._clock.now_ms()) / 1000)
+            limit_s = (self.config.delivery_timeout_ms + self.config.request_timeout_ms) / 1000
+            while not batch.result.wait(limit_s):
+                if self.sender.has_failed_turn:  # nobody else would keep delivery.timeout.ms
+                    return False
+            return True
 
         self._accumulator.begin_flush()
         self.sender.wakeup()
         if not self._accumulator.await_flush_completion(wait):
-            raise KafkaTimeoutError(f"Records were still on their way after a flush of {timeout_ms} ms.")
+            waited_ms = self._clock.now_ms() - started_ms
+            late = KafkaTimeoutError(f"Records were still on their way after a flush of {waited_ms} ms.")
+            raise self.sender.explained(late)
         self._metrics.call_returned("flush", self._clock.now_ms() - started_ms)
 
     def close(self, timeout_ms: int | None = None) -> None:

@@ -16,7 +16,8 @@ from spark_kafka_sink.client.selectable import KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
+from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.node_availability import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
@@ -74,6 +75,8 @@ class Sender:
         )
         self._is_running = True
         self._is_forced = False
+        self._failed_turn: tuple[Exception, int] | None = None
+        """The last one's error, and when it was."""
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -101,8 +104,27 @@ class Sender:
     def _run_safely(self) -> None:
         try:
             self.run_once()
-        except Exception:
+        except Exception as error:
+            self._failed_turn = error, self._clock.now_ms()
             log.exception("A turn of the Sender failed; it goes on")
+            self._clock.sleep_ms(self._config.retry_backoff_ms)
+
+    @property
+    def has_failed_turn(self) -> bool:
+        """Since the start. What such a turn had in hand may never get an outcome."""
+        return self._failed_turn is not None
+
+    def explained(self, error: KafkaError) -> KafkaError:
+        """`error`; a time-out is told of the last turn that failed, as its cause, if one did. From any thread."""
+        if self._failed_turn is not None and isinstance(error, KafkaTimeoutError):
+            cause, at_ms = self._failed_turn
+            ago_ms = self._clock.now_ms() - at_ms
+            error.args = (
+                f"{error} A fault of the producer's own may be the cause: {ago_ms} ms ago a turn of its Sender failed"
+                f" with {type(cause).__name__}: {one_line(str(cause))}",
+            )
+            error.__cause__ = cause
+        return error
 
     def run_once(self) -> None:
         """One turn."""

@@ -116,11 +116,12 @@ class TransactionMethods:
         self.sender.wakeup()
         if not result.wait(self._clock, self.config.max_block_ms):
             refusal = manager.last_refusal
-            raise KafkaTimeoutError(
+            late = KafkaTimeoutError(
                 f"{result.operation} of transactional.id {manager.transactional_id} did not end within"
                 f" max.block.ms={self.config.max_block_ms}; call it again to go on waiting."
                 + ("" if refusal is None else f" The last answer was: {refusal}")
             )
+            raise self.sender.explained(late)
         if result.error is not None:
             raise result.error
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)

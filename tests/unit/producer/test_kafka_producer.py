@@ -211,6 +211,14 @@ def test_many_rows_go_in_blocks() -> None:
     assert len(harness.values()) == rows
 
 
+def test_a_row_that_asks_for_a_partition_below_0_is_refused_by_its_topic_and_column() -> None:
+    harness = warm(topics={TOPIC: 3})
+    text = f"Row 1 asks for partition -1; topic {TOPIC} has 0 to 2: change the column partition"
+    with pytest.raises(SerializationError, match=text):
+        harness.send_columns(RecordColumns.from_rows([b"a", b"b"], partitions=[0, -1]))
+    assert not harness.accumulator.has_incomplete
+
+
 def test_no_rows_send_nothing() -> None:
     harness = warm()
     harness.send_columns(RecordColumns.from_rows([]))

@@ -1,0 +1,131 @@
+"""A turn of the Sender that fails by a fault of our own: whoever then waits in vain is told why."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+from support.producer_harness import TOPIC, ProducerHarness
+from support.transaction_harness import TransactionHarness
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.record.columns import RecordColumns
+
+SETTINGS = {
+    "linger.ms": "0",
+    "buffer.memory": "1000",
+    "max.block.ms": "2000",
+    "request.timeout.ms": "10",
+    "delivery.timeout.ms": "10",
+}
+FAULT = "'NoneType' object has no attribute 'topic'"
+
+
+def breaks(*_: object) -> None:
+    raise AttributeError(FAULT)
+
+
+def broken(harness: ProducerHarness) -> ProducerHarness:
+    """From now on each turn fails, as the Sender's thread would see it."""
+    harness.client.poll = breaks
+    harness.clock.on_wait = lambda _: harness.producer.sender._run_safely()
+    harness.producer.sender._run_safely()
+    return harness
+
+
+def with_a_record_on_its_way() -> ProducerHarness:
+    harness = ProducerHarness(SETTINGS)
+    harness.warm_up()
+    harness.network.stalled.add(0)
+    harness.send(bytes(700))
+    return harness
+
+
+def assert_told(error: BaseException | None) -> None:
+    assert isinstance(error, KafkaTimeoutError)
+    assert isinstance(error.__cause__, AttributeError)
+    assert str(error).endswith(f" ms ago a turn of its Sender failed with AttributeError: {FAULT}")
+
+
+@pytest.mark.parametrize("call", ["send", "send_columns", "partitions_for"])
+def test_in_a_wait_for_metadata(call: str) -> None:
+    harness = broken(ProducerHarness(SETTINGS))
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: harness.producer.send(TOPIC, b"v").result(0),
+        "send_columns": lambda: harness.send_columns(RecordColumns.from_rows([b"v"])),
+        "partitions_for": lambda: harness.producer.partitions_for(TOPIC),
+    }
+    with pytest.raises(
+        KafkaTimeoutError, match=r"^No broker of bootstrap\.servers=.* within max\.block\.ms=2000"
+    ) as caught:
+        calls[call]()
+    assert_told(caught.value)
+
+
+def test_in_a_wait_for_memory() -> None:
+    harness = broken(with_a_record_on_its_way())
+    error = harness.send(bytes(700)).error
+    assert isinstance(error, BufferExhaustedError)
+    assert_told(error)
+    with pytest.raises(BufferExhaustedError, match=r"^buffer\.memory=1000 stayed full") as caught:
+        harness.send_columns(RecordColumns.from_rows([bytes(700)]))
+    assert_told(caught.value)
+
+
+@pytest.mark.parametrize("timeout_ms", [0, None])
+def test_in_a_flush(timeout_ms: int | None) -> None:
+    """Also in one without a limit: nobody else keeps delivery.timeout.ms."""
+    harness = broken(with_a_record_on_its_way())
+    with pytest.raises(KafkaTimeoutError, match=r"^Records were still on their way") as caught:
+        harness.producer.flush(timeout_ms)
+    assert_told(caught.value)
+
+
+def test_in_a_wait_for_a_transaction() -> None:
+    harness = TransactionHarness(2).started()
+    harness.send()
+    broken(harness)
+    with pytest.raises(KafkaTimeoutError, match="did not end within") as caught:
+        harness.producer.commit_transaction()
+    assert_told(caught.value)
+
+
+def test_other_errors_and_producers_without_a_fault_speak_for_themselves() -> None:
+    harness = ProducerHarness(SETTINGS)
+    late, refusal = KafkaTimeoutError("late"), KafkaError("no")
+    assert harness.producer.sender.explained(late) is late
+    assert str(late) == "late"
+    broken(harness)
+    assert str(harness.producer.sender.explained(refusal)) == "no"
+    assert refusal.__cause__ is None
+
+
+class Watched(SystemClock):
+    """Nobody but a Sender whose turn has failed sleeps."""
+
+    def __init__(self) -> None:
+        self.slept = threading.Event()
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        assert duration_ms == 100, "retry.backoff.ms"
+        self.slept.set()
+
+
+def test_the_thread_goes_on_after_a_pause_logs_it_and_the_producer_is_given_to_nobody_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Watched()
+    with caplog.at_level(logging.ERROR), KafkaProducer({"bootstrap.servers": "127.0.0.1:1"}, clock=clock) as producer:
+        producer.sender.run_once = breaks
+        producer.sender.wakeup()
+        assert clock.slept.wait(5)
+        del producer.sender.run_once
+        assert producer.has_failed
+        assert producer._thread is not None
+        assert producer._thread.is_alive()
+    assert not producer._thread.is_alive()
+    assert FAULT in caplog.text
