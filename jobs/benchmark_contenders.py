@@ -73,14 +73,20 @@ class Assignment:
     options: Mapping[str, str] = field(default_factory=dict)
     """Producer settings by Kafka's names, over each client's own defaults."""
     is_latency: bool = False
+    authority_file: str = ""
+    """Whose certificates are trusted, in PEM; with one `servers` speak TLS."""
 
-    def settings(self) -> dict[str, str]:
+    def settings(self, authority: str) -> dict[str, str]:
+        """`authority`: what the client calls the file of those it trusts."""
+        tls = {"security.protocol": "SSL", authority: self.authority_file} if self.authority_file else {}
         codec = Cell.parse(self.cell).codec
-        return {"bootstrap.servers": self.servers, "compression.type": codec, **self.options}
+        return {"bootstrap.servers": self.servers, "compression.type": codec, **tls, **self.options}
 
     def sink_options(self) -> dict[str, str]:
         """For Spark's sink and for ours."""
-        return {"topic": self.topic} | {f"kafka.{name}": value for name, value in self.settings().items()}
+        store = {"ssl.truststore.type": "PEM"} if self.authority_file else {}
+        settings = store | self.settings("ssl.truststore.location")
+        return {"topic": self.topic} | {f"kafka.{name}": value for name, value in settings.items()}
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -151,7 +157,7 @@ def foreach_partition(df: DataFrame, work: Assignment) -> None:
 
 
 def confluent(df: DataFrame, work: Assignment) -> None:
-    settings, topic, is_keyed = work.settings(), work.topic, Cell.parse(work.cell).is_keyed
+    settings, topic, is_keyed = work.settings("ssl.ca.location"), work.topic, Cell.parse(work.cell).is_keyed
 
     def write_rows(rows: Iterator[Row]) -> None:
         from confluent_kafka import Producer
@@ -183,7 +189,7 @@ def kafka_python(df: DataFrame, work: Assignment) -> None:
     topic, is_keyed = work.topic, Cell.parse(work.cell).is_keyed
     settings: dict[str, Any] = {
         name.replace(".", "_"): int(value) if value.lstrip("-").isdigit() else value
-        for name, value in work.settings().items()
+        for name, value in work.settings("ssl.cafile").items()
         if (name, value) != ("compression.type", "none")
     }
 

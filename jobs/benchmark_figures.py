@@ -20,6 +20,8 @@ class Rate:
     contender: str
     records: int
     """Of one run."""
+    security: str = "PLAINTEXT"
+    """Kafka's security.protocol."""
     runs: list[Timed] = field(default_factory=list)
     worker_peak_bytes: int = 0
     records_expected: int = 0
@@ -42,6 +44,7 @@ class Rate:
 class Latency:
     contender: str
     cell: str
+    security: str = "PLAINTEXT"
     add_batch_ms: list[float] = field(default_factory=list)
 
     @property

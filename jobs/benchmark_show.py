@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark_arguments import SECURITY
 from benchmark_contenders import CONTENDERS, STREAMS, Cell
 from rich.table import Table
 
@@ -23,17 +24,21 @@ COLOURS = {
 }
 
 
-def title(cell: str) -> str:
+def title(cell: str, security: str) -> str:
     parsed = Cell.parse(cell)
     keys = "keyed" if parsed.is_keyed else "unkeyed"
-    return f"{keys}, {parsed.codec}, {parsed.partitions} partitions, {parsed.value_bytes:,} B"
+    tls = "" if security == "PLAINTEXT" else f", {SECURITY[security]}"
+    return f"{keys}, {parsed.codec}, {parsed.partitions} partitions, {parsed.value_bytes:,} B{tls}"
 
 
-def rate_table(cell: str, rates: Sequence[Figures]) -> Table:
-    table = Table(title=title(cell))
+def rate_table(cell: str, security: str, figures: Sequence[Figures]) -> Table:
+    rates = [rate for rate in figures if rate["security"] == security]
+    table = Table(title=title(cell, security))
     table.add_column("", no_wrap=True)
     for column in ("records/s", "spread", "x JVM", "CPU s/M", "x JVM", "peak MB"):
         table.add_column(column, justify="right")
+    if is_compared := any("plaintext_ratio" in rate for rate in rates):
+        table.add_column("x PLAINTEXT", justify="right")
     for rate in rates:
         seconds = [run["seconds"] for run in rate["runs"]]
         spread = (max(seconds) - min(seconds)) / min(seconds)
@@ -45,12 +50,14 @@ def rate_table(cell: str, rates: Sequence[Figures]) -> Table:
             f"{rate['cpu_s_per_million']:.2f}",
             f"{rate['cpu_ratio']:.2f}" if "cpu_ratio" in rate else "",
             f"{rate['worker_peak_bytes'] / 1e6:.0f}" if rate["worker_peak_bytes"] else "",
+            *([f"{rate['plaintext_ratio']:.2f}" if "plaintext_ratio" in rate else ""] if is_compared else []),
         )
     return table
 
 
-def latency_table(latencies: Sequence[Figures], rows: int) -> Table:
-    table = Table(title=f"Micro-batches of {rows:,} rows: addBatch")
+def latency_table(security: str, figures: Sequence[Figures], rows: int) -> Table:
+    latencies = [latency for latency in figures if latency["security"] == security]
+    table = Table(title=f"Micro-batches of {rows:,} rows, {SECURITY[security]}: addBatch")
     table.add_column("", no_wrap=True)
     for column in ("median ms", "fastest - slowest", "batches"):
         table.add_column(column, justify="right")
@@ -70,7 +77,7 @@ def draw(results: Figures, stem: Path) -> list[Path]:
     from matplotlib import pyplot as plt
 
     rates = results["rates"]
-    cells = list(dict.fromkeys(rate["cell"] for rate in rates))
+    cells = list(dict.fromkeys((rate["cell"], rate["security"]) for rate in rates))
     names = list(dict.fromkeys(rate["contender"] for rate in rates))
     height = 0.8 / len(names)
     panels = (
@@ -81,13 +88,13 @@ def draw(results: Figures, stem: Path) -> list[Path]:
     for axis, (figure_name, scale, label, ratio) in zip(axes, panels, strict=True):
         for rate in rates:
             number = names.index(rate["contender"])
-            place = cells.index(rate["cell"]) + (number - (len(names) - 1) / 2) * height
+            place = cells.index((rate["cell"], rate["security"])) + (number - (len(names) - 1) / 2) * height
             value = rate[figure_name] / scale
             axis.barh(place, value, height * 0.92, color=COLOURS[rate["contender"]])
             text = f" {value:.2f}" + (f"  ({rate[ratio]:.2f} x)" if ratio in rate else "")
             axis.text(value, place, text, va="center", fontsize=7)
         axis.set_xlabel(label)
-        axis.set_yticks(range(len(cells)), [title(cell) for cell in cells])
+        axis.set_yticks(range(len(cells)), [title(cell, security) for cell, security in cells])
         axis.margins(x=0.2, y=0.02)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()

@@ -46,8 +46,8 @@ class EmbeddedKafka:
     log_dirs: how many folders each node spreads its partitions over, as a broker does over disks.
     data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
     removed at stop.
-    tuned_for: "start", for a start in a second or two; the broker's code then stays slow, that of TLS most. "throughput"
-    for measurements: the JVM flags of Kafka's own start script, with every compiler, and a start that takes longer.
+    tuned_for: "start", for a start in a second or two; the broker's code then stays slow, that of TLS most. Or, for
+    measurements, "throughput": the JVM flags of Kafka's own start script, with every compiler.
     start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
 
     Raises LocalBrokerError.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from jobs.read_topic import read_topic
-from spark_kafka_sink.local import Admin
+from spark_kafka_sink.local import Admin, EmbeddedKafka
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 CELL = "keyed-lz4-4-100"
@@ -55,7 +57,7 @@ def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
         )
         for n in range(RECORDS)
     ]
-    assert [name.split("-")[4] for name in admin.read] == ["jvm", "write"]
+    assert [name.split("-")[4] for name in admin.read] == ["jvm", "jvm", "write"]  # the first one warms the broker up
     for records in admin.read.values():
         assert set(records["partition"].to_pylist()) == {0, 1, 2, 3}
         pairs = list(zip(records["key"].to_pylist(), records["value"].to_pylist(), strict=True))
@@ -69,6 +71,7 @@ def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
         "rounds": 1,
         "runs": 1,
         "cores": 2,
+        "security": ["PLAINTEXT"],
         "option": {"linger.ms": "7"},
     }
     jvm, ours = figures["rates"]
@@ -84,6 +87,43 @@ def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
     assert jvm["worker_peak_bytes"] == 0
     assert 30e6 < ours["worker_peak_bytes"] < 1e9
     assert "KafkaSink.write" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_over_tls_each_contender_trusts_the_broker_and_is_compared_with_plaintext(
+    benchmark: ModuleType,
+    own_kafka: Callable[..., EmbeddedKafka],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    security = benchmark.secured_listener(tmp_path)
+    kafka = own_kafka(security=security, tuned_for="throughput")
+    assigned = []
+    run_process = benchmark.run_process
+
+    def spy(work: Any, timeout_s: float) -> Any:
+        assigned.append((work.contender, work.servers))
+        return run_process(work, timeout_s)
+
+    monkeypatch.setattr(benchmark, "run_process", spy)
+    chosen = ["--contenders", "write,jvm,confluent", "--security", "SSL,PLAINTEXT"]
+    results = benchmark.measure(kafka, benchmark.parse_arguments([*TINY, *chosen]), security.truststore)
+
+    assert results["failures"] == []
+    pair = (kafka.secured_servers("SSL"), kafka.bootstrap_servers)
+    expected = [(name, servers) for name in ("write", "write", "jvm", "confluent") for servers in pair]
+    assert assigned == expected
+    rates = {(rate["contender"], rate["security"]): rate for rate in results["rates"]}
+    for name in ("write", "jvm", "confluent"):
+        tls, plain = rates[name, "SSL"], rates[name, "PLAINTEXT"]
+        assert tls["records_found"] == tls["records_expected"] > 0
+        assert tls["plaintext_ratio"] == pytest.approx(tls["records_per_s"] / plain["records_per_s"])
+        assert tls["rate_ratio"] == pytest.approx(tls["records_per_s"] / rates["jvm", "SSL"]["records_per_s"])
+        assert "plaintext_ratio" not in plain
+    shown = capsys.readouterr().out
+    assert "100 B, TLS" in shown
+    assert "x PLAINTEXT" in shown
 
 
 @pytest.mark.parametrize(
