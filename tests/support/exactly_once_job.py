@@ -1,11 +1,13 @@
-"""A driver to be killed: python -m support.exactly_once_job SERVERS TOPIC FOLDER FORM PARTITIONS [NUMBER].
+"""A driver to be killed: python -m support.exactly_once_job SERVERS TOPIC FOLDER FORM PARTITIONS [...].
 
-With a number it kills itself, with all processes of its group, after so many requests of its protocol (foreachBatch
-alone: in the other form another process makes them).
+It runs `Stream`, whose form may also be "write": a batch write of all the input. What it dies of and where its tasks
+stop, killed_spark's environment variables tell; with --dies-after N it kills itself, with all processes of its group,
+after so many requests of its protocol (foreachBatch alone: in the other form another process makes them).
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from support.exactly_once_streams import Stream
 from support.killed_query import DyingCluster
+from support.killed_spark import KilledDriver, KilledSink, KilledSource
 
 from spark_kafka_sink.sink import driver_session
 
@@ -30,19 +33,35 @@ def die_after(number: int) -> None:
 
 
 def main() -> None:
-    servers, topic, folder, form, partitions, *number = sys.argv[1:]
-    if number:
-        die_after(int(number[0]))
+    parser = argparse.ArgumentParser()
+    for name, kind in {"servers": str, "topic": str, "folder": Path, "form": str, "partitions": int}.items():
+        parser.add_argument(name, type=kind)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--order", default="")
+    parser.add_argument("--dies-after", type=int)
+    options = parser.parse_args()
+    driver_session.ExactlyOnceDriver = KilledDriver  # type: ignore[misc]
+    if options.dies_after is not None:
+        die_after(options.dies_after)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(options.master)
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "FATAL")
-        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+        .config("spark.executor.memory", "512m")
+        .config("spark.shuffle.io.retryWait", "200ms")  # an executor that was killed does not come back
+        .config("spark.sql.warehouse.dir", f"{options.folder}/warehouse")
         .getOrCreate()
     )
-    Stream(servers, topic, Path(folder), form).run(spark, int(partitions))
+    stream = Stream(
+        options.servers, options.topic, options.folder, options.form, data_source=KilledSource, sink=KilledSink
+    )
+    if options.form == "write":
+        rows = spark.read.schema("key STRING, value STRING").json(str(stream.source))
+        KilledSink(stream.options).write(rows.repartition(options.partitions, "key"))
+    else:
+        stream.run(spark, options.partitions, options.order)
     spark.stop()
 
 

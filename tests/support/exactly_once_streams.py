@@ -8,9 +8,9 @@ import os
 import random
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 from support.librdkafka import read_topic
@@ -22,7 +22,8 @@ from spark_kafka_sink.sink.driver_cluster import connect
 from spark_kafka_sink.sink.foreach import KafkaSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 KEYS = 5
@@ -38,6 +39,8 @@ class Stream(NamedTuple):
     folder: Path
     form: str
     rows: int = 40
+    data_source: type[KafkaSinkDataSource] = KafkaSinkDataSource
+    sink: type[KafkaSink] = KafkaSink
 
     @property
     def prefix(self) -> str:
@@ -64,9 +67,9 @@ class Stream(NamedTuple):
             os.utime(new, (_EARLIEST_S + number,) * 2)  # Spark takes them by age
             new.rename(self.source / new.name)
 
-    def start(self, spark: SparkSession, partitions: int) -> StreamingQuery:
-        """All the input there is, in so many tasks a batch; a key's rows are in one task, in their order."""
-        options = {
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
             "kafka.bootstrap.servers": self.servers,
             "topic": self.topic,
             "delivery.guarantee": "exactly-once",
@@ -74,17 +77,23 @@ class Stream(NamedTuple):
             "kafka.linger.ms": "0",
             "kafka.retry.backoff.ms": "20",
         }
+
+    def start(self, spark: SparkSession, partitions: int, order: str = "") -> StreamingQuery:
+        """All the input there is, in so many tasks a batch; a key's rows are in one task, in their order. `order`:
+        the keys' in a task, "ascending" or "descending", else as they come.
+        """
         read = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
-        stream = read.json(str(self.source)).repartition(partitions, "key").writeStream
+        rows = keys_in_order(read.json(str(self.source)).repartition(partitions, "key"), order)
+        stream = rows.writeStream
         if self.form == "format":
-            spark.dataSource.register(KafkaSinkDataSource)
-            stream = stream.format("kafka_sink").options(**options)
+            spark.dataSource.register(self.data_source)
+            stream = stream.format("kafka_sink").options(**self.options)
         else:
-            stream = stream.foreachBatch(KafkaSink(options).write_batch)
+            stream = stream.foreachBatch(self.sink(self.options).write_batch)
         return stream.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
 
-    def run(self, spark: SparkSession, partitions: int) -> None:
-        self.start(spark, partitions).awaitTermination()
+    def run(self, spark: SparkSession, partitions: int, order: str = "") -> None:
+        self.start(spark, partitions, order).awaitTermination()
 
     def last_batch(self) -> int:
         """Of those that Spark has logged as committed; -1 for none."""
@@ -115,6 +124,20 @@ class Stream(NamedTuple):
         return found
 
 
+def keys_in_order(rows: DataFrame, order: str) -> DataFrame:
+    """Another order of each task's rows, in which a key's own keep theirs: Spark sorts no stream."""
+    if not order:
+        return rows
+
+    def sort(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.compute
+
+        for batch in batches:
+            yield batch.take(pyarrow.compute.sort_indices(batch, sort_keys=[("key", order)]))  # a stable sort
+
+    return rows.mapInArrow(sort, rows.schema)
+
+
 def check_content(
     servers: str, topic: str, rows: int, keys: int, batch_of: Callable[[int], int] = lambda _: 0, file_rows: int = 0
 ) -> None:
@@ -137,12 +160,17 @@ def check_content(
         assert sorted(found) == list(range(key, rows, keys))
 
 
-def check_nothing_open(servers: str, prefix: str) -> None:
+def open_transactions(servers: str, prefix: str) -> list[str]:
+    """Their transactional ids, by the brokers' own listing."""
     with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
         listed = coordinator.transactions.list_transactions(
             coordinator.timer(30_000), states=[TransactionState.ONGOING]
         )
-        assert [each.transactional_id for each in listed if each.transactional_id.startswith(f"{prefix}/")] == []
+    return [each.transactional_id for each in listed if each.transactional_id.startswith(f"{prefix}/")]
+
+
+def check_nothing_open(servers: str, prefix: str) -> None:
+    assert open_transactions(servers, prefix) == []
 
 
 def kill_a_python_worker(spark: SparkSession, rng: random.Random) -> bool:

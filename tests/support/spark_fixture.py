@@ -1,6 +1,7 @@
 """`spark`: one SparkSession of two cores for the whole session of tests.
 
 It has the jars of Spark's own Kafka sink if a test of the session asks for `spark_sink`, and else none but its own.
+`own_spark_home`: for a Spark that leaves files where it is installed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
+
+
+@pytest.fixture
+def own_spark_home(tmp_path: Path) -> Path:
+    """PySpark's folder by links: executors of local-cluster work below it, and leave their logs there."""
+    import pyspark
+
+    home = tmp_path / "spark"
+    home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
+    return home
 
 
 @pytest.fixture(scope="session")

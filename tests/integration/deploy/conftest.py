@@ -87,17 +87,6 @@ def submit(tmp_path: Path) -> Callable[..., Told]:
     return spark_submit
 
 
-@pytest.fixture
-def own_spark_home(tmp_path: Path) -> Path:
-    """PySpark's folder by links: executors of local-cluster work below it, and leave their logs there."""
-    home = tmp_path / "spark"
-    home.mkdir()
-    for entry in SPARK_HOME.iterdir():
-        if entry.name != "work":
-            (home / entry.name).symlink_to(entry)
-    return home
-
-
 # ---- the package on its way to a cluster ---------------------------------------------------------------------------
 
 

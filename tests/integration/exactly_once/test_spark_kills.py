@@ -1,6 +1,8 @@
-"""Spark itself killed, driver, JVM and Python workers at once, and started again with other partitions.
+"""Spark itself killed, driver, JVM and Python workers at once, at any time and at chosen points, and single executors of
+a cluster. A Spark that is started again lays its rows out in other partitions and in another order.
 
-EXACTLY_ONCE_KILLS=100 kills 24 (2 by default); EXACTLY_ONCE_SEED=7 begins there.
+EXACTLY_ONCE_KILLS=100 kills 24 at any time (2 by default), 12 at each form's chosen points (4) and 12 executors (3);
+EXACTLY_ONCE_SEED=7 begins there.
 """
 
 from __future__ import annotations
@@ -12,58 +14,228 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-from support.exactly_once_streams import Stream
+from support.exactly_once_streams import KEYS, Stream, check_content, check_nothing_open, open_transactions
+from support.killed_spark import DIES_AT, HOLDS, POINTS, kill_session
 
+from spark_kafka_sink.client.transaction_values import TransactionState
 from spark_kafka_sink.local import Admin
+from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.options import SinkConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS = int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 8
 SEED = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 FILES_AHEAD = 40
+ORDERS = ("", "ascending", "descending")
+CHOSEN_POINTS = ("commit 0", "begin 0", "commit 1", "begin 1")
+LIMIT_S = 240
+both_forms = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
-def start(stream: Stream, partitions: int, *dies_after: int) -> subprocess.Popen[bytes]:
-    arguments = [stream.servers, stream.topic, str(stream.folder), stream.form, str(partitions), *map(str, dies_after)]
+def start(stream: Stream, partitions: int, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
+    arguments = [stream.servers, stream.topic, str(stream.folder), stream.form, str(partitions), *flags]
     return subprocess.Popen(
         [sys.executable, "-m", "support.exactly_once_job", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"} | environment,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
 
 
-@pytest.mark.parametrize("form", ["format", "foreachBatch"])
+def new_stream(broker: Admin, folder: Path, form: str) -> Stream:
+    topic = f"killed-{uuid.uuid4().hex[:8]}"
+    broker.create_topic(topic, 3)
+    return Stream(broker.bootstrap_servers, topic, folder, form)
+
+
+def await_true(what: Callable[[], Any], process: subprocess.Popen[bytes], text: str) -> Any:
+    """What `what` returns once it is true, while the process is at work."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := what()):
+        assert process.poll() is None, f"seed {SEED}, {text}: the query ended by itself"
+        assert time.monotonic() < deadline, f"seed {SEED}, {text}: the query does not get on"
+        time.sleep(0.02)
+    return found
+
+
+def check(stream: Stream, files: int) -> None:
+    try:
+        stream.check(files)
+    except AssertionError as error:
+        raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
+
+
+@both_forms
 def test_spark_killed_whole_costs_and_doubles_nothing(kafka_broker: Admin, tmp_path: Path, form: str) -> None:
     rng = random.Random(SEED)
-    topic = f"killed-{uuid.uuid4().hex[:8]}"
-    kafka_broker.create_topic(topic, 3)
-    stream = Stream(kafka_broker.bootstrap_servers, topic, tmp_path, form)
+    stream = new_stream(kafka_broker, tmp_path, form)
     files = 0
     for number in range(KILLS):
         before = stream.last_batch()
         ahead = before + 1 + FILES_AHEAD - files
         stream.write_files(files, ahead)
         files += ahead
+        layout = rng.randint(1, 4), "--order", rng.choice(ORDERS)
+        text = f"kill {number}"
         if form == "foreachBatch" and number % 2 == 0:  # after a certain request of the driver's
-            process = start(stream, rng.randint(1, 4), rng.randrange(30))
-            assert process.wait(timeout=240) == -signal.SIGKILL, f"seed {SEED}, kill {number}"
+            process = start(stream, *layout, "--dies-after", str(rng.randrange(30)))
+            assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, f"seed {SEED}, {text}"
             continue
-        process = start(stream, rng.randint(1, 4))
-        deadline = time.monotonic() + 120
-        while stream.last_batch() <= before:  # until it is at work
-            assert process.poll() is None, f"seed {SEED}, kill {number}: the query ended by itself"
-            assert time.monotonic() < deadline, f"seed {SEED}, kill {number}: the query does not get on"
-            time.sleep(0.02)
+        process = start(stream, *layout)
+        await_true(lambda before=before: stream.last_batch() > before, process, text)  # until it is at work
         time.sleep(rng.random() * 2)
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_session(process.pid)
         process.wait()
     process = start(stream, 2)
-    assert process.wait(timeout=240) == 0, f"seed {SEED}"
+    assert process.wait(timeout=LIMIT_S) == 0, f"seed {SEED}"
+    check(stream, files)
+
+
+def last_decision(stream: Stream) -> tuple[Decision, Counter[TransactionState]]:
+    """And the states of its tasks' transactions at the broker."""
+    config = SinkConfig.from_options(stream.options)
+    with connect(config.producer) as coordinator:
+        cluster = KafkaDriverCluster(coordinator, config, stream.prefix)
+        decision = cluster.last_decision()
+        assert decision is not None, f"seed {SEED}: nothing is decided"
+        ids = [transaction.transactional_id for transaction in decision.transactions]
+        return decision, Counter(each.state for each in cluster.describe(ids).values() if each is not None)
+
+
+@pytest.mark.slow
+@both_forms
+def test_spark_killed_between_the_decision_and_its_last_commit_finishes_the_batch(
+    kafka_broker: Admin, tmp_path: Path, form: str
+) -> None:
+    """Before the first of the batch's transactions is committed and between two of them, in the commit itself and in
+    the recovery of the next start; the one after it runs the batch again, in another layout.
+    """
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    stream = new_stream(kafka_broker, tmp_path, form)
+    files, partitions, order = 0, 0, ""
+    for number in range(max(1, KILLS // 4) * len(CHOSEN_POINTS)):
+        point = CHOSEN_POINTS[number % len(CHOSEN_POINTS)]
+        text = f"seed {SEED}, kill {number} at {point!r}"
+        ahead = rng.randint(1, 3)
+        stream.write_files(files, ahead)
+        files += ahead
+        partitions = rng.choice([count for count in (2, 3, 4) if count != partitions])
+        order = rng.choice([each for each in ORDERS if each != order])
+        before = -1 if number == 0 else last_decision(stream)[0].batch_id
+        process = start(stream, partitions, "--order", order, **{DIES_AT: point})
+        assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, text
+        decision, states = last_decision(stream)
+        assert not decision.is_finished, text
+        place, ended = point.split()
+        assert decision.batch_id == before + (place == "commit"), text  # recovery decides nothing
+        assert states[TransactionState.ONGOING] == len(decision.tasks) - int(ended), f"{text}: {states}"
+        assert stream.last_batch() < decision.batch_id, text
+    process = start(stream, 1)
+    assert process.wait(timeout=LIMIT_S) == 0, f"seed {SEED}"
+    check(stream, files)
+
+
+# ---- executors -----------------------------------------------------------------------------------------------------
+
+
+def is_executor(process: psutil.Process) -> bool:
     try:
-        stream.check(files)
-    except AssertionError as error:
-        raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
+        return any("CoarseGrainedExecutorBackend" in word for word in process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
+
+
+class Cluster:
+    """A job on two executors, which are processes of their own, and what is done to them."""
+
+    def __init__(self, stream: Stream, spark_home: Path, partitions: int) -> None:
+        self._stream = stream
+        self._holds = stream.folder / "holds"
+        self._holds.mkdir()
+        environment = {HOLDS: str(self._holds), "SPARK_HOME": str(spark_home)}
+        self.process = start(stream, partitions, "--master", "local-cluster[2,1,800]", **environment)
+
+    def executors(self) -> list[psutil.Process]:
+        return [each for each in psutil.Process(self.process.pid).children(recursive=True) if is_executor(each)]
+
+    def kill_at(self, point: str) -> None:
+        """The executor of the next task that comes to this point, with its batch's transactions open."""
+        (self._holds / point).touch()
+        held = await_true(lambda: list(self._holds.glob(f"{point}.*")), self.process, point)[0]
+        (executor,) = [each for each in psutil.Process(int(held.suffix[1:])).parents() if is_executor(each)]
+        stream = self._stream
+        await_true(lambda: open_transactions(stream.servers, stream.prefix), self.process, point)
+        self._kill(executor)
+        held.unlink()
+
+    def kill_one(self, rng: random.Random) -> None:
+        self._kill(rng.choice(await_true(self.executors, self.process, "no executor")))
+
+    def _kill(self, executor: psutil.Process) -> None:
+        executor.kill()
+        psutil.wait_procs([executor], timeout=30)
+        assert self.process.poll() is None, f"seed {SEED}: the driver went with its executor"
+
+    def finish(self) -> None:
+        assert self.process.wait(timeout=LIMIT_S) == 0, f"seed {SEED}"
+
+
+@pytest.mark.slow
+@both_forms
+def test_executors_killed_in_mid_batch_cost_and_double_nothing(
+    kafka_broker: Admin, tmp_path: Path, own_spark_home: Path, form: str
+) -> None:
+    """The query goes on with the executors that are left, and with those that Spark starts in their place."""
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    stream = new_stream(kafka_broker, tmp_path, form)
+    kills = max(3, KILLS)
+    files = 10 * kills
+    stream.write_files(0, files)
+    cluster = Cluster(stream, own_spark_home, 3)
+    try:
+        for number in range(kills):
+            before = stream.last_batch()
+            if number % 3 < len(POINTS):
+                cluster.kill_at(POINTS[number % 3])
+            else:
+                time.sleep(rng.random())
+                cluster.kill_one(rng)
+            await_true(lambda before=before: stream.last_batch() > before, cluster.process, f"kill {number}")
+        cluster.finish()
+        check(stream, files)
+    finally:
+        kill_session_of(cluster.process)
+
+
+@pytest.mark.slow
+def test_executors_killed_in_a_batch_write_cost_and_double_nothing(
+    kafka_broker: Admin, tmp_path: Path, own_spark_home: Path
+) -> None:
+    stream = new_stream(kafka_broker, tmp_path, "write")._replace(rows=400)
+    stream.write_files(0, 1)
+    cluster = Cluster(stream, own_spark_home, 3)
+    try:
+        for point in POINTS:
+            cluster.kill_at(point)
+        cluster.finish()
+        check_content(stream.servers, stream.topic, stream.rows, KEYS)
+        check_nothing_open(stream.servers, stream.prefix)
+    finally:
+        kill_session_of(cluster.process)
+
+
+def kill_session_of(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        kill_session(process.pid)
+        process.wait()

@@ -1,0 +1,134 @@
+"""Spark's processes at chosen points: a driver that ends its whole Spark between two ends of transactions, and tasks
+that stop and wait until somebody kills their executor.
+
+Nothing of the package knows of it: subclasses stand for the source and the sink. They read what to do in environment
+variables, which every process of a local Spark inherits from its driver.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
+from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row
+    from pyspark.sql.types import StructType
+
+DIES_AT: Final = "KILLED_SPARK_DIES_AT"
+"""Such as "commit 1": in a batch's commit, when one of its transactions is committed. Or "begin 0": at the next start,
+before it commits any transaction of the batch that was decided before.
+"""
+HOLDS: Final = "KILLED_SPARK_HOLDS"
+"""A folder. A file of a point's name in it stops the next task that comes there."""
+POINTS: Final = ("rows", "prepared")
+"""Of a task: half a batch of rows is sent; all is acknowledged, and nobody told."""
+_HOLD_S: Final = 120
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL for every process of a session, the caller last if it is one of them."""
+    own, session = os.getpid(), os.getsid(leader)
+    for process in psutil.process_iter():
+        try:
+            if process.pid != own and os.getsid(process.pid) == session:
+                os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has just ended
+            continue
+    if os.getsid(0) == session:
+        os.kill(own, signal.SIGKILL)
+
+
+# ---- the driver ----------------------------------------------------------------------------------------------------
+
+
+class KilledDriver(ExactlyOnceDriver):
+    """Ends its Spark at the point of DIES_AT, in the first batch that has more transactions than are to be ended."""
+
+    _place = ""
+
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+        self._place = "begin"
+        return super().begin(held, known)
+
+    def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
+        self._place = "commit"
+        return super().commit(outcomes)
+
+    def finish(self, decision: Decision) -> None:
+        place, number = os.environ.get(DIES_AT, "nowhere 0").split()
+        if self._place == place and len(decision.tasks) > int(number):
+            for transaction in decision.transactions[: int(number)]:
+                self._cluster.end([transaction], committed=True)
+            kill_session(0)
+        super().finish(decision)
+
+
+# ---- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def hold(point: str) -> None:
+    """Stop here if that is wanted; the file's new name tells the process. Raises TimeoutError if nobody kills it."""
+    if HOLDS not in os.environ:
+        return
+    wanted = Path(os.environ[HOLDS]) / point
+    try:
+        wanted.rename(wanted.with_name(f"{point}.{os.getpid()}"))
+    except FileNotFoundError:
+        return
+    time.sleep(_HOLD_S)
+    raise TimeoutError(f"held at {point!r} for {_HOLD_S} s, and nobody killed this")
+
+
+def by_halves(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        half = batch.num_rows // 2
+        if half:
+            yield batch.slice(0, half)
+            hold("rows")
+        yield batch.slice(half)
+
+
+class KilledSource(KafkaSinkDataSource):
+    """`format("kafka_sink")` with a `KilledDriver` and tasks that hold."""
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's
+        made = super().streamWriter(schema, overwrite)
+        return KilledWriter(made._config, made._prefix)
+
+
+class KilledWriter(KafkaStreamWriter):
+    def _driver(self) -> ExactlyOnceDriver:
+        made = super()._driver()
+        return KilledDriver(made.prefix, made._cluster, made._wall_ms)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+        told = super().write(by_halves(iterator))
+        hold("prepared")
+        return told
+
+
+class KilledSink(KafkaSink):
+    """`KafkaSink` with tasks that hold. Its driver is the one that `driver_session` makes."""
+
+    @staticmethod
+    def _run_tasks(df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
+        def held_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            told = list(write_task(by_halves(batches)))
+            hold("prepared")
+            return iter(told)
+
+        return KafkaSink._run_tasks(df, held_task, report_ddl)
