@@ -1,5 +1,5 @@
-"""Spark itself killed, driver, JVM and Python workers at once, at any time and at chosen points, and single executors of
-a cluster. A Spark that is started again lays its rows out in other partitions and in another order.
+"""Spark itself killed, driver, JVM and Python workers at once, at any time and at chosen points; and single executors.
+A Spark that is started again lays its rows out in other partitions and in another order.
 
 EXACTLY_ONCE_KILLS=100 kills 24 at any time (2 by default), 12 at each form's chosen points (4) and 12 executors (3);
 EXACTLY_ONCE_SEED=7 begins there.
