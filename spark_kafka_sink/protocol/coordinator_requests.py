@@ -107,52 +107,52 @@ def group_offsets_of(response: Message, group_id: str) -> Message | None:
 
 
 @dataclass(frozen=True, slots=True)
-class AddPartitionsToTxnRequest(VersionedRequest):
-    """Adds partitions to the transaction (transaction version 1; under 2 the produce request does it)."""
+class _OfProducer(VersionedRequest):
+    """What a producer asks about its transaction."""
 
-    api_key: ClassVar[ApiKey] = ApiKey.ADD_PARTITIONS_TO_TXN
     transactional_id: str
     producer_id: int
     producer_epoch: int
+
+    def _producer_values(self) -> dict[str, object]:
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.producer_epoch,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AddPartitionsToTxnRequest(_OfProducer):
+    """Adds partitions to the transaction (transaction version 1; under 2 the produce request does it)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.ADD_PARTITIONS_TO_TXN
     topics: Mapping[str, Sequence[int]]
 
     def build(self, version: int) -> Message:
         topics = [{"name": topic, "partitions": tuple(partitions)} for topic, partitions in self.topics.items()]
-        return self._fill(
-            version,
-            {
-                "v3_and_below_transactional_id": self.transactional_id,
-                "v3_and_below_producer_id": self.producer_id,
-                "v3_and_below_producer_epoch": self.producer_epoch,
-                "v3_and_below_topics": topics,
-            },
-        )
+        values = {f"v3_and_below_{name}": value for name, value in self._producer_values().items()}
+        return self._fill(version, {**values, "v3_and_below_topics": topics})
 
 
 @dataclass(frozen=True, slots=True)
-class AddOffsetsToTxnRequest(VersionedRequest):
+class AddOffsetsToTxnRequest(_OfProducer):
     """Adds a group's offsets to the transaction (transaction version 1)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.ADD_OFFSETS_TO_TXN
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
     group_id: str
 
     def build(self, version: int) -> Message:
-        return self._fill(version, _producer_values(self) | {"group_id": self.group_id})
+        return self._fill(version, self._producer_values() | {"group_id": self.group_id})
 
 
 @dataclass(frozen=True, slots=True)
-class EndTxnRequest(VersionedRequest):
+class EndTxnRequest(_OfProducer):
     """Commits or aborts. Under `transaction_version` 2 the answer carries the next epoch, so that version must not be
     used under 1.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.END_TXN
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
     committed: bool
     transaction_version: int = 2
 
@@ -161,7 +161,7 @@ class EndTxnRequest(VersionedRequest):
         return _latest(ApiKey.END_TXN, self.transaction_version, _LAST_END_TXN_OF_TRANSACTION_V1)
 
     def build(self, version: int) -> Message:
-        return self._fill(version, _producer_values(self) | {"committed": self.committed})
+        return self._fill(version, self._producer_values() | {"committed": self.committed})
 
 
 class OffsetToCommit(NamedTuple):
@@ -174,13 +174,10 @@ class OffsetToCommit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TxnOffsetCommitRequest(VersionedRequest):
+class TxnOffsetCommitRequest(_OfProducer):
     """Commits a group's offsets as part of the transaction (KIP-447: fenced by the group's generation and member)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.TXN_OFFSET_COMMIT
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
     group_id: str
     topics: Mapping[str, Sequence[OffsetToCommit]]
     generation_id: int = -1
@@ -199,7 +196,7 @@ class TxnOffsetCommitRequest(VersionedRequest):
         ]
         return self._fill(
             version,
-            _producer_values(self)
+            self._producer_values()
             | {
                 "group_id": self.group_id,
                 "generation_id": self.generation_id,
@@ -270,14 +267,6 @@ class ListTransactionsRequest(VersionedRequest):
 def _latest(api_key: ApiKey, transaction_version: int, last_of_v1: int) -> int:
     latest = SUPPORTED_VERSIONS[api_key].latest
     return latest if transaction_version >= 2 else min(latest, last_of_v1)
-
-
-def _producer_values(request: AddOffsetsToTxnRequest | EndTxnRequest | TxnOffsetCommitRequest) -> dict[str, object]:
-    return {
-        "transactional_id": request.transactional_id,
-        "producer_id": request.producer_id,
-        "producer_epoch": request.producer_epoch,
-    }
 
 
 def _offset_values(offset: OffsetToCommit, version: int) -> dict[str, object]:
