@@ -12,6 +12,7 @@ from support.transaction_harness import (
     PRODUCE,
     TransactionHarness,
 )
+from support.transaction_steps import SHORT, SMALL, both_versions, warm
 
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
@@ -29,23 +30,6 @@ from spark_kafka_sink.common.errors import (
     UnknownProducerIdError,
 )
 from spark_kafka_sink.producer.transaction_manager import State
-
-both_versions = pytest.mark.parametrize("version", [1, 2])
-SMALL = {"batch.size": "1"}
-SHORT = {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "1000", "max.block.ms": "20000"}
-
-
-def warm(version: int, settings: dict[str, str] | None = None, partitions: int = 2) -> TransactionHarness:
-    """A transaction behind it, so that leaders know the producer, and one begun."""
-    harness = TransactionHarness(version, settings or SMALL, partitions=partitions)
-    harness.producer.init_transactions()
-    harness.commit(b"warm-up")
-    harness.producer.begin_transaction()
-    harness.send(b"first", partition=0)
-    harness.settle()
-    harness.deliveries.clear()
-    harness.cluster.requests.clear()
-    return harness
 
 
 def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:

@@ -12,6 +12,7 @@ from support.transaction_harness import (
     PRODUCE,
     TransactionHarness,
 )
+from support.transaction_steps import both_versions, warm
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -25,23 +26,6 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
 from spark_kafka_sink.producer.transactional_manager import TransactionalManager
 from spark_kafka_sink.record.columns import RecordColumns
-
-both_versions = pytest.mark.parametrize("version", [1, 2])
-SMALL = {"batch.size": "1"}
-SHORT = {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "1000", "max.block.ms": "20000"}
-
-
-def warm(version: int, settings: dict[str, str] | None = None, partitions: int = 2) -> TransactionHarness:
-    """A transaction behind it, so that leaders know the producer, and one begun."""
-    harness = TransactionHarness(version, settings or SMALL, partitions=partitions)
-    harness.producer.init_transactions()
-    harness.commit(b"warm-up")
-    harness.producer.begin_transaction()
-    harness.send(b"first", partition=0)
-    harness.settle()
-    harness.deliveries.clear()
-    harness.cluster.requests.clear()
-    return harness
 
 
 def aborted_and_next_works(harness: TransactionHarness) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
@@ -15,10 +13,10 @@ from support.transaction_harness import (
     GROUP,
     ID,
     INIT_PRODUCER_ID,
-    PLACE,
     TXN_OFFSET_COMMIT,
     TransactionHarness,
 )
+from support.transaction_steps import OFFSETS, STEPS, both_versions, every_request, finish, whole_transaction
 
 from spark_kafka_sink.common.errors import (
     GroupAuthorizationError,
@@ -33,42 +31,6 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.transaction_manager import State
-
-both_versions = pytest.mark.parametrize("version", [1, 2])
-OFFSETS = {PLACE: (7, None)}
-
-Step = Callable[[TransactionHarness], None]
-STEPS: dict[str, tuple[int, int, Step]] = {
-    "init": (2, INIT_PRODUCER_ID, lambda harness: harness.producer.init_transactions()),
-    "partitions": (1, ADD_PARTITIONS, lambda harness: whole_transaction(harness)),
-    "group": (1, ADD_OFFSETS, lambda harness: whole_transaction(harness)),
-    "offsets-1": (1, TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
-    "offsets-2": (2, TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
-    "end-1": (1, END_TXN, lambda harness: whole_transaction(harness)),
-    "end-2": (2, END_TXN, lambda harness: whole_transaction(harness)),
-}
-every_request = pytest.mark.parametrize("step", STEPS)
-
-
-def whole_transaction(harness: TransactionHarness) -> None:
-    if harness.state is State.UNINITIALIZED:
-        harness.producer.init_transactions()
-    harness.producer.begin_transaction()
-    harness.send(b"a", partition=0)
-    harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
-    harness.producer.commit_transaction()
-
-
-def finish(harness: TransactionHarness) -> None:
-    """Everything in its place, whatever happened on the way, and the next transaction works."""
-    if harness.committed() == []:
-        whole_transaction(harness)
-    assert harness.committed() == [b"a"]
-    assert harness.offsets() == {(TOPIC, 0): (7, None, -1)}
-    harness.commit(b"b")
-    assert harness.committed() == [b"a", b"b"]
-    assert harness.memory_in_use == 0
-
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
