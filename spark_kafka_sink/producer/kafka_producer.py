@@ -53,14 +53,14 @@ from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import record_size_upper_bound
+from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.record.placement import highest_partition, place
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCK_ROWS: Final = 65_536
-BLOCKS_IN_MEMORY: Final = 8
+BLOCKS_IN_MEMORY: Final = 6
 """A block takes at most this share of buffer.memory, so that one is encoded while others are on the wire."""
 
 _numbers = itertools.count(1)
@@ -265,14 +265,15 @@ class KafkaProducer(TransactionMethods):
 
         `partitions`: int32 array, one per row, or None for rows that may go anywhere.
         """
-        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms())
-        if block.size(0, block.num_rows) > self.config.buffer_memory // BLOCKS_IN_MEMORY and block.num_rows > 1:
-            half = block.num_rows // 2
-            for first, last in ((0, half), (half, block.num_rows)):
+        rows = columns.num_rows
+        if rows > 1 and columns_size_upper_bound(columns) > self.config.buffer_memory // BLOCKS_IN_MEMORY:
+            half = rows // 2
+            for first, last in ((0, half), (half, rows)):
                 own = None if partitions is None else partitions[first:last]
                 part = columns.slice(first, last - first)
                 self._send_block(topic, part, own, cluster, on_completion, max_block_ms)
             return
+        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms())
         self._ensure_valid_size(topic, block.largest_record)
         groups = block.groups
         if partitions is None:

@@ -153,6 +153,23 @@ def _sized(content: bytes | None) -> int:
     return 1 if content is None else varint_width(len(content)) + len(content)
 
 
+def columns_size_upper_bound(columns: RecordColumns) -> int:
+    """The most bytes that all records take together, without a look at each: the sum of record_size_upper_bounds, and
+    what bytes nulls may stand on.
+    """
+    size = columns.num_rows * (MAX_RECORD_OVERHEAD + 15) + _data_bytes(columns.value)
+    if columns.key is not None:
+        size += _data_bytes(columns.key)
+    if columns.headers is not None:
+        size += int(headers_upper_bounds(columns.headers).sum())
+    return size
+
+
+def _data_bytes(column: pa.BinaryArray) -> int:
+    offsets = value_offsets(column)
+    return int(offsets[-1]) - int(offsets[0])
+
+
 def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
     """The most bytes that each record takes in a batch: int64, one per row. Lengths and counts are taken at five bytes
     each.

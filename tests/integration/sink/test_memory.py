@@ -1,4 +1,6 @@
-"""A worker takes never more than buffer.memory and 150 MB, however large the values and however slow the broker."""
+"""A worker takes never more than buffer.memory and 150 MB: however many rows, however large the values, however slow
+the broker.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.foreach import KafkaSink
 
-ROWS = 240
-VALUE_BYTES = 900_000
+LARGE, SMALL = (240, 900_000), (3_000_000, 100)
+"""Rows, and bytes of a value."""
 STALL_S = 6
 REST_OF_A_WORKER = 150_000_000
 
@@ -27,17 +29,31 @@ def peak_bytes(_rows: Iterator[Row]) -> Iterator[int]:
     yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
+def by_rows(sink: KafkaSink, frame: DataFrame) -> None:
+    frame.foreachPartition(sink.write_partition)
+
+
+def by_columns(sink: KafkaSink, frame: DataFrame) -> None:
+    sink.write(frame)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "write",
+    ("write", "values"),
     [
-        pytest.param(lambda sink, frame: frame.foreachPartition(sink.write_partition), id="rows"),
-        pytest.param(lambda sink, frame: sink.write(frame), id="columns"),
+        pytest.param(by_rows, LARGE, id="rows-large"),
+        pytest.param(by_columns, LARGE, id="columns-large"),
+        pytest.param(by_columns, SMALL, id="columns-small"),
     ],
 )
-def test_large_values_and_a_stalled_broker_stay_within_buffer_memory_and_150_mb(
-    spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka], write: Write, monkeypatch: pytest.MonkeyPatch
+def test_a_stalled_broker_leaves_workers_within_buffer_memory_and_150_mb(
+    spark: SparkSession,
+    own_kafka: Callable[..., EmbeddedKafka],
+    write: Write,
+    values: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    rows, value_bytes = values
     # Workers of another environment are other workers: what ran in these tests' before does not count.
     monkeypatch.setitem(spark.sparkContext.environment, "WORKERS_OF", str(uuid4()))
     kafka = own_kafka()
@@ -49,8 +65,8 @@ def test_large_values_and_a_stalled_broker_stay_within_buffer_memory_and_150_mb(
     resume = threading.Timer(STALL_S, kafka.resume_node, [node_id])
     resume.start()
     try:
-        value = f"rpad(CAST(id AS STRING), {VALUE_BYTES}, 'abcdefgh')"
-        write(sink, spark.range(0, ROWS, 1, 2).selectExpr("CAST(id AS STRING) AS key", f"{value} AS value"))
+        value = f"rpad(CAST(id AS STRING), {value_bytes}, 'abcdefgh')"
+        write(sink, spark.range(0, rows, 1, 2).selectExpr(f"{value} AS value"))
     finally:
         resume.join()
     peaks = spark.range(0, 2, 1, 2).rdd.mapPartitions(peak_bytes).collect()

@@ -28,8 +28,10 @@ from spark_kafka_sink.common.errors import (
     SerializationError,
     TopicAuthorizationError,
 )
+from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
+from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.murmur2 import partition_for_key
 
@@ -217,6 +219,24 @@ def test_a_row_that_asks_for_a_partition_below_0_is_refused_by_its_topic_and_col
     with pytest.raises(SerializationError, match=text):
         harness.send_columns(RecordColumns.from_rows([b"a", b"b"], partitions=[0, -1]))
     assert not harness.accumulator.has_incomplete
+
+
+def test_rows_of_more_bytes_than_a_block_should_take_are_cut_before_anything_is_done_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    def made(columns: RecordColumns, *rest: Any) -> Block:
+        sizes.append(columns.num_rows)
+        return Block(columns, *rest)
+
+    monkeypatch.setattr(kafka_producer, "Block", made)
+    harness = warm({**AT_ONCE, "buffer.memory": "600000"})
+    values = [b"%04d" % row + bytes(96) for row in range(1_500)]
+    delivery = harness.send_columns(RecordColumns.from_rows(values, partitions=[0] * 1_500))
+    harness.run_until(lambda: delivery.settled_rows == 1_500)
+    assert harness.values() == values
+    assert sizes == [375] * 4
 
 
 def test_no_rows_send_nothing() -> None:

@@ -18,7 +18,12 @@ from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
-from spark_kafka_sink.record.encoder import EncodedRun, record_size_upper_bound
+from spark_kafka_sink.record.encoder import (
+    EncodedRun,
+    columns_size_upper_bound,
+    record_size_upper_bound,
+    record_size_upper_bounds,
+)
 from spark_kafka_sink.record.runs import encode_by_kernel, encode_by_numpy, has_kernel
 
 NONE = codec_for("none")
@@ -81,6 +86,24 @@ def test_rows_already_in_order_are_cut_where_the_partition_changes(partitions: l
     block = Block(RecordColumns.from_rows([b"a", b"b", b"c"]), array_of(partitions), NOW)
     cut = partitions.index(partitions[-1])
     assert block.groups == [(partitions[0], 0, cut), (partitions[-1], cut, 3)]
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_the_bound_of_all_records_is_no_less_than_their_bounds_together(nulls: bool) -> None:
+    def content(row: int) -> bytes | None:
+        return None if nulls and row % 3 == 0 else b"x" * row
+
+    contents = [content(row) for row in range(50)]
+    headers = [[("name", content(row))] * (row % 4) for row in range(50)]
+    for some_headers in (None, headers):
+        columns = RecordColumns.from_rows(contents, contents, some_headers)
+        for part in (columns, columns.slice(7, 11), columns.slice(0, 0)):
+            assert columns_size_upper_bound(part) == int(record_size_upper_bounds(part).sum())
+    # Bytes under a null are counted: that is the price of not looking at each row.
+    offsets = pa.py_buffer(np.array([0, 5, 9], np.int32))
+    column = pa.BinaryArray.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x01"), offsets, pa.py_buffer(b"firstjunk")])
+    columns = RecordColumns(column)
+    assert columns_size_upper_bound(columns) == int(record_size_upper_bounds(columns).sum()) + len(b"junk")
 
 
 def test_an_empty_block_has_no_groups_and_encodes_to_nothing() -> None:
