@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kio.schema.alter_user_scram_credentials.v0 import request as alter_scram
 from kio.schema.alter_user_scram_credentials.v0.response import AlterUserScramCredentialsResponse
@@ -60,6 +60,18 @@ class Permission:
     def pattern(self) -> i8:
         return _PREFIXED if self.is_prefix else _LITERAL
 
+    def as_filter(self) -> dict[str, Any]:
+        """The fields by which requests find it again."""
+        return {
+            "resource_type_filter": i8(_RESOURCES[self.resource]),
+            "resource_name_filter": self.name,
+            "pattern_type_filter": self.pattern,
+            "principal_filter": self.principal,
+            "host_filter": "*",
+            "operation": i8(_OPERATIONS[self.operation]),
+            "permission_type": _ALLOW,
+        }
+
 
 class AccessAdmin:
     """Raises LocalBrokerError where no server answers or a change does not arrive, and the error of a server's code."""
@@ -89,18 +101,7 @@ class AccessAdmin:
             self._await(lambda server, p=permission: self._is_granted(p, server), f"{permission} is not granted")  # type: ignore[misc]
 
     def revoke(self, *permissions: Permission) -> None:
-        filters = tuple(
-            delete_acls.DeleteAclsFilter(
-                resource_type_filter=i8(_RESOURCES[each.resource]),
-                resource_name_filter=each.name,
-                pattern_type_filter=each.pattern,
-                principal_filter=each.principal,
-                host_filter="*",
-                operation=i8(_OPERATIONS[each.operation]),
-                permission_type=_ALLOW,
-            )
-            for each in permissions
-        )
+        filters = tuple(delete_acls.DeleteAclsFilter(**each.as_filter()) for each in permissions)
         response = self._admin.ask(delete_acls.DeleteAclsRequest(filters=filters), DeleteAclsResponse)
         for permission, result in zip(permissions, response.filter_results, strict=True):
             _check(result.error_code, f"{permission} cannot be revoked: {result.error_message}")
@@ -144,15 +145,7 @@ class AccessAdmin:
         return {int(info.mechanism) for info in result.credential_infos}
 
     def _is_granted(self, permission: Permission, server: str) -> bool:
-        payload = describe_acls.DescribeAclsRequest(
-            resource_type_filter=i8(_RESOURCES[permission.resource]),
-            resource_name_filter=permission.name,
-            pattern_type_filter=permission.pattern,
-            principal_filter=permission.principal,
-            host_filter="*",
-            operation=i8(_OPERATIONS[permission.operation]),
-            permission_type=_ALLOW,
-        )
+        payload = describe_acls.DescribeAclsRequest(**permission.as_filter())
         response = self._admin.ask(payload, DescribeAclsResponse, [server])
         _check(response.error_code, f"grants cannot be read: {response.error_message}")
         return bool(response.resources)
