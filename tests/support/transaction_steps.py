@@ -70,3 +70,14 @@ def warm(version: int, settings: dict[str, str] | None = None, partitions: int =
     harness.deliveries.clear()
     harness.cluster.requests.clear()
     return harness
+
+
+def aborted_and_next_works(harness: TransactionHarness) -> None:
+    """After `warm`."""
+    harness.producer.abort_transaction()
+    assert harness.memory_in_use == 0
+    assert harness.committed() == [b"warm-up"]
+    for number in range(3):
+        harness.commit(b"next %d" % number, b"more %d" % number)
+    expected = [b"warm-up"] + [text % number for number in range(3) for text in (b"next %d", b"more %d")]
+    assert harness.committed() == expected

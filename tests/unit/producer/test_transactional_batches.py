@@ -12,7 +12,7 @@ from support.transaction_harness import (
     PRODUCE,
     TransactionHarness,
 )
-from support.transaction_steps import SHORT, SMALL, both_versions, warm
+from support.transaction_steps import SHORT, SMALL, aborted_and_next_works, both_versions, warm
 
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
@@ -34,16 +34,6 @@ from spark_kafka_sink.producer.transaction_manager import State
 
 def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:
     return [harness.send(b"%d" % index, partition=0) for index in range(count)]
-
-
-def aborted_and_next_works(harness: TransactionHarness) -> None:
-    harness.producer.abort_transaction()
-    assert harness.memory_in_use == 0
-    assert harness.committed() == [b"warm-up"]
-    for number in range(3):
-        harness.commit(b"next %d" % number, b"more %d" % number)
-    expected = [b"warm-up"] + [text % number for number in range(3) for text in (b"next %d", b"more %d")]
-    assert harness.committed() == expected
 
 
 @both_versions

@@ -12,7 +12,7 @@ from support.transaction_harness import (
     PRODUCE,
     TransactionHarness,
 )
-from support.transaction_steps import both_versions, warm
+from support.transaction_steps import aborted_and_next_works, both_versions, warm
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -26,17 +26,6 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
 from spark_kafka_sink.producer.transactional_manager import TransactionalManager
 from spark_kafka_sink.record.columns import RecordColumns
-
-
-def aborted_and_next_works(harness: TransactionHarness) -> None:
-    harness.producer.abort_transaction()
-    assert harness.memory_in_use == 0
-    assert harness.committed() == [b"warm-up"]
-    for number in range(3):
-        harness.commit(b"next %d" % number, b"more %d" % number)
-    expected = [b"warm-up"] + [text % number for number in range(3) for text in (b"next %d", b"more %d")]
-    assert harness.committed() == expected
-
 
 # ---- records that do not even get into a batch -----------------------------------------------------------------------
 
