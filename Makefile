@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
 .PHONY: demo test test-all setup check unit loopback tests-that-compute tests-that-wait integration-brokers \
-        integration-spark integration-slow test-pyspark faults faults-quick soak microbenchmark \
+        integration-spark integration-slow test-pyspark test-kerberos faults faults-quick soak microbenchmark \
         benchmark format clean
 
 setup: $(SETUP)
@@ -49,7 +49,7 @@ tests-that-wait: $(SETUP)
 	@$(MAKE) --no-print-directory integration-brokers faults-quick
 
 integration-brokers: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q -m 'not slow and not kerberos'
 	$(BIN)/python -m pytest tests/integration/exactly_once/test_kills.py -q -m 'not slow'
 
 integration-spark: $(SETUP)
@@ -70,6 +70,12 @@ test-pyspark:
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	@$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test]' 'pyspark[connect]==$(PYSPARK)'
 	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
+
+# Against a real KDC, on the loopback interface: wants krb5kdc, kdb5_util and kadmin.local (Debian: krb5-kdc krb5-admin-server),
+# and libkrb5-dev for the package gssapi.
+test-kerberos: $(SETUP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine,kerberos]'
+	$(BIN)/python -m pytest tests/integration/producer -q -m kerberos
 
 faults: $(SETUP)
 	@mkdir -p build

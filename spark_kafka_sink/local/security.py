@@ -25,6 +25,21 @@ _MODULE: Final = "org.apache.kafka.common.security"
 _OWN_LISTENERS: Final = frozenset({"PLAINTEXT", "CONTROLLER", "PROXIED"})
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerKerberos:
+    """Who the brokers are to Kerberos: a principal such as `kafka/127.0.0.1@REALM`, with its keytab and a krb5.conf."""
+
+    principal: str
+    keytab: Path
+    configuration: Path
+
+    @property
+    def jaas(self) -> str:
+        keytab = json.dumps(str(self.keytab.absolute()))
+        module = "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true"
+        return f"{module} keyTab={keytab} principal={json.dumps(self.principal)};"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSecurity:
     """What to secure. Raises LocalBrokerError where something is missing.
@@ -36,8 +51,9 @@ class BrokerSecurity:
     certificate_wanted: listeners that let in only clients with a certificate.
     mechanisms: what the SASL listeners offer.
     users: names and passwords, for PLAIN and SCRAM.
-    token_keys: a JWKS file of the keys that sign tokens for OAUTHBEARER; without one, unsigned tokens are taken.
+    token_keys: file or URL of a JWKS, the keys that sign tokens for OAUTHBEARER; without, unsigned tokens are taken.
     token_audience: what tokens must be for, where they are signed.
+    kerberos: for GSSAPI among the mechanisms.
     authorizes: nobody may do what was not granted (`AccessAdmin.grant`), but for `super_users` ("User:admin") and the
     PLAINTEXT listener.
     """
@@ -48,8 +64,9 @@ class BrokerSecurity:
     certificate_wanted: frozenset[str] = frozenset()
     mechanisms: tuple[str, ...] = ("PLAIN", *_SCRAM, "OAUTHBEARER")
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    token_keys: Path | None = None
+    token_keys: Path | str | None = None
     token_audience: str | None = None
+    kerberos: BrokerKerberos | None = None
     authorizes: bool = False
     super_users: tuple[str, ...] = ()
 
@@ -64,6 +81,8 @@ class BrokerSecurity:
                 raise LocalBrokerError(f"The listener {name} needs a `keystore`: TLS takes a certificate.")
         if self.certificate_wanted and self.truststore is None:
             raise LocalBrokerError("`certificate_wanted` needs a `truststore`: whose certificates are let in?")
+        if "GSSAPI" in self.mechanisms and self.kerberos is None:
+            raise LocalBrokerError("The mechanism GSSAPI needs `kerberos`: who are the brokers?")
 
     def properties(self) -> dict[str, str | int]:
         """What every node of the cluster is told, but for the listeners' ports."""
@@ -76,6 +95,8 @@ class BrokerSecurity:
         for name, protocol in self.listeners.items():
             if protocol != "SSL":
                 found |= self._logins(f"listener.name.{name.lower()}")
+        if self.kerberos is not None:
+            found["sasl.kerberos.service.name"] = self.kerberos.principal.partition("/")[0]
         if self.authorizes:
             found["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
             found["super.users"] = ";".join(("User:ANONYMOUS", *self.super_users))
@@ -83,9 +104,12 @@ class BrokerSecurity:
 
     def system_properties(self) -> dict[str, str]:
         """What the JVM is told on its command line."""
-        if self.token_keys is None:
-            return {}
-        return {"org.apache.kafka.sasl.oauthbearer.allowed.urls": self.token_keys.absolute().as_uri()}
+        found = {}
+        if self.token_keys is not None:
+            found["org.apache.kafka.sasl.oauthbearer.allowed.urls"] = _url(self.token_keys)
+        if self.kerberos is not None:
+            found["java.security.krb5.conf"] = str(self.kerberos.configuration.absolute())
+        return found
 
     def format_arguments(self) -> list[str]:
         """What the tool that formats a data folder is told: the users of SCRAM."""
@@ -103,6 +127,7 @@ class BrokerSecurity:
             "OAUTHBEARER": f"{_MODULE}.oauthbearer.OAuthBearerLoginModule required "
             'unsecuredLoginStringClaim_sub="broker";',
             **dict.fromkeys(_SCRAM, f"{_MODULE}.scram.ScramLoginModule required;"),
+            "GSSAPI": self.kerberos.jaas if self.kerberos is not None else "",
         }
         found = {
             f"{listener}.{mechanism.lower()}.sasl.jaas.config": entries[mechanism] for mechanism in self.mechanisms
@@ -113,7 +138,7 @@ class BrokerSecurity:
                 f"{prefix}.server.callback.handler.class": (
                     f"{_MODULE}.oauthbearer.OAuthBearerValidatorCallbackHandler"
                 ),
-                f"{prefix}.oauthbearer.jwks.endpoint.url": self.token_keys.absolute().as_uri(),
+                f"{prefix}.oauthbearer.jwks.endpoint.url": _url(self.token_keys),
             }
             if self.token_audience is not None:
                 found[f"{prefix}.oauthbearer.expected.audience"] = self.token_audience
@@ -126,6 +151,10 @@ class BrokerSecurity:
 def salted_password(password: str, mechanism: str, salt: bytes) -> bytes:
     """What a broker keeps of a password, for SCRAM_ITERATIONS (RFC 5802, Hi)."""
     return hashlib.pbkdf2_hmac(_SCRAM[mechanism], password.encode(), salt, SCRAM_ITERATIONS)
+
+
+def _url(keys: Path | str) -> str:
+    return keys if isinstance(keys, str) else keys.absolute().as_uri()
 
 
 def _credential(name: str, password: str, mechanism: str) -> str:

@@ -20,7 +20,7 @@ class TokenSigner:
         self._audience = audience
         self._key = same_key_as._key if same_key_as else rsa.generate_private_key(65_537, 2_048)
 
-    def write_keys(self, path: Path) -> Path:
+    def keys(self) -> str:
         """The public key as a JWKS (RFC 7517)."""
         numbers = self._key.public_key().public_numbers()
         key = {
@@ -31,11 +31,15 @@ class TokenSigner:
             "n": _number(numbers.n),
             "e": _number(numbers.e),
         }
-        path.write_text(json.dumps({"keys": [key]}))
+        return json.dumps({"keys": [key]})
+
+    def write_keys(self, path: Path) -> Path:
+        path.write_text(self.keys())
         return path
 
-    def token(self) -> tuple[str, int]:
-        ends_s = int(time.time()) + _LIFETIME_S
+    def token(self, life_s: int = _LIFETIME_S) -> tuple[str, int]:
+        """One that ended already where `life_s` is less than 0."""
+        ends_s = int(time.time()) + life_s
         body = self._body({"alg": "RS256", "kid": "one"}, ends_s)
         return f"{body}.{_encoded(self._key.sign(body.encode(), padding.PKCS1v15(), SHA256()))}", ends_s * 1_000
 

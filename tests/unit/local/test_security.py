@@ -12,7 +12,7 @@ import pytest
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.properties import NodeAddress, refuse_owned, server_properties
-from spark_kafka_sink.local.security import SCRAM_ITERATIONS, BrokerSecurity
+from spark_kafka_sink.local.security import SCRAM_ITERATIONS, BrokerKerberos, BrokerSecurity
 
 STORE = Path("/k.pem")
 SECURITY = BrokerSecurity(
@@ -87,19 +87,33 @@ def test_an_authorizer_lets_the_broker_itself_and_the_super_users_do_everything(
     assert str(properties["authorizer.class.name"]).endswith("StandardAuthorizer")
 
 
-def test_keys_of_tokens_are_read_from_the_one_file_that_is_allowed() -> None:
+@pytest.mark.parametrize(
+    ("keys", "url"),
+    [(Path("/keys.json"), "file:///keys.json"), ("http://127.0.0.1:80/keys", "http://127.0.0.1:80/keys")],
+)
+def test_keys_of_tokens_are_read_from_the_one_place_that_is_allowed(keys: Path | str, url: str) -> None:
     security = BrokerSecurity(
         listeners={"SASL": "SASL_PLAINTEXT"},
         mechanisms=("OAUTHBEARER",),
-        token_keys=Path("/keys.json"),
+        token_keys=keys,
         token_audience="kafka",
     )
     properties = security.properties()
     prefix = "listener.name.sasl.oauthbearer.sasl"
-    assert properties[f"{prefix}.oauthbearer.jwks.endpoint.url"] == "file:///keys.json"
+    assert properties[f"{prefix}.oauthbearer.jwks.endpoint.url"] == url
     assert properties[f"{prefix}.oauthbearer.expected.audience"] == "kafka"
-    assert security.system_properties() == {"org.apache.kafka.sasl.oauthbearer.allowed.urls": "file:///keys.json"}
+    assert security.system_properties() == {"org.apache.kafka.sasl.oauthbearer.allowed.urls": url}
     assert BrokerSecurity(listeners={"SASL": "SASL_PLAINTEXT"}).system_properties() == {}
+
+
+def test_brokers_that_take_kerberos_log_in_by_their_keytab() -> None:
+    kerberos = BrokerKerberos("kafka/127.0.0.1@R", Path("/my keys/kafka.keytab"), Path("/krb5.conf"))
+    security = BrokerSecurity(listeners={"SASL": "SASL_PLAINTEXT"}, mechanisms=("GSSAPI",), kerberos=kerberos)
+    properties = security.properties()
+    assert properties["sasl.kerberos.service.name"] == "kafka"
+    jaas = str(properties["listener.name.sasl.gssapi.sasl.jaas.config"])
+    assert jaas.endswith(' keyTab="/my keys/kafka.keytab" principal="kafka/127.0.0.1@R";')
+    assert security.system_properties() == {"java.security.krb5.conf": "/krb5.conf"}
 
 
 def test_users_are_not_shown() -> None:
@@ -123,6 +137,7 @@ def test_what_the_cluster_says_of_listeners_nobody_overrides(name: str) -> None:
             {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
             "needs a `truststore`",
         ),
+        ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "mechanisms": ("GSSAPI",)}, "needs `kerberos`"),
     ],
 )
 def test_security_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
