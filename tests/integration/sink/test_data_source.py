@@ -6,20 +6,18 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from support.fresh_process import run_script
+from support.spark_leftovers import Look, await_none
 from support.topic_frames import topic_frame
 
 from spark_kafka_sink import KafkaSink
@@ -186,18 +184,6 @@ def test_a_read_says_that_there_is_none(spark: SparkSession) -> None:
         spark.read.format("kafka_sink").load()
 
 
-def test_spark_lends_the_name_kafka_to_no_python_source(spark: SparkSession) -> None:
-    from spark_kafka_sink import KafkaSinkDataSource
-
-    class Source(KafkaSinkDataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "kafka"
-
-    with pytest.raises(AnalysisException, match="DATA_SOURCE_ALREADY_EXISTS"):
-        spark.dataSource.register(Source)
-
-
 # ---- output modes and triggers -------------------------------------------------------------------------------------
 
 
@@ -324,52 +310,83 @@ def test_a_row_that_is_refused_fails_the_query_with_the_sinks_own_words(
         query.awaitTermination()
 
 
-def connected(port: int) -> set[int]:
-    """The processes below this one that are connected to `port`."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if any(peer.raddr and peer.raddr.port == port for peer in process.net_connections("tcp")):
-                found.add(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 def test_a_query_stopped_in_mid_batch_leaves_nothing_behind_and_loses_no_row(
     spark: SparkSession,
     own_kafka: Callable[..., EmbeddedKafka],
     files: Files,
     sink_stream: Any,
     conf: Callable[[str, str], None],
+    tmp_path: Path,
 ) -> None:
+    """Nothing but what the pools of idle workers keep anyway: in each one producer, with its thread and connections."""
     kafka = own_kafka()
     kafka.create_topic("orders")
     port = int(kafka.bootstrap_servers.rpartition(":")[2])
-    files.add(0, count=20_000)
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    (tmp_path / "busy").mkdir()
 
-    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            time.sleep(1)
+    def slow_from_3000_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            if int(batch.column(0)[0].as_py()) >= 3_000:
+                if number == 2:  # what came before is with the sink
+                    (tmp_path / "busy" / str(os.getpid())).touch()
+                time.sleep(1)
             yield batch
 
     options = options_of(kafka, topic="orders")
-    threads = set(threading.enumerate())
-    query: StreamingQuery = sink_stream(files.stream().mapInArrow(slow, "value STRING"), options).start()
-    while not connected(port):
+    stream = files.stream().repartition(2).mapInArrow(slow_from_3000_on, "value STRING")
+    query: StreamingQuery = sink_stream(stream, options).start()
+    looks = []
+    for first in (0, 1_000, 2_000):
+        files.add(first)
+        query.processAllAvailable()
+        looks.append(Look.at(port))
+    before = looks[-1]
+    assert before.fullest[1] > 0, "no worker keeps its producer"
+    assert [look.fullest for look in looks] == [before.fullest] * 3, "every batch leaves something in a worker"
+
+    files.add(3_000, count=17_000)
+    while len(busy := {int(path.name) for path in (tmp_path / "busy").iterdir()}) < 2:
         assert query.isActive, query.exception()
         time.sleep(0.05)
+    stopped = [each for each in Look.at(port).pythons if each.connections]
+    assert len(stopped) >= 2, f"nobody writes: {stopped}"
     query.stop()
-    deadline = time.monotonic() + 20
-    while connected(port):
-        assert time.monotonic() < deadline, "a worker that was stopped is still connected to the broker"
-        time.sleep(0.05)
-    assert {thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("kafka")} == set()
+
+    def left() -> list[str]:
+        now = Look.at(port)
+        connected = [str(each) for each in now.pythons if each.connections]
+        too_many = connected if len(connected) > len(stopped) - 2 else []  # two tasks were writing
+        return now.more_than(before) + too_many + [f"stopped {each}" for each in now.pythons if each.pid in busy]
+
+    await_none(left)
     assert len(set(values_of(spark, kafka, "orders"))) < 20_000, "the batch was not stopped in its middle"
 
     sink_stream(files.stream(), options).trigger(availableNow=True).start().awaitTermination()
     assert len(set(values_of(spark, kafka, "orders"))) == 20_000
+
+
+SOON_IDLE = """
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+
+ProducerPool.__init__.__defaults__ = (2_000,)
+"""
+
+
+@pytest.mark.slow
+def test_pooled_producers_end_with_their_idle_time_and_everything_with_the_session(
+    kafka_broker: Admin, topic: str, tmp_path: Path
+) -> None:
+    """leftovers_job.py, which fails where more is left; here is what it saw in between."""
+    source = Path(__file__).with_name("leftovers_job.py").read_text()
+    (tmp_path / "sitecustomize.py").write_text(SOON_IDLE)
+    path = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))
+    done = run_script(source, tmp_path, kafka_broker.bootstrap_servers, topic, str(tmp_path), PYTHONPATH=path)
+    seen = {when: len(what) for when, what in map(json.loads, done.stdout.splitlines())}
+    assert seen["idle"] == 1
+    assert seen["stopped"] == 1
+    assert seen["expired"] == 1
+    assert seen["ended"] == 0
 
 
 FRESH_PROCESS = """
@@ -415,22 +432,8 @@ def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_what_was_d
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = min(taken.getsockname()[1], 65_000)
-    (tmp_path / "job.py").write_text(FRESH_PROCESS)
     options = [f"{key}={value}" for key, value in options_of(kafka_broker, topic=topic).items()]
-    options.append(f"metrics.port={port}-{port + 50}")
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    for name in [name for name in environment if name.startswith("PYSPARK_GATEWAY")]:
-        del environment[name]
-    done = subprocess.run(
-        [sys.executable, "job.py", *options],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
+    done = run_script(FRESH_PROCESS, tmp_path, *options, f"metrics.port={port}-{port + 50}")
     assert set(map(int, values_of(spark, kafka_broker, topic))) == set(range(60_000))
     report = rf"60,000 records, .* batches to 1 partitions of {topic}, 0 retries, .* records/s"
     assert re.search(rf"^\S+ \S+ INFO kafka_sink: Write: {report}$", done.stderr, re.MULTILINE), done.stderr
