@@ -7,7 +7,7 @@ runs it turn by turn. Reference: org.apache.kafka.clients.producer.internals.Sen
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.client_request import ClientResponse
@@ -222,6 +222,8 @@ class Sender:
         for topic in check.unknown_leader_topics:
             self._metadata.add(topic, now_ms)
             self._metadata.request_update(reset_equivalent_backoff=False)
+        if check.unknown_leader_topics and cache.cluster.is_bootstrap_configured:
+            self._fail_if_refused(cache.cluster.nodes)
         nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
         self._tell_loads(check, cache, now_ms)
         drained = self._sealed(
@@ -271,6 +273,12 @@ class Sender:
             else:
                 not_ready_ms = min(not_ready_ms, self._client.poll_delay_ms(node, now_ms))
         return nodes, not_ready_ms
+
+    def _fail_if_refused(self, nodes: Iterable[Node]) -> None:
+        """Records wait for a leader that only `nodes`, those of bootstrap.servers, could name."""
+        refusals = (self._client.authentication_error(node) for node in nodes)
+        if refusal := next((each for each in refusals if each is not None), None):
+            self._on_refusal(refusal)
 
     def _on_refusal(self, refusal: KafkaError) -> None:
         """A node with records to take does not take us for who we say we are. Nobody's records wait for that to change:

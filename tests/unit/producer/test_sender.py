@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
+    SaslAuthenticationError,
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
@@ -804,3 +805,16 @@ def test_a_broker_for_which_nothing_waits_any_more_is_tried_again() -> None:
         assert delivery.metadata is not None
         used.add(delivery.metadata.partition)
     assert used == {0, 1}
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+def test_records_whose_leader_is_forgotten_fail_when_the_first_nodes_refuse_us(is_idempotent: bool) -> None:
+    """As where credentials are revoked: the session ends, and whoever could name the leader takes us no more."""
+    harness = warm(AT_ONCE | {"enable.idempotence": str(is_idempotent).lower()})
+    refusal = SaslAuthenticationError("revoked")
+    delivery = harness.send(b"v")
+    harness.metadata.rebootstrap()
+    harness.client.authentication_error = lambda node: refusal if node.id < 0 else None  # type: ignore[method-assign]
+    harness.settle(1_000)
+    assert delivery.error is refusal
+    assert produce_attempts(harness) == []
