@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ from spark_kafka_sink.local.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
+NewTopic = Callable[..., None]
 EXAMPLES = re.findall(
     r"```python\n(.*?)```", (Path(__file__).resolve().parents[2] / "README.md").read_text(), re.DOTALL
 )
@@ -30,61 +34,67 @@ def run(marker: str, broker: Admin | None, folder: Path) -> dict[str, Any]:
     return names
 
 
-def test_the_first_sink_writes_a_batch_and_a_stream(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
-    kafka_broker.create_topic("orders", partitions=4)
-    try:
-        names = run("foreach(sink)", kafka_broker, tmp_path)
-        query = names["query"]
-        while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
-            query.awaitTermination(1)
-        query.stop()
-        assert query.exception() is None
-        records = read_topic(kafka_broker.bootstrap_servers, "orders", 4)
-        assert len([record for record in records if record.key() is not None]) == 2 * 1000  # by rows and by columns
-        assert names["report"].records == 1000
-        assert len([record for record in records if record.key() is None]) > 0
-    finally:
-        kafka_broker.delete_topic("orders")
+def stop_after_rows(query: StreamingQuery) -> None:
+    while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
+        query.awaitTermination(1)
+    query.stop()
+    assert query.exception() is None
 
 
-def test_the_format_writes_a_batch_and_a_stream(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
-    kafka_broker.create_topic("payments", partitions=2)
-    try:
-        query = run("observe(", kafka_broker, tmp_path)["query"]
-        while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
-            query.awaitTermination(1)
-        query.stop()
-        assert query.exception() is None
-        observed = [progress["observedMetrics"]["kafka"]["rows"] for progress in query.recentProgress]
-        records = read_topic(kafka_broker.bootstrap_servers, "payments", 2)
-        assert len([record for record in records if record.key() is not None]) == 1000
-        assert len([record for record in records if record.key() is None]) >= sum(observed) > 0
-    finally:
-        kafka_broker.delete_topic("payments")
+@pytest.fixture
+def example_topic(kafka_broker: Admin) -> Iterator[NewTopic]:
+    """`example_topic(name, partitions)`: the topic that an example names, gone after the test."""
+    with ExitStack() as stack:
+
+        def create(name: str, partitions: int = 1) -> None:
+            kafka_broker.create_topic(name, partitions)
+            stack.callback(kafka_broker.delete_topic, name)
+
+        yield create
 
 
-def test_exactly_once_writes_each_row_once(spark: SparkSession, kafka_broker: Admin, tmp_path: Path) -> None:
-    kafka_broker.create_topic("orders", partitions=2)
-    try:
-        query = run("exactly-once", kafka_broker, tmp_path)["query"]
-        while query.isActive and not any(progress["numInputRows"] for progress in query.recentProgress):
-            query.awaitTermination(1)
-        query.stop()
-        assert query.exception() is None
-        values = [int(record.value()) for record in read_topic(kafka_broker.bootstrap_servers, "orders", 2)]
-        assert values
-        assert sorted(values) == list(range(len(values)))
-    finally:
-        kafka_broker.delete_topic("orders")
+def test_the_first_sink_writes_a_batch_and_a_stream(
+    spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
+) -> None:
+    example_topic("orders", 4)
+    names = run("foreach(sink)", kafka_broker, tmp_path)
+    query = names["query"]
+    stop_after_rows(query)
+    records = read_topic(kafka_broker.bootstrap_servers, "orders", 4)
+    assert len([record for record in records if record.key() is not None]) == 2 * 1000  # by rows and by columns
+    assert names["report"].records == 1000
+    assert len([record for record in records if record.key() is None]) > 0
 
 
-def test_the_producer_alone(kafka_broker: Admin, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kafka_broker.create_topic("orders")
-    try:
-        run("with KafkaProducer", kafka_broker, tmp_path)
-        assert "offset=0" in capsys.readouterr().out
-    finally:
-        kafka_broker.delete_topic("orders")
+def test_the_format_writes_a_batch_and_a_stream(
+    spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
+) -> None:
+    example_topic("payments", 2)
+    query = run("observe(", kafka_broker, tmp_path)["query"]
+    stop_after_rows(query)
+    observed = [progress["observedMetrics"]["kafka"]["rows"] for progress in query.recentProgress]
+    records = read_topic(kafka_broker.bootstrap_servers, "payments", 2)
+    assert len([record for record in records if record.key() is not None]) == 1000
+    assert len([record for record in records if record.key() is None]) >= sum(observed) > 0
+
+
+def test_exactly_once_writes_each_row_once(
+    spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
+) -> None:
+    example_topic("orders", 2)
+    query = run("exactly-once", kafka_broker, tmp_path)["query"]
+    stop_after_rows(query)
+    values = [int(record.value()) for record in read_topic(kafka_broker.bootstrap_servers, "orders", 2)]
+    assert values
+    assert sorted(values) == list(range(len(values)))
+
+
+def test_the_producer_alone(
+    kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example_topic("orders")
+    run("with KafkaProducer", kafka_broker, tmp_path)
+    assert "offset=0" in capsys.readouterr().out
 
 
 def test_the_embedded_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
