@@ -1,6 +1,6 @@
 """A driver to be killed: python -m support.exactly_once_job SERVERS TOPIC FOLDER FORM PARTITIONS [...].
 
-It runs `Stream`, whose form may also be "write": a batch write of all the input. What it dies of and where its tasks
+It runs `Stream`, whose form may also be "write": a batch write of one file's rows. What it dies of and where its tasks
 stop, killed_spark's environment variables tell; with --dies-after N it kills itself, with all processes of its group,
 after so many requests of its protocol (foreachBatch alone: in the other form another process makes them).
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from support.exactly_once_streams import Stream
+from support.exactly_once_streams import KEYS, Stream
 from support.killed_query import DyingCluster
 from support.killed_spark import KilledDriver, KilledSink, KilledSource
 
@@ -51,6 +51,7 @@ def main() -> None:
         .config("spark.log.level", "FATAL")
         .config("spark.executor.memory", "512m")
         .config("spark.shuffle.io.retryWait", "200ms")  # an executor that was killed does not come back
+        .config("spark.locality.wait", "0s")  # or all tasks of a batch are where its file was read
         .config("spark.sql.warehouse.dir", f"{options.folder}/warehouse")
         .getOrCreate()
     )
@@ -58,8 +59,10 @@ def main() -> None:
         options.servers, options.topic, options.folder, options.form, data_source=KilledSource, sink=KilledSink
     )
     if options.form == "write":
-        rows = spark.read.schema("key STRING, value STRING").json(str(stream.source))
-        KilledSink(stream.options).write(rows.repartition(options.partitions, "key"))
+        keys = spark.range(0, KEYS, 1, options.partitions)  # without a shuffle
+        numbered = keys.selectExpr("id", f"explode(sequence(id, {stream.rows - 1}, {KEYS})) AS row")
+        rows = numbered.selectExpr("CAST(id AS STRING) AS key", "CAST(row AS STRING) AS value")
+        KilledSink(stream.options).write(rows)
     else:
         stream.run(spark, options.partitions, options.order)
     spark.stop()

@@ -79,12 +79,12 @@ class Stream(NamedTuple):
         }
 
     def start(self, spark: SparkSession, partitions: int, order: str = "") -> StreamingQuery:
-        """All the input there is, in so many tasks a batch; a key's rows are in one task, in their order. `order`:
-        the keys' in a task, "ascending" or "descending", else as they come.
+        """All the input there is, in so many tasks a batch (0: in the one that reads, without a shuffle); a key's rows
+        are in one task, in their order. `order`: the keys' in a task, "ascending" or "descending", else as they come.
         """
-        read = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
-        rows = keys_in_order(read.json(str(self.source)).repartition(partitions, "key"), order)
-        stream = rows.writeStream
+        reader = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
+        read = reader.json(str(self.source))
+        stream = keys_in_order(read.repartition(partitions, "key") if partitions else read, order).writeStream
         if self.form == "format":
             spark.dataSource.register(self.data_source)
             stream = stream.format("kafka_sink").options(**self.options)
