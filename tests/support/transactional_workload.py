@@ -5,10 +5,10 @@ how each ended, as a history.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 
+from support.background import Background
 from support.history import Outcome
 from support.workload import Ledger, Place, assert_kept, history_of, partitions_of
 
@@ -20,7 +20,7 @@ StartProducer = Callable[[], KafkaProducer]
 _COMMIT_S = 60.0
 
 
-class TransactionalWorkload:
+class TransactionalWorkload(Background):
     """A context manager: runs transactions until it is left. `start_producer` makes the producer, and another one with
     the same transactional.id where one has met a fatal error.
     """
@@ -34,25 +34,8 @@ class TransactionalWorkload:
         self._start_producer = start_producer
         self._places = list(places)
         self._rng = random.Random(rng.random())
-        self._pause_s = pause_s
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"transactions-{name}")
-
-    def __enter__(self) -> TransactionalWorkload:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the transaction under way, and begin no more."""
-        self._ended.set()
-        self._thread.join(120)
-        assert not self._thread.is_alive(), "the transactions' thread hangs"
-        if self._failure is not None:
-            raise self._failure
+        self._producer: KafkaProducer | None = None
+        super().__init__(f"transactions-{name}", pause_s)
 
     @property
     def committed(self) -> int:
@@ -67,17 +50,12 @@ class TransactionalWorkload:
             assert time.monotonic() < deadline, late
             time.sleep(0.02)
 
-    def _run(self) -> None:
-        producer: KafkaProducer | None = None
-        try:
-            while not self._ended.wait(self._pause_s):
-                if producer is None:
-                    producer = self._start_producer()
-                    self._patiently(producer.init_transactions)
-                if not self._transact(producer):
-                    producer = None
-        except BaseException as failure:  # the test's own thread raises it
-            self._failure = failure
+    def _step(self) -> None:
+        if self._producer is None:
+            self._producer = self._start_producer()
+            self._patiently(self._producer.init_transactions)
+        if not self._transact(self._producer):
+            self._producer = None
 
     def _transact(self, producer: KafkaProducer) -> bool:
         """One transaction. False where the producer can do no more."""

@@ -7,13 +7,13 @@ The workload's thread sends; the producer's tells outcomes; the test's waits and
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, pairwise
 from typing import Any, TypeAlias
 
+from support.background import Background
 from support.history import History, Outcome, Read, Sent, summary
 from support.librdkafka import read_topic
 
@@ -89,7 +89,7 @@ class Ledger:
         return note
 
 
-class Workload:
+class Workload(Background):
     """A context manager: sends until it is left. `places`: topic and partition of what is sent, in turn.
 
     `records_a_second`: about. The share of records that go in blocks, and their sizes, come from `rng`.
@@ -102,35 +102,11 @@ class Workload:
         self.ledger = Ledger(f"w{next(_names)}")
         self._places = list(places)
         self._rng = random.Random(rng.random())
-        self._pause_s = 20 / records_a_second
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"workload-{self.ledger.name}")
+        super().__init__(f"workload-{self.ledger.name}", 20 / records_a_second)
 
-    def __enter__(self) -> Workload:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Send no more."""
-        self._ended.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive(), "the workload's thread hangs in a send"
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.wait(self._pause_s):
-                if self._rng.random() < 0.5:
-                    self._send_rows(20)
-                else:
-                    self._send_columns(20)
-        except BaseException as failure:  # the test's own thread raises it
-            self._failure = failure
+    def _step(self) -> None:
+        send = self._send_rows if self._rng.random() < 0.5 else self._send_columns
+        send(20)
 
     def _next(self, number: int) -> list[Sent]:
         padding = self._rng.choice((0, 10, 200))
