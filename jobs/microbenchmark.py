@@ -15,11 +15,11 @@ import argparse
 import json
 import sys
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,13 +62,16 @@ def columns(rows: int, *, keyed: bool = True) -> RecordColumns:
     )
 
 
-def whole_way(records: RecordColumns, partitions: int) -> list[Any]:
+def whole_way(records: RecordColumns, partitions: int) -> object:
     """From columns to the bytes of every partition: partitions by key, order, encoding, slices."""
     placement = place(records, partitions)
     assert placement.placed is not None
     assert placement.partitions is not None
     block = Block(placement.placed, placement.partitions, NOW_MS)
-    return block.encode([(start, end, 0, NOW_MS) for _, start, end in block.groups])
+    runs = array("q")
+    for _, start, end in block.groups:
+        runs.extend((start, end, 0, NOW_MS))
+    return block.encode(runs)
 
 
 def groups() -> Mapping[str, list[Case]]:

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final
 
@@ -261,9 +261,8 @@ class KafkaProducer(TransactionMethods):
         on_completion: RunCallback | None,
         max_block_ms: int,
     ) -> None:
-        """Send rows as one block, or as two halves where that would take too much memory at once.
-
-        `partitions`: int32 array, one per row, or None for rows that may go anywhere.
+        """Send rows as one block, or as two halves where that would take too much memory at once. `partitions`: int32
+        array, one per row, or None for rows that may go anywhere.
         """
         rows = columns.num_rows
         if rows > 1 and columns_size_upper_bound(columns) > self.config.buffer_memory // BLOCKS_IN_MEMORY:
@@ -275,11 +274,12 @@ class KafkaProducer(TransactionMethods):
             return
         block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms())
         self._ensure_valid_size(topic, block.largest_record)
-        groups = block.groups
+        groups: Iterable[tuple[int, int, int]] = block.groups
+        chosen = block.partitions
         if partitions is None:
-            count = cluster.partition_count_for_topic(topic) or 1
-            groups = self._partitioner(topic).assign(block, cluster, count)
-        self._join_transaction(topic, [partition for partition, _, _ in groups])
+            groups = self._partitioner(topic).assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
+            chosen = [partition for partition, _, _ in groups]
+        self._join_transaction(topic, chosen)
         now_ms = self._clock.now_ms()
         result = self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
         if result.wakes_sender:

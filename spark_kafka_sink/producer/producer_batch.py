@@ -17,7 +17,7 @@ from spark_kafka_sink.producer.buffer_pool import SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunThunk, Thunk
 from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
 from spark_kafka_sink.record.codecs import Codec
-from spark_kafka_sink.record.encoder import EncodedRun, encode_rows
+from spark_kafka_sink.record.encoder import encode_rows
 
 NO_SEQUENCE = -1
 
@@ -153,14 +153,15 @@ class ProducerBatch:
         self.size += size
         return place
 
-    def fill_run(self, place: int, run: EncodedRun, reserved_size: int) -> None:
+    def fill_run(
+        self, place: int, chunk: memoryview, max_timestamp_ms: int, largest_record: int, reserved_size: int
+    ) -> None:
         """Put the run's bytes in its place; `size` comes down from the bound to the truth."""
-        self._chunks[place] = run.chunk
+        self._chunks[place] = chunk
         self._empty_places -= 1
-        self.size += len(run.chunk) - reserved_size
-        self.largest_record = max(self.largest_record, run.largest_record)
-        if run.max_timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms = run.max_timestamp_ms
+        self.size += len(chunk) - reserved_size
+        self.largest_record = max(self.largest_record, largest_record)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
 
     def close_for_appends(self) -> None:
         self.is_open = False

@@ -8,6 +8,7 @@ org.apache.kafka.clients.producer.internals.RecordAccumulator.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.record.batch import HEADER_SIZE
-from spark_kafka_sink.record.block import Block, Run
+from spark_kafka_sink.record.block import Block, RunTable
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
 
@@ -133,13 +134,13 @@ class RecordAccumulator:
         allocation: SharedAllocation,
         on_completion: RunCallback | None,
         now_ms: int,
-    ) -> tuple[list[Run], list[tuple[ProducerBatch, int, int]], bool]:
+    ) -> tuple[RunTable[int], list[tuple[ProducerBatch, int, int]], bool]:
         """Take room for every run; returns the runs, and for each its batch, place and reserved bytes. Caller holds
         the lock.
         """
         if self._closed:
             raise ProducerClosedError("The producer was closed while records were being sent.")
-        runs: list[Run] = []
+        runs: RunTable[int] = array("q")
         places: list[tuple[ProducerBatch, int, int]] = []
         created = False
         for partition, start, end in groups:
@@ -153,27 +154,27 @@ class RecordAccumulator:
                     stop = max(start + 1, self._rows_that_fit(block, start, end, batch.room))
                 size = block.size(start, stop)
                 thunk = None if on_completion is None else RunThunk(on_completion, stop - start, size)
-                runs.append((start, stop, batch.record_count, batch.base_timestamp_ms))
+                runs.extend((start, stop, batch.record_count, batch.base_timestamp_ms))
                 places.append((batch, batch.reserve_run(stop - start, size, allocation, thunk), size))
                 start = stop
-        allocation.hold(len(runs))
+        allocation.hold(len(places))
         return runs, places, created
 
     @staticmethod
     def _rows_that_fit(block: Block, start: int, end: int, room: int) -> int:
         return end if block.size(start, end) <= room else min(end, block.last_fitting(start, end, room))
 
-    def _fill_runs(self, block: Block, runs: list[Run], places: list[tuple[ProducerBatch, int, int]]) -> None:
+    def _fill_runs(self, block: Block, runs: RunTable[int], places: list[tuple[ProducerBatch, int, int]]) -> None:
         try:
-            encoded = block.encode(runs)
+            chunks, latest = block.encode(runs)
         except BaseException as cause:
             self._drop(
                 dict.fromkeys(batch for batch, _, _ in places), KafkaError(f"Records could not be encoded: {cause}")
             )
             raise
         with self._lock:
-            for (batch, place, size), run in zip(places, encoded, strict=True):
-                batch.fill_run(place, run, size)
+            for (batch, place, size), chunk, latest_ms in zip(places, chunks, latest, strict=True):
+                batch.fill_run(place, chunk, latest_ms, block.largest_record, size)
 
     def _open_new_batch(self, queue: PartitionQueue, base_timestamp_ms: int, now_ms: int) -> ProducerBatch:
         previous = queue.open_batch

@@ -8,9 +8,10 @@ A run's chunk is a view: it keeps the buffer of its whole block alive.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -19,14 +20,14 @@ import numpy.typing as npt
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, int_values
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import EncodedRun, record_size_upper_bounds
+from spark_kafka_sink.record.encoder import record_size_upper_bounds
 from spark_kafka_sink.record.heap import pool_for
 from spark_kafka_sink.record.runs import RunInput, encode_runs
 
-Run: TypeAlias = tuple[int, int, int, int]
-"""Rows start..end-1 of a block, all of one partition and for one batch: (start, end, how many records the batch holds
-already, its base timestamp in ms). A plain tuple, because a thousand of them are made for a block of a thousand
-partitions.
+RunTable: TypeAlias = array  # of "q"
+"""Four numbers for each run, rows start..end-1 of a block, all of one partition and for one batch: start, end, how many
+records the batch holds already, its base timestamp in ms. Flat, and groups are lists of numbers too: a block of a
+thousand partitions has a thousand of each, and as tuples they would cost more than the encoding of their rows.
 """
 
 
@@ -38,12 +39,12 @@ class Block:
     `now_ms`. Raises SerializationError where the rows may take more than 2 GiB.
     """
 
-    __slots__ = ("_columns", "_ends", "_now_ms", "_order", "_times", "groups", "largest_record")
+    __slots__ = ("_columns", "_ends", "_groups", "_now_ms", "_order", "_times", "largest_record", "partitions")
 
-    groups: list[tuple[int, int, int]]
-    """(partition, start row, end row), ascending."""
+    partitions: list[int]
+    """Those that have rows, ascending."""
     largest_record: int
-    """The most bytes that the largest of the records takes."""
+    """Bytes that the largest of the records does not exceed."""
 
     def __init__(self, columns: RecordColumns, partitions: npt.NDArray[np.int32] | int, now_ms: int) -> None:
         self._columns = columns
@@ -51,9 +52,9 @@ class Block:
         self._order: npt.NDArray[np.intp] | None = None
         rows = columns.num_rows
         if isinstance(partitions, int):
-            self.groups = [(partitions, 0, rows)] if rows else []
+            self.partitions, self._groups = ([partitions], [0, rows]) if rows else ([], [0])
         else:
-            self._order, self.groups = _group(partitions)
+            self._order, self.partitions, self._groups = _group(partitions)
         sizes = record_size_upper_bounds(columns)
         self.largest_record = int(sizes.max()) if rows else 0
         times = _times(columns, now_ms)
@@ -68,6 +69,12 @@ class Block:
             )
         self._times = times
         self._ends = ends.data
+
+    @property
+    def groups(self) -> Iterator[tuple[int, int, int]]:
+        """(partition, start row, end row), ascending."""
+        bounds = self._groups
+        return zip(self.partitions, bounds, islice(bounds, 1, None), strict=False)
 
     @property
     def num_rows(self) -> int:
@@ -85,32 +92,34 @@ class Block:
     def timestamp_ms(self, row: int) -> int:
         return self._now_ms if self._times is None else int(self._times[row])
 
-    def encode(self, runs: Sequence[Run]) -> list[EncodedRun]:
-        """The bytes of each run, in one pass for all. Runs ascend without overlap; rows between them are left out."""
+    def encode(self, runs: RunTable[int]) -> tuple[list[memoryview], Iterable[int]]:
+        """The bytes of each run, in one pass for all, and the latest timestamp of each in ms. Runs ascend without
+        overlap; rows between them are left out.
+        """
         if not runs:
-            return []
-        table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
-        first, last = runs[0][0], runs[-1][1]
+            return [], ()
+        table = np.frombuffer(runs, np.int64).reshape(-1, 4)
+        first, last = runs[0], runs[-3]
         pool = pool_for(self.size(first, last), last - first)
         given = RunInput(self._columns, self._order, self._times, self._now_ms, self.size(first, last))
         data, starts, ends = encode_runs(given, table, pool)
-        chunks = [data[start:end] for start, end in zip(starts, ends, strict=True)]
-        counts = (table[:, 1] - table[:, 0]).tolist()
-        return list(map(EncodedRun, chunks, counts, self._latest(table), repeat(self.largest_record)))
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)], self._latest(table)
 
     def _latest(self, table: npt.NDArray[np.int64]) -> Iterable[int]:
         """The latest timestamp of each run."""
         if self._times is None:
-            return repeat(self._now_ms)
+            return repeat(self._now_ms, len(table))
         latest: list[int] = np.maximum.reduceat(np.append(self._times, 0), table[:, :2].ravel())[::2].tolist()
         return latest
 
 
-def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | None, list[tuple[int, int, int]]]:
-    """The stable order by partition (None where the rows are in it) and the groups in that order."""
+def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | None, list[int], list[int]]:
+    """The stable order by partition (None where the rows are in it), the partitions in that order, and where the rows
+    of each begin, with the end of the last.
+    """
     rows = len(partitions)
     if rows == 0:
-        return None, []
+        return None, [], [0]
     order: npt.NDArray[np.intp] | None = None
     if not bool(np.all(partitions[1:] >= partitions[:-1])):
         # numpy sorts 16-bit integers by radix, twenty times as fast as wider ones.
@@ -118,8 +127,7 @@ def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | No
         order = np.argsort(narrow, kind="stable")
         partitions = partitions[order]
     starts = np.concatenate([np.zeros(1, np.intp), np.flatnonzero(partitions[1:] != partitions[:-1]) + 1])
-    bounds = starts.tolist()
-    return order, list(zip(partitions[starts].tolist(), bounds, [*bounds[1:], rows], strict=True))
+    return order, partitions[starts].tolist(), [*starts.tolist(), rows]
 
 
 def _times(columns: RecordColumns, now_ms: int) -> Int64Array | None:

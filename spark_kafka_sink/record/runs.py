@@ -41,8 +41,8 @@ class RunInput(NamedTuple):
 
 
 def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> Placed:
-    """`table`: a row of four for each run, as block.Run. Raises SerializationError where the columns' own lengths do
-    not fit their bytes.
+    """`table`: a row of four for each run, as block.RunTable. Raises SerializationError where the columns' own lengths
+    do not fit their bytes.
     """
     columns = given.columns
     headers = None if columns.headers is None else encode_headers(columns.headers)

@@ -118,7 +118,8 @@ def test_a_run_across_the_cut_is_told_of_in_both_parts() -> None:
     runs: list[RunMetadata] = []
     for first, count in ((0, 3), (3, 5)):
         place = batch.reserve_run(count, 100, allocation, RunThunk(lambda run, error: runs.append(run), count, 100))
-        batch.fill_run(place, encode_rows(None, [bytes(20)] * count, None, [0] * count, first, 0), 100)
+        run = encode_rows(None, [bytes(20)] * count, None, [0] * count, first, 0)
+        batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 100)
     batch.close_for_appends()
     batch.seal(codec_for("none"))
     one, two = split_batch(batch, 0)

@@ -76,7 +76,7 @@ def test_runs_may_be_filled_in_any_order_and_keep_their_places() -> None:
     size = batch.size
     for place, delta in ((second, 2), (first, 1)):
         run = encode_rows(None, [b"run %d" % delta], None, [900 * delta], delta, batch.base_timestamp_ms)
-        batch.fill_run(place, run, 90)
+        batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 90)
         size += len(run.chunk) - 90
         assert batch.size == size
     assert batch.is_filled
@@ -212,10 +212,12 @@ def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their
     batch = batch_of(b"a", b"b")
     first, second = (batch.reserve_run(1, 60, free_memory(), None) for _ in range(2))
     run = encode_rows([None], [b"x"], [()], [50], 2, 50)
-    batch.fill_run(first, run, 60)
+    batch.fill_run(first, run.chunk, run.max_timestamp_ms, run.largest_record, 60)
     size = batch.wire_size
     batch.take_memory()
-    batch.fill_run(second, run, len(run.chunk))  # a block was still being encoded
+    batch.fill_run(
+        second, run.chunk, run.max_timestamp_ms, run.largest_record, len(run.chunk)
+    )  # a block was still being encoded
     assert batch.wire_size == size
     sealed = batch_of(b"a", b"b")
     size = sealed.seal(NONE).size

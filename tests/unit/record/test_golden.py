@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,12 @@ def columns_of(records: list[dict[str, Any]]) -> RecordColumns:
 def sealed(entry: dict[str, Any]) -> bytes:
     columns = columns_of(entry["records"])
     times = [record["timestamp"] for record in entry["records"]]
-    (run,) = Block(columns, 0, -1).encode([(0, len(times), 0, times[0])])
+    chunks, (latest_ms,) = Block(columns, 0, -1).encode(array("q", (0, len(times), 0, times[0])))
     batch = seal(
-        [run.chunk],
-        run.count,
+        chunks,
+        len(times),
         times[0],
-        run.max_timestamp_ms,
+        latest_ms,
         codec_for(entry["codec"]),
         entry["producer_id"],
         entry["producer_epoch"],

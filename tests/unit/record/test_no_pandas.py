@@ -19,15 +19,16 @@ SUPPORT = Path(__file__).parents[2]
 
 PROLOGUE = """
 import itertools
+from array import array
 import sys
 import pyarrow as pa
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.record.batch import seal
-from spark_kafka_sink.record.block import Block, Run
+from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
-from spark_kafka_sink.record.encoder import encode_rows
+from spark_kafka_sink.record.encoder import EncodedRun, encode_rows
 from spark_kafka_sink.record.placement import highest_partition, place
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -44,8 +45,10 @@ def written(columns):
         for block in blocks:
             whole = [(start, end, 0, 900) for _, start, end in block.groups]
             halves = [(0, (block.num_rows + 1) // 2, 0, 900)]
-            for run, name in zip(block.encode(whole) + block.encode(halves), itertools.cycle(CODECS)):
-                values += readable(run, codec_for(name))
+            for runs in (whole, halves):
+                chunks, latest = block.encode(array("q", itertools.chain.from_iterable(runs)))
+                for (start, end, _, _), chunk, latest_ms, name in zip(runs, chunks, latest, itertools.cycle(CODECS)):
+                    values += readable(EncodedRun(chunk, end - start, latest_ms, 0), codec_for(name))
     return values
 
 def readable(run, codec):
