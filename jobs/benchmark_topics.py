@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Protocol
 
+from read_topic import topic_reader
+
 from spark_kafka_sink import KafkaProducer
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.topic_reader import TopicReader
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
-from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP
 
 
@@ -41,13 +37,5 @@ def warm_topic(broker: Broker, topic: str, partitions: int) -> None:
 
 
 def count_records(servers: str, topic: str) -> int:
-    config = ProducerConfig.from_mapping({"bootstrap.servers": servers, "client.id": "benchmark"})
-    clock, rng = SystemClock(), random.Random()
-    backoff_ms, backoff_max_ms = config.retry_backoff_ms, config.retry_backoff_max_ms
-    metadata = TopicsMetadata([topic], backoff_ms, backoff_max_ms, config.metadata_max_age_ms, rng)
-    client = consumer_network_client(config, metadata, clock, rng)
-    try:
-        reader = TopicReader(client, metadata, clock, backoff_ms)
+    with topic_reader(servers, topic, "benchmark") as reader:
         return sum(reader.offsets(reader.partitions(topic), LATEST_TIMESTAMP).values())
-    finally:
-        client.close()

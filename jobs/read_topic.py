@@ -12,7 +12,8 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,21 +46,27 @@ SCHEMA = pa.schema(
 WIDEST_CELL = 60
 
 
-def read_topic(bootstrap_servers: str, topic: str, is_committed: bool = False) -> pa.Table:
-    """Every record of `topic` that is there now, as a table of SCHEMA, by partition and offset; with `is_committed`
-    without those of open and aborted transactions. Raises KafkaError.
-    """
-    config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers, "client.id": "read_topic"})
+@contextmanager
+def topic_reader(bootstrap_servers: str, topic: str, client_id: str) -> Iterator[TopicReader]:
+    """A reader of one topic, with a client of its own that is closed at the end."""
+    config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers, "client.id": client_id})
     clock, rng = SystemClock(), random.Random()
     backoff_ms, backoff_max_ms = config.retry_backoff_ms, config.retry_backoff_max_ms
     metadata = TopicsMetadata([topic], backoff_ms, backoff_max_ms, config.metadata_max_age_ms, rng)
     client = consumer_network_client(config, metadata, clock, rng)
     try:
-        reader = TopicReader(client, metadata, clock, backoff_ms)
-        isolation_level = READ_COMMITTED if is_committed else READ_UNCOMMITTED
-        found = [_to_table(*records) for records in reader.read([topic], isolation_level)]
+        yield TopicReader(client, metadata, clock, backoff_ms)
     finally:
         client.close()
+
+
+def read_topic(bootstrap_servers: str, topic: str, is_committed: bool = False) -> pa.Table:
+    """Every record of `topic` that is there now, as a table of SCHEMA, by partition and offset; with `is_committed`
+    without those of open and aborted transactions. Raises KafkaError.
+    """
+    isolation_level = READ_COMMITTED if is_committed else READ_UNCOMMITTED
+    with topic_reader(bootstrap_servers, topic, "read_topic") as reader:
+        found = [_to_table(*records) for records in reader.read([topic], isolation_level)]
     return pa.concat_tables([SCHEMA.empty_table(), *found]).sort_by(
         [("partition", "ascending"), ("offset", "ascending")]
     )
