@@ -60,6 +60,7 @@ def test_row_07_slow_and_narrow_then_reset(one_node: FaultStage, start_producer:
     proxy = one_node.proxies[1]
     proxy.shape(delay_s=0.05, bytes_per_s=3e6 / 8)
     settings = draw_settings(rng) | {"request.timeout.ms": 5_000, "delivery.timeout.ms": 30_000}
+    settings["batch.size"] = max(16_384, settings["batch.size"])  # else ten requests a second would not carry it all
     before = proxy.accepted
     producer = start_producer(one_node.proxied, **settings)
     with Workload(producer, places, rng, records_a_second=1_000) as work:

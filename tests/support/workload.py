@@ -75,16 +75,20 @@ class Ledger:
         return lambda told, error: self.settle(record, None if told is None else told.offset, error)
 
     def of_columns(self, records: Sequence[Sent]) -> Callable[[RunMetadata, KafkaError | None], None]:
-        """The callback of a block: its runs come in the order of each partition's rows."""
+        """The callback of a block: its runs come in the order of each partition's rows. But where a transaction is
+        aborted, what has not been sent fails first, while what was sent before it is still on its way.
+        """
         waiting: dict[int, deque[Sent]] = defaultdict(deque)
         for record in records:
             assert record.partition is not None
             waiting[record.partition].append(record)
 
         def note(run: RunMetadata, error: KafkaError | None) -> None:
+            rows = waiting[run.partition]
+            fails_from_the_end = error is not None and rows[0].transaction is not None
             for index in range(run.record_count):
                 offset = -1 if run.base_offset < 0 else run.base_offset + index
-                self.settle(waiting[run.partition].popleft(), offset, error)
+                self.settle(rows.pop() if fails_from_the_end else rows.popleft(), offset, error)
 
         return note
 
