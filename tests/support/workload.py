@@ -48,6 +48,7 @@ class Ledger:
         self.acknowledged_at: list[float] = []
         """On time.monotonic's scale, of each record."""
         self.failed_after_s: list[float] = []
+        """From the return of the call that sent it, which may wait for metadata: then delivery.timeout.ms begins."""
         self.by_place: dict[Place, list[Sent]] = defaultdict(list)
         self._sent_at: dict[str, float] = {}
 
@@ -58,6 +59,13 @@ class Ledger:
         self._sent_at[value] = time.monotonic()
         self.by_place[place].append(record)
         return record
+
+    def returned(self, records: Iterable[Sent]) -> None:
+        """The call that sent them has returned."""
+        now = time.monotonic()
+        for record in records:
+            if record.value in self._sent_at:
+                self._sent_at[record.value] = now
 
     def settle(self, record: Sent, offset: int | None, error: KafkaError | None) -> None:
         assert record.outcome is Outcome.UNKNOWN, f"a second outcome of {record}: {error or offset}"
@@ -121,6 +129,7 @@ class Workload(Background):
             self.producer.send(
                 record.topic, record.value, partition=record.partition, on_completion=self.ledger.of_row(record)
             )
+            self.ledger.returned([record])
 
     def _send_columns(self, number: int) -> None:
         by_topic: dict[str, list[Sent]] = defaultdict(list)
@@ -131,6 +140,7 @@ class Workload(Background):
             columns = RecordColumns.from_rows([record.value for record in records], partitions=partitions)
             try:
                 self.producer.send_columns(topic, columns, self.ledger.of_columns(records))
+                self.ledger.returned(records)
             except KafkaError as error:
                 self.ledger.errors.append(error)
 
