@@ -305,6 +305,16 @@ class SparkRun:
                 start_new_session=True,
             )
 
+    def revived(self, driver: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """The query, started again if it has ended with the worker in which its driver commits: no task is that, to be
+        tried again.
+        """
+        if driver.poll() in {None, 0}:
+            return driver
+        log = (self.folder / "spark.log").read_text()
+        assert "Python worker exited unexpectedly" in log.rpartition("STREAM_FAILED")[2], log[-3_000:]
+        return self.start(3)
+
     def await_written(self, more: int, driver: subprocess.Popen[bytes]) -> None:
         """Until so many more records are in the topic, or the query has ended."""
         wanted, deadline = self.written() + more, time.monotonic() + 90
@@ -342,11 +352,14 @@ def test_row_37_python_workers_killed(one_node: FaultStage, tmp_path: Path, seed
     try:
         for _ in range(5):
             run.await_written(rng.randrange(1, ROWS), driver)
+            driver = run.revived(driver)
             workers = python_workers(driver.pid)
             one_node.note(f"SIGKILL to {len(workers)} workers")
             for worker in workers:
                 if worker.is_running():
                     worker.kill()
+        driver.wait(180)
+        driver = run.revived(driver)
         run.finish(driver)
     finally:
         if driver.poll() is None:

@@ -1,6 +1,7 @@
 """Exactly once from Spark: both streaming forms and both batch forms, against real brokers, read by librdkafka.
 
-EXACTLY_ONCE_KILLS=100 kills 25 Python workers in each form and version (3 by default).
+EXACTLY_ONCE_KILLS=100 kills 25 Python workers in each form and version (3 by default), and the broker 13 times in each
+form (2).
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,9 +19,12 @@ from pyspark.sql import SparkSession
 from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker
 from support.librdkafka import read_values
 
+from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.foreach import KafkaSink
 
 KILLS = max(3, int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 4)
+BROKER_KILLS = KILLS // 2 + 1
+FILES_AHEAD = 20
 each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
@@ -90,6 +96,38 @@ def test_python_workers_killed_at_any_time_cost_and_double_nothing(
             query.awaitTermination()
         except StreamingQueryException:
             assert runs < 10 * KILLS, f"seed {seed}: {query.exception()}"
+    stream.run(spark, 2)
+    try:
+        stream.check(files)
+    except AssertionError as error:
+        raise AssertionError(f"EXACTLY_ONCE_SEED={seed}: {error}") from error
+
+
+@each_form
+def test_a_broker_killed_at_any_time_costs_and_doubles_nothing(
+    spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path, form: str
+) -> None:
+    seed = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.randrange(1, 2**31)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    kafka = own_kafka()
+    kafka.create_topic("t", 3)
+    stream = Stream(kafka.bootstrap_servers, "t", tmp_path, form)
+    files = 0
+    for _ in range(BROKER_KILLS):
+        before, ahead = stream.last_batch(), stream.last_batch() + 1 + FILES_AHEAD - files
+        stream.write_files(files, ahead)
+        files += ahead
+        query = stream.start(spark, rng.randint(1, 3))
+        while query.isActive and stream.last_batch() == before:
+            time.sleep(0.01)
+        time.sleep(rng.random())
+        assert query.isActive, f"seed {seed}: the query ended before the kill: {query.exception()}"
+        kafka.kill_node(1)
+        time.sleep(rng.random() * 2)
+        kafka.start_node(1)
+        with suppress(StreamingQueryException):  # a batch whose fence or commit met it fails, and comes again
+            query.awaitTermination()
     stream.run(spark, 2)
     try:
         stream.check(files)
