@@ -36,16 +36,20 @@ def options_of(kafka: Admin | EmbeddedKafka, **options: str) -> dict[str, str]:
 
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """Sets a setting of the session for this test."""
-    was: dict[str, str] = {}
+    """Sets a setting of the session for this test. One that nobody had set is unset again, not set to its default:
+    `KafkaSink.write` leaves alone what somebody has set."""
+    was: dict[str, str | None] = {}
 
     def set_(key: str, value: str) -> None:
-        was[key] = spark.conf.get(key)
+        was[key] = spark.conf.get(key, None)
         spark.conf.set(key, value)
 
     yield set_
     for key, value in was.items():
-        spark.conf.set(key, value)
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
 
 
 @pytest.fixture
