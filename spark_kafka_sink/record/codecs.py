@@ -24,6 +24,7 @@ import lz4.frame
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import ConfigError, CorruptBatchError
+from spark_kafka_sink.record.heap import SENT_POOL
 
 Bytes = bytes | memoryview
 """What goes in and comes out: contiguous bytes, read only."""
@@ -146,7 +147,7 @@ def _snappy(chunks: Sequence[Bytes], _level: int | None) -> Bytes:
     codec = pa.Codec("snappy")
     parts: list[Any] = [_XERIAL_HEADER]
     for start in range(0, len(plain), _XERIAL_BLOCK):
-        block = codec.compress(plain[start : start + _XERIAL_BLOCK])
+        block = codec.compress(plain[start : start + _XERIAL_BLOCK], memory_pool=SENT_POOL)
         parts += (block.size.to_bytes(4, "big"), block)
     return b"".join(parts)
 
@@ -220,7 +221,8 @@ def _unlz4(data: Bytes, max_size: int) -> bytes:
 
 
 def _zstd(chunks: Sequence[Bytes], level: int | None) -> Bytes:
-    compressed = pa.Codec("zstd", compression_level=_ZSTD_LEVEL if level is None else level).compress(_joined(chunks))
+    codec = pa.Codec("zstd", compression_level=_ZSTD_LEVEL if level is None else level)
+    compressed = codec.compress(_joined(chunks), memory_pool=SENT_POOL)
     # A view of the buffer itself would have the length that it had before it shrank to the compressed size.
     return memoryview(compressed.slice(0, compressed.size))
 
