@@ -10,6 +10,7 @@ import pytest
 from support.cluster_admin import active_controller, coordinator_partition
 from support.fault_stage import FaultStage
 from support.history import Sent
+from support.lateness import Lateness
 from support.transactional_workload import TransactionalWorkload, finish_transactions
 from support.workload import Place, Workload, draw_settings, finish
 
@@ -106,7 +107,7 @@ def test_row_05_all_nodes_down(
     settings = draw_settings(rng) | {"delivery.timeout.ms": delivery_timeout_ms}
     producer = start_producer(three_nodes.direct, **settings)
     is_late = delivery_timeout_ms < 10_000
-    with Workload(producer, places, rng) as work:
+    with Lateness() as lateness, Workload(producer, places, rng) as work:
         work.await_acknowledged(50)
         three_nodes.kill(*rng.sample((1, 2, 3), 3))
         time.sleep(delivery_timeout_ms / 1000 + 1 if is_late else rng.uniform(0, 3))
@@ -118,8 +119,12 @@ def test_row_05_all_nodes_down(
     three_nodes.note(finish(three_nodes.direct, work, may_fail=is_late))
     assert {type(error) for error in work.ledger.errors} == ({KafkaTimeoutError} if is_late else set())
     latest_s = max((late for late in work.ledger.failed_after_s), default=0)
-    three_nodes.note(f"the latest failure came {latest_s:.2f} s after its send")
-    assert latest_s <= delivery_timeout_ms / 1000 * 1.1
+    limit_s = delivery_timeout_ms / 1000 * 1.1
+    late_s = lateness.worst_s(limit_s)  # the nodes' start alone takes both cores of a small machine
+    three_nodes.note(
+        f"the latest failure came {latest_s:.2f} s after its send; any thread of ours was {late_s:.2f} s late"
+    )
+    assert latest_s <= limit_s + late_s
 
 
 @pytest.mark.parametrize("in_sync", [3, 2], ids=["one_of_three_down", "two_of_three_down"])

@@ -1,0 +1,32 @@
+"""How late a busy machine wakes the threads of this process: what limits of time in tests allow besides their own."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from support.background import Background
+
+_PAUSE_S: Final = 0.01
+_STALL_S: Final = 0.01
+"""Less is how every thread wakes up."""
+
+
+class Lateness(Background):
+    """A thread that sleeps 10 ms at a time, and notes by how much longer it slept."""
+
+    def __init__(self) -> None:
+        super().__init__("lateness", _PAUSE_S)
+        self._last = time.monotonic()
+        self._stalls: list[tuple[float, float]] = []
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        if (late_s := now - self._last - _PAUSE_S) > _STALL_S:
+            self._stalls.append((now, late_s))
+        self._last = now
+
+    def worst_s(self, window_s: float) -> float:
+        """The most that this thread was late altogether within any `window_s` seconds."""
+        ends = [now for now, _ in self._stalls]
+        return max((sum(late for at, late in self._stalls if end - window_s <= at <= end) for end in ends), default=0)
