@@ -160,7 +160,7 @@ class KafkaProducer(TransactionMethods):
         self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; after an error without waiting for what is on its way."""
-        self.close(timeout_ms=None if error is None else 0)
+        self.close(None if error is None else 0)
 
     @property
     def has_failed(self) -> bool:
@@ -339,18 +339,18 @@ class KafkaProducer(TransactionMethods):
 
     # ---- flush and close -------------------------------------------------------------------------------------------
 
-    def flush(self, timeout_ms: int | None = None) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before this call is acknowledged or has failed, its callback included; without
         lingering.
 
-        Raises KafkaTimeoutError after `timeout_ms` (None: delivery.timeout.ms is the limit of every record), and
+        Raises KafkaTimeoutError after `timeout` seconds (None: delivery.timeout.ms is the limit of every record), and
         IllegalStateError in a callback, whose thread is the one that would have to send.
         """
         self._ensure_same_process()
         if threading.current_thread() is self._thread:
             raise IllegalStateError("A callback cannot flush: it would wait for its own thread.")
         started_ms = self._clock.now_ms()
-        deadline_ms = None if timeout_ms is None else started_ms + timeout_ms
+        deadline_ms = None if timeout is None else started_ms + timeout * 1000
 
         def wait(batch: ProducerBatch) -> bool:
             if deadline_ms is not None:
@@ -369,8 +369,8 @@ class KafkaProducer(TransactionMethods):
             raise self.sender.explained(late)
         self._metrics.call_returned("flush", self._clock.now_ms() - started_ms)
 
-    def close(self, timeout_ms: int | None = None) -> None:
-        """Send what there is, waiting up to `timeout_ms` (None: as long as it takes), then fail the rest and end.
+    def close(self, timeout: float | None = None) -> None:
+        """Send what there is, waiting up to `timeout` seconds (None: as long as it takes), then fail the rest and end.
         Harmless when repeated, and in a forked child, where it does nothing.
         """
         if os.getpid() != self._process_id:
@@ -381,8 +381,8 @@ class KafkaProducer(TransactionMethods):
             return
         self.sender.initiate_close()
         on_own_thread = threading.current_thread() is self._thread
-        if not on_own_thread and timeout_ms != 0:
-            self._thread.join(None if timeout_ms is None else timeout_ms / 1000)
+        if not on_own_thread and timeout != 0:
+            self._thread.join(timeout)
         if self._thread.is_alive():
             self.sender.force_close()
             if not on_own_thread:

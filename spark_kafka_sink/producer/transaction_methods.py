@@ -34,7 +34,7 @@ class TransactionMethods:
     def _ensure_usable(self) -> None:
         """Raise IllegalStateError when the producer is closed, or another process's. `KafkaProducer` has it."""
 
-    def flush(self, timeout_ms: int | None = None) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Wait for every record sent before. `KafkaProducer` has it."""
 
     def init_transactions(self, transactional_id: str | None = None) -> None:

@@ -28,7 +28,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 
 IDLE_MS: Final = 600_000
 """As Spark's spark.kafka.producer.cache.timeout."""
-CLOSE_TIMEOUT_MS: Final = 5_000
+CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class Producer(Protocol):
@@ -36,9 +36,9 @@ class Producer(Protocol):
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None: ...
 
-    def flush(self, timeout_ms: int | None = None) -> None: ...
+    def flush(self, timeout: float | None = None) -> None: ...
 
-    def close(self, timeout_ms: int | None = None) -> None: ...
+    def close(self, timeout: float | None = None) -> None: ...
 
     def metrics(self) -> Mapping[str, float]: ...
 
@@ -165,7 +165,7 @@ class ProducerPool:
 
 def _close(producers: Iterable[Producer]) -> None:
     for producer in producers:
-        producer.close(CLOSE_TIMEOUT_MS)
+        producer.close(CLOSE_TIMEOUT_S)
 
 
 _POOLS: Final[dict[int, ProducerPool]] = {}

@@ -164,7 +164,7 @@ def start_producer(timeline: Timeline) -> Iterator[Callable[..., KafkaProducer]]
     yield start
     for producer in made:
         began = time.monotonic()
-        producer.close(timeout_ms=int(_CLOSE_S * 1000))
+        producer.close(_CLOSE_S)
         took = time.monotonic() - began
         assert took < _CLOSE_S + 0.5, f"close(5 s) took {took:.3f} s"
     names = [thread.name for thread in threading.enumerate()]

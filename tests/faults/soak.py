@@ -216,7 +216,7 @@ class Soak:
         found: list[Anomaly] = []
         for work in self.workloads:
             work.stop()
-            work.producer.flush(90_000)
+            work.producer.flush(90)
             found += history_of(self.stage.direct, partitions_of(work.ledger.by_place), work.ledger.sent).anomalies()
         for transacting in self.transacting:
             transacting.stop()

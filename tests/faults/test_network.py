@@ -147,7 +147,7 @@ class Stuck:
     def begin(self, topic: str, bytes_per_s: float) -> None:
         """The batch's first request is given up in mid-frame; the second crawls until the batch has expired."""
         self.send(topic, 10)
-        self.producer.flush(10_000)
+        self.producer.flush(10)
         self.proxy.shape(Way.UP, bytes_per_s=bytes_per_s)
         self.send(topic, self.size)
         accepted = self.proxy.accepted
@@ -156,7 +156,7 @@ class Stuck:
         until(lambda: self.proxy.passed[Way.UP] >= passed + 3_000, "the second request is not under way")
 
     def check(self, *topics: str) -> None:
-        self.producer.flush(30_000)
+        self.producer.flush(30)
         assert_kept(history_of(self.stage.direct, dict.fromkeys(topics, 1), self.ledger.sent))
         failed = [str(error) for error in self.ledger.errors]
         self.stage.note(f"{len(self.ledger.sent)} records, {len(failed)} failed ({failed[:1]}), no anomaly")

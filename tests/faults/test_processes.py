@@ -102,7 +102,7 @@ print("blocked", flush=True)
 sys.stdin.readline()  # the broker goes on
 for thread in threads:
     thread.join()
-producer.flush(60_000)
+producer.flush(60)
 print(json.dumps({"taken": taken, "longest": longest, "error": f"{type(error).__name__}: {error}", "order": order,
                   "grown": grown}), flush=True)
 producer.close()
@@ -201,7 +201,7 @@ def test_row_52_close_in_trouble(
     SITUATIONS[situation](one_node)
     futures = [producer.send(topic, b"." * 1_000, partition=0) for _ in range(2_000)]
     began = time.monotonic()
-    producer.close(timeout_ms=1_500)
+    producer.close(timeout=1.5)
     took = time.monotonic() - began
     failed = [future.exception() for future in futures if future.exception() is not None]
     one_node.note(f"{situation}: closed in {took:.2f} s, {len(failed)} of {len(futures)} records failed")

@@ -236,7 +236,7 @@ def test_row_49_cut_in_the_handshake(
             assert producer.send(name, b"v").result(10).partition == 0
             timeline.note(f"{proxy.accepted} connections")
             assert proxy.accepted >= 2
-            producer.close(1_000)
+            producer.close(1)
 
 
 class Guarded:

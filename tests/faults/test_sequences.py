@@ -44,7 +44,7 @@ def test_row_19_topic_vanishes_and_returns(scripted: Start, seed: int) -> None:
             time.sleep(0.01)
         with stage.server.lock:
             stage.cluster.topics["t"].is_visible = True
-        producer.flush(20_000)
+        producer.flush(20)
         assert all(record.outcome is Outcome.YES for record in waiting)
     assert stage.cluster.log("t", 0).duplicates == 0
     stage.check()
@@ -174,7 +174,7 @@ def test_row_30_batch_in_flight_expires(scripted: Start, seed: int) -> None:
     stage.deliver(producer, 2)
     lost = stage.on(PRODUCE, faults.lose_response(), times=None)
     doomed = stage.send(producer, 2)
-    producer.flush(5_000)
+    producer.flush(5)
     with stage.server.lock:
         lost.times = 0
     assert [record.outcome for record in doomed] == [Outcome.NO] * 2

@@ -39,7 +39,7 @@ class ScriptedProducer:
     sent: list[Sent] = field(default_factory=list)
     unreported: list[Sent] = field(default_factory=list)
     flushes: int = 0
-    closed_with: list[int | None] = field(default_factory=list)
+    closed_with: list[float | None] = field(default_factory=list)
     has_failed: bool = False
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
@@ -50,7 +50,7 @@ class ScriptedProducer:
         self.sent.append(sent)
         self.unreported.append(sent)
 
-    def flush(self, timeout_ms: int | None = None) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         self.flushes += 1
         unreported, self.unreported = self.unreported, []
         if self.on_flush is not None:
@@ -59,8 +59,8 @@ class ScriptedProducer:
         for sent in unreported:
             sent.report()
 
-    def close(self, timeout_ms: int | None = None) -> None:
-        self.closed_with.append(timeout_ms)
+    def close(self, timeout: float | None = None) -> None:
+        self.closed_with.append(timeout)
 
     def metrics(self) -> dict[str, float]:
         return {"batch-send-total": float(len(self.sent)), "record-retry-total": 0.0}

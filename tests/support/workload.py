@@ -208,7 +208,7 @@ def partitions_of(places: Iterable[Place]) -> dict[str, int]:
 def finish(bootstrap_servers: str, work: Workload, *, may_fail: bool = False, sent_besides: Sequence[Sent] = ()) -> str:
     """Stop, wait for every outcome, and compare with what consumers read. Gives what was seen, in a line."""
     work.stop()
-    work.producer.flush(90_000)
+    work.producer.flush(90)
     ledger = work.ledger
     assert may_fail or not ledger.errors, ledger.errors[:3]
     assert may_fail or all(record.outcome is Outcome.YES for record in ledger.sent)

@@ -57,5 +57,5 @@ def start_producer() -> Iterator[Callable[..., KafkaProducer]]:
 
     yield start
     for producer in made:
-        producer.close(timeout_ms=0)
+        producer.close(timeout=0)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)] == []

@@ -34,7 +34,7 @@ def test_keys_go_where_librdkafka_sends_them_for_java(
     producer = start_producer(broker.bootstrap_servers)
     futures = [producer.send(ours, b"v", key) for key in KEYS]
     producer.send_columns(by_block, RecordColumns(pa.array([b"v"] * len(KEYS)), pa.array(KEYS)))
-    producer.flush(30_000)
+    producer.flush(30)
     foreign = Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": "murmur2_random"})
     for key in KEYS:
         foreign.produce(theirs, b"v", key)
@@ -54,7 +54,7 @@ def test_a_named_partition_goes_before_the_keys(
         assert producer.send(topic, f"row {partition}", b"same key", partition).result(30).partition == partition
     columns = RecordColumns.from_rows(["c2", "c0", "key's own"], ["same key"] * 3, partitions=[2, 0, None])
     producer.send_columns(topic, columns)
-    producer.flush(30_000)
+    producer.flush(30)
     own = producer.send(topic, b"key's own", b"same key").result(30).partition
     got = Counter((message.partition(), message.value()) for message in read_topic(broker.bootstrap_servers, topic, 3))
     expected = Counter((partition, f"row {partition}".encode()) for partition in range(3))
@@ -70,7 +70,7 @@ def test_records_without_a_key_use_every_partition_and_lose_none(
     for value in values[:2_000]:
         producer.send(topic, value)
     producer.send_columns(topic, RecordColumns(pa.array(values[2_000:])))
-    producer.flush(30_000)
+    producer.flush(30)
     messages = read_topic(broker.bootstrap_servers, topic, 4)
     assert sorted(message.value().decode() for message in messages) == values
     assert {message.partition() for message in messages} == {0, 1, 2, 3}
@@ -84,7 +84,7 @@ def test_partitions_added_live_are_used_within_metadata_max_age(
     waiting = start_producer(broker.bootstrap_servers)
     sent = [aged.send(topic, f"before {n:050}") for n in range(50)]
     assert waiting.send(topic, b"waits").result(30).partition == 0
-    aged.flush(30_000)
+    aged.flush(30)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     admin.create_partitions([NewPartitions(topic, 4)])[topic].result(30)
     # A record for a partition that is not known asks for the metadata at once.
@@ -95,7 +95,7 @@ def test_partitions_added_live_are_used_within_metadata_max_age(
         assert time.monotonic() < deadline, f"only partitions {used} are used"
         batch = [aged.send(topic, f"after {len(sent) + n:050}") for n in range(20)]
         sent += batch
-        aged.flush(30_000)
+        aged.flush(30)
         used |= {future.result(0).partition for future in batch}
     told = {(future.result(0).partition, future.result(0).offset) for future in sent}
     got = read_topic(broker.bootstrap_servers, topic, 4)
@@ -115,7 +115,7 @@ def test_many_threads_share_a_producer_and_each_keeps_its_order(
         for number in range(count):
             told[name].append(producer.send(topic, str(number), str(name)))
             if number % 300 == 0:
-                producer.flush(30_000)
+                producer.flush(30)
 
     def columns(name: int) -> None:
         for first in range(0, count, 100):
@@ -132,7 +132,7 @@ def test_many_threads_share_a_producer_and_each_keeps_its_order(
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    producer.flush(30_000)
+    producer.flush(30)
     assert failures == []
     got: dict[str, list[int]] = {}
     place_of: dict[tuple[int, int], tuple[bytes, bytes]] = {}

@@ -58,7 +58,7 @@ if mode == "columns":
 else:
     for n in range(72):
         futures.append(producer.send(topic, random[n:] + random[:n]))
-producer.flush(60_000)
+producer.flush(60)
 errors += [str(future.exception()) for future in futures if future.exception()]
 grown = peak() - before
 producer.close()
@@ -96,7 +96,7 @@ if child == 0:
     for use in (
         lambda: producer.send(topic, "from the child"),
         lambda: producer.send_columns(topic, RecordColumns.from_rows(["from the child"])),
-        lambda: producer.flush(1000),
+        lambda: producer.flush(1),
         lambda: producer.partitions_for(topic),
     ):
         try:
@@ -115,7 +115,7 @@ raised = json.loads(os.read(read_end, 10_000))
 waiting.result(30)
 for number in range(100):
     producer.send(topic, f"after {number}")
-producer.flush(30_000)
+producer.flush(30)
 producer.close()
 print(json.dumps({"pid": os.getpid(), "status": os.waitstatus_to_exitcode(status), "raised": raised}))
 """

@@ -42,7 +42,7 @@ def test_a_missing_topic_is_created_where_the_broker_does_so(
     producer = start_producer(broker.bootstrap_servers)
     assert producer.send(fresh_name, b"first").result(30).offset == 0
     producer.send_columns(f"{fresh_name}-2", ONE_ROW)
-    producer.flush(30_000)
+    producer.flush(30)
     assert read_values(broker.bootstrap_servers, fresh_name) == ["first"]
     assert read_values(broker.bootstrap_servers, f"{fresh_name}-2") == ["v"]
 
@@ -92,7 +92,7 @@ def test_a_record_over_the_clients_limit_fails_alone(
         futures[1].result(0)
     with pytest.raises(RecordTooLargeError, match=rf"{topic}.*max\.request\.size=10000"):
         producer.send_columns(topic, RecordColumns(pa.array([b"x" * 10_001])))
-    producer.flush(30_000)
+    producer.flush(30)
     assert [futures[0].result(0).offset, futures[2].result(0).offset] == [0, 1]
     assert [len(value) for value in read_values(broker.bootstrap_servers, topic)] == [9_000, 9_001]
 
@@ -122,7 +122,7 @@ def test_batches_that_the_broker_finds_too_large_are_split_and_keep_their_order(
             errors.append(error)
 
     producer.send_columns(topic, RecordColumns(pa.array(values[100:])), note)
-    producer.flush(30_000)
+    producer.flush(30)
     assert [future.result(0).offset for future in futures] == list(range(100))
     assert errors == []
     ends = 100
@@ -145,7 +145,7 @@ def test_a_single_record_over_the_brokers_limit_fails_and_those_around_it_do_not
     producer = start_producer(broker.bootstrap_servers, **{"linger.ms": 100})
     values = [b"a" * 500, b"b" * 500, b"c" * 5_000, b"d" * 500, b"e" * 500]
     futures = [producer.send(topic, value) for value in values]
-    producer.flush(30_000)
+    producer.flush(30)
     with pytest.raises(RecordTooLargeError, match=rf"{topic}-0.*max\.message\.bytes"):
         futures[2].result(0)
     for number in (0, 1, 3, 4):
@@ -174,7 +174,7 @@ def test_of_a_batch_only_the_record_that_is_invalid_has_the_cause(
     producer = start_producer(broker.bootstrap_servers, **{"linger.ms": 100})
     futures = [producer.send(topic, b"v", key) for key in (b"a", None, b"c")]
     outcomes: list[tuple[int, KafkaError | None]] = []
-    producer.flush(30_000)
+    producer.flush(30)
     errors = [future.exception() for future in futures]
     assert isinstance(errors[1], InvalidRecordError)
     assert f"{topic}-0: record 1 of its batch" in str(errors[1])
@@ -184,7 +184,7 @@ def test_of_a_batch_only_the_record_that_is_invalid_has_the_cause(
         RecordColumns(pa.array(["v"] * 4)),
         lambda run, error: outcomes.append((run.record_count, error)),
     )
-    producer.flush(30_000)
+    producer.flush(30)
     assert sum(count for count, _ in outcomes) == 4
     assert {type(error) for _, error in outcomes} == {InvalidRecordError}
     assert producer.send(topic, b"v", b"good").result(30).offset == 0

@@ -50,7 +50,7 @@ def start(start_producer: StartProducer) -> StartProducer:
 def send_and_read_back(broker: SecuredBroker, producer: KafkaProducer, topic: str, count: int = 500) -> None:
     values = [b"%06d " % number * 500 for number in range(count)]
     futures = [producer.send(topic, value, key=b"%d" % (number % 17)) for number, value in enumerate(values)]
-    producer.flush(30_000)
+    producer.flush(30)
     assert {future.result(0).partition for future in futures} == {0, 1, 2}
     found = [message.value() for message in read_topic(broker.kafka.bootstrap_servers, topic, 3)]
     assert sorted(found) == values

@@ -52,7 +52,7 @@ def unkeyed(rows: list[Sent]) -> list[Sent]:
 
 def send_rows(producer: KafkaProducer, topic: str) -> None:
     futures = [producer.send(topic, value, key, None, stamp, headers) for key, value, stamp, headers in ROWS]
-    producer.flush(30_000)
+    producer.flush(30)
     told = [future.result(0) for future in futures]
     assert [(each.topic, each.partition, each.offset) for each in told] == [(topic, 0, n) for n in range(len(ROWS))]
     assert [each.timestamp_ms for each in told] == [stamp for _, _, stamp, _ in ROWS]
@@ -71,7 +71,7 @@ def send_columns(producer: KafkaProducer, topic: str) -> None:
             errors.append(error)
 
     producer.send_columns(topic, RecordColumns.from_rows(values, keys, headers, stamps), note)
-    producer.flush(30_000)
+    producer.flush(30)
     assert errors == []
     ends = 0
     for run in runs:  # callbacks come in the order of a partition's offsets, without a gap
@@ -115,7 +115,7 @@ def test_a_topic_with_log_append_time_stamps_the_records_and_tells_so(
         RecordColumns(pa.array([b"two", b"three"]), timestamp_ms=pa.array([TIME_MS, None])),
         lambda r, _: runs.append(r),
     )
-    producer.flush(30_000)
+    producer.flush(30)
     after_ms = int(time.time() * 1000)
     messages = read_topic(broker.bootstrap_servers, topic)
     assert {message.timestamp()[0] for message in messages} == {TIMESTAMP_LOG_APPEND_TIME}
@@ -133,7 +133,7 @@ def test_without_a_timestamp_a_record_has_the_time_of_its_send(
     before_ms = int(time.time() * 1000)
     told = producer.send(topic, b"one").result(30)
     producer.send_columns(topic, RecordColumns(pa.array([b"two"])))
-    producer.flush(30_000)
+    producer.flush(30)
     after_ms = int(time.time() * 1000)
     messages = read_topic(broker.bootstrap_servers, topic)
     assert messages[0].timestamp() == (TIMESTAMP_CREATE_TIME, told.timestamp_ms)
@@ -151,7 +151,7 @@ def test_acks_decide_whether_offsets_are_told_and_whether_batches_are_numbered(
     offsets: list[int] = []
     for number in range(rounds):
         futures = [producer.send(topic, f"{number}-{n}") for n in range(size)]
-        producer.flush(30_000)
+        producer.flush(30)
         offsets += [future.result(0).offset for future in futures]
     values = [message.value() for message in read_until(broker, topic, rounds * size)]
     assert values == [f"{number}-{n}".encode() for number in range(rounds) for n in range(size)]

@@ -299,7 +299,7 @@ def test_close_does_not_wait_for_a_login(server, cluster) -> None:
             assert outcome(made) is not None
             assert entered.wait(10)
             started_s = time.monotonic()
-            made.close(timeout_ms=1_000)
+            made.close(timeout=1)
             assert time.monotonic() - started_s < QUICK_S
     finally:
         release.set()

@@ -76,12 +76,12 @@ def test_in_a_wait_for_memory() -> None:
     assert_told(caught.value)
 
 
-@pytest.mark.parametrize("timeout_ms", [0, None])
-def test_in_a_flush(timeout_ms: int | None) -> None:
+@pytest.mark.parametrize("timeout", [0, None])
+def test_in_a_flush(timeout: float | None) -> None:
     """Also in one without a limit: nobody else keeps delivery.timeout.ms."""
     harness = broken(with_a_record_on_its_way())
     with pytest.raises(KafkaTimeoutError, match=r"^Records were still on their way") as caught:
-        harness.producer.flush(timeout_ms)
+        harness.producer.flush(timeout)
     assert_told(caught.value)
 
 

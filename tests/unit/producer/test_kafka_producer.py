@@ -452,9 +452,9 @@ def test_a_flush_that_takes_too_long_says_so() -> None:
     harness = warm({"linger.ms": "1000"})
     harness.send()
     with pytest.raises(KafkaTimeoutError, match="flush of 0 ms"):
-        harness.producer.flush(timeout_ms=0)
+        harness.producer.flush(timeout=0)
     harness.settle()
-    harness.producer.flush(timeout_ms=0)
+    harness.producer.flush(timeout=0)
 
 
 # ---- close, fork, failure --------------------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def test_close_leaves_no_thread() -> None:
 def test_a_close_with_a_limit_forces_what_is_left() -> None:
     producer = threaded()
     append_unsendable(producer)
-    producer.close(timeout_ms=20)
+    producer.close(timeout=0.02)
     assert producer_threads() == []
     assert producer.sender._is_forced
     assert not producer._accumulator.has_incomplete

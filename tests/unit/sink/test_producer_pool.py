@@ -10,7 +10,7 @@ from support.scripted_producer import ScriptedProducer
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink import producer_pool
-from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_MS, IDLE_MS, ProducerPool, process_pool
+from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, ProducerPool, process_pool
 
 
 class HandClock:
@@ -70,7 +70,7 @@ def test_a_producer_idle_for_ten_minutes_is_closed_when_the_next_task_comes() ->
     assert bench.made[0].closed_with == []
     bench.clock.time_ms += 1
     bench.pool.acquire(config(acks="1"))
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
     assert bench.made[1].closed_with == []
     assert bench.pool.acquire(config()) is bench.made[2]
 
@@ -81,7 +81,7 @@ def test_a_release_looks_for_idle_ones_too() -> None:
     busy = bench.pool.acquire(config(acks="1"))
     bench.clock.time_ms += IDLE_MS
     bench.pool.release(busy)
-    assert [producer.closed_with for producer in bench.made] == [[CLOSE_TIMEOUT_MS], []]
+    assert [producer.closed_with for producer in bench.made] == [[CLOSE_TIMEOUT_S], []]
 
 
 def test_a_producer_in_use_is_never_closed_however_long_it_takes() -> None:
@@ -100,7 +100,7 @@ def test_a_failed_producer_is_closed_at_its_release_and_not_given_again() -> Non
     producer = bench.pool.acquire(config())
     bench.made[0].has_failed = True
     bench.pool.release(producer)
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
     assert bench.pool.acquire(config()) is bench.made[1]
 
 
@@ -109,7 +109,7 @@ def test_a_producer_that_fails_while_idle_is_not_given_again() -> None:
     bench.pool.release(bench.pool.acquire(config()))
     bench.made[0].has_failed = True
     assert bench.pool.acquire(config()) is bench.made[1]
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
 
 
 def test_a_failed_producer_is_closed_by_its_last_user_only() -> None:
@@ -121,7 +121,7 @@ def test_a_failed_producer_is_closed_by_its_last_user_only() -> None:
     replacement = bench.pool.acquire(config())
     assert replacement is bench.made[1]
     bench.pool.release(second)
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
     bench.pool.release(replacement)
     assert bench.made[1].closed_with == []
 
@@ -168,14 +168,14 @@ def test_a_borrowed_producer_is_nobody_elses_until_it_comes_back() -> None:
     bench.pool.release(first)
     bench.pool.release(second)
     assert bench.pool.borrow(config()) is first
-    assert bench.made[1].closed_with == [CLOSE_TIMEOUT_MS]  # one is kept
+    assert bench.made[1].closed_with == [CLOSE_TIMEOUT_S]  # one is kept
 
 
 def test_a_discarded_producer_is_closed_and_not_lent_again() -> None:
     bench = Bench()
     producer = bench.pool.borrow(config())
     bench.pool.discard(producer)
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
     assert bench.pool.borrow(config()) is not producer
 
 
@@ -184,7 +184,7 @@ def test_a_borrowed_producer_that_failed_is_closed_when_it_comes_back() -> None:
     producer = bench.pool.borrow(config())
     bench.made[0].has_failed = True
     bench.pool.release(producer)
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
 
 
 def test_a_borrowed_producer_that_nobody_used_for_long_is_closed() -> None:
@@ -192,4 +192,4 @@ def test_a_borrowed_producer_that_nobody_used_for_long_is_closed() -> None:
     bench.pool.release(bench.pool.borrow(config()))
     bench.clock.time_ms += IDLE_MS
     bench.pool.borrow(config())
-    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_MS]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
