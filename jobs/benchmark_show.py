@@ -18,6 +18,7 @@ COLOURS = {
     "format": "#4f97c9",
     "foreach_partition": "#7fb2d9",
     "confluent": "#e08a3c",
+    "confluent_errors_only": "#f0b27a",
     "kafka_python": "#c9a227",
     "hand_over": "#dddddd",
     "noop_source": "#eeeeee",

@@ -8,6 +8,7 @@ mismatch.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import subprocess
@@ -161,6 +162,7 @@ def show(got: pd.DataFrame, rows_in: int, job: list[str], checks: list[Check]) -
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     started = time.monotonic()
     with TemporaryDirectory(prefix="flights-") as folder:
         step(f"Writing the flights into {FILES} CSV files")

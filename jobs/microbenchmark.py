@@ -1,7 +1,7 @@
 """Measure the parts of the columnar path one by one, in this process alone: `make microbenchmark`.
 
     python jobs/microbenchmark.py                          a minute
-    python jobs/microbenchmark.py --rounds 60 --json f     more rounds, and the figures in a file
+    python jobs/microbenchmark.py --rounds 300 --json f    more rounds, and the figures in a file
 
 Each group's cases take turns, round after round, so that what else the machine does falls on all of them alike. Shown
 are the median of each case and the median of the ratios to the group's first case, round by round: the times depend

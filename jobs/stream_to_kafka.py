@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 INTERFACES = ("foreach", "foreachPartition")
-SINK_OPTIONS = ("topic", "delivery.guarantee")
+SINK_OPTIONS = ("topic", "delivery.guarantee", "metrics.port")
+AT_LEAST_ONCE = "at-least-once"
 POLL_SECONDS = 0.2
 
 
@@ -125,7 +126,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         "--bootstrap-servers", dest="kafka.bootstrap.servers", metavar="", help="host:port,... of Kafka"
     )
     for name, flag, _, meaning in REPEATED:
-        parser.add_argument(flag, dest=flag, metavar="", action="append", default=[], help=f"{meaning} [{name}...]")
+        parser.add_argument(flag, dest=flag, metavar="", action="append", default=[], help=f"{meaning} [{name}NAME]")
     parser.add_argument("--grace", type=float, default=60, metavar="", help="seconds a stop waits for the batch [60]")
     parser.add_argument("--verbose", action="store_true", help="show Spark's log and whole stack traces")
     given = vars(parser.parse_args(arguments))
@@ -153,6 +154,11 @@ def check(settings: Mapping[str, str]) -> None:
             raise UsageError(f"There is no setting {name}. The nearest one is {nearest}.")
     if settings["interface"] not in INTERFACES:
         raise UsageError(f"interface={settings['interface']}: {' or '.join(INTERFACES)} is wanted.")
+    if settings.get("delivery.guarantee", AT_LEAST_ONCE) != AT_LEAST_ONCE:
+        raise UsageError(
+            f"delivery.guarantee={settings['delivery.guarantee']} is not to be had here: {' and '.join(INTERFACES)}"
+            f' deliver {AT_LEAST_ONCE}. Exactly once takes writeStream.format("kafka_sink").'
+        )
     if "order.by" in settings and settings["interface"] != "foreachPartition":
         raise UsageError("order.by needs interface=foreachPartition: Spark sorts a micro-batch there alone.")
     if "order.by" in settings and "record.key" not in settings:

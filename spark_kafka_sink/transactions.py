@@ -19,7 +19,7 @@ from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
@@ -162,6 +162,13 @@ class Operator:
 
 
 _METHODS: Final = {"list": "show"}
+_DECISION_TOPIC: Final = "decision.topic"
+_HELP: Final[Mapping[str, str]] = {
+    "finish": "commit what was decided, abort all else that is open",
+    "abort": "abort all that is open and undecided; refused where a decided batch waits to be committed",
+    "accept": "close the last batch though rows of it are missing in Kafka",
+    "forget": "free the prefix: whoever uses it next begins at nothing",
+}
 _QUESTIONS: Final[Mapping[str, str]] = {
     "finish": "Commit what was decided under {prefix} and abort all else that is open under it?",
     "abort": "Abort all that is open and undecided under {prefix}?",
@@ -174,13 +181,11 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
     """The exit code: 0, or 1 where nothing was changed."""
     options = _parser().parse_args(arguments)
     out = out or sys.stdout
-    settings = {} if options.properties is None else _properties(options.properties)
-    if options.bootstrap_servers is not None:
-        settings[f"{KAFKA_PREFIX}bootstrap.servers"] = options.bootstrap_servers
     try:
-        config = SinkConfig.from_options(
-            {**settings, "delivery.guarantee": EXACTLY_ONCE, "decision.topic": options.decision_topic}
-        )
+        settings = {} if options.properties is None else _properties(options.properties)
+        flags = {f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers, _DECISION_TOPIC: options.decision_topic}
+        settings |= {name: value for name, value in flags.items() if value is not None}
+        config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
         if options.command != "list" and not options.yes:
             question = _QUESTIONS[options.command].format(prefix=options.prefix)
             print(f"{question} A query that runs under it is stopped.", file=out)
@@ -202,23 +207,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--bootstrap-servers", help="host:port pairs, comma-separated")
-    common.add_argument("--properties", type=Path, help="a file of options, such as kafka.security.protocol=SSL")
-    common.add_argument("--decision-topic", default=DECISION_TOPIC)
+    common.add_argument(
+        "--properties", type=Path, help="a file of options: the lines kafka.NAME=VALUE and decision.topic"
+    )
+    common.add_argument("--decision-topic", help=f"decision.topic of the query [{DECISION_TOPIC}]")
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", parents=[common], help="show decisions and open transactions")
-    listed.add_argument("--prefix")
-    for name, text in _QUESTIONS.items():
-        command = commands.add_parser(name, parents=[common], help=text.format(prefix="the prefix"))
+    listed.add_argument("--prefix", help="of this transactional.id.prefix alone")
+    for name, text in _HELP.items():
+        command = commands.add_parser(name, parents=[common], help=text)
         command.add_argument("--prefix", required=True, help="transactional.id.prefix of the query and sink")
         command.add_argument("--yes", action="store_true", help="do not ask")
     return parser
 
 
 def _properties(path: Path) -> dict[str, object]:
-    lines = (line.strip() for line in path.read_text().splitlines())
+    """Of a query's options those that lead to the cluster and to its decisions. Raises ConfigError."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"--properties {path} cannot be read: {error.strerror}.") from error
+    lines = (line.strip() for line in text.splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     found = ((key.strip(), value.strip()) for key, _, value in pairs)
-    return {key: value for key, value in found if key.startswith(KAFKA_PREFIX)}
+    return {key: value for key, value in found if key.startswith(KAFKA_PREFIX) or key == _DECISION_TOPIC}
 
 
 if __name__ == "__main__":

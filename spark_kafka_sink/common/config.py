@@ -35,7 +35,7 @@ class ProducerConfig(SecurityConfig):
             "parse": parsers.addresses,
             "type": "list",
             "default": None,
-            "doc": "host:port pairs to learn the cluster from, comma-separated.",
+            "doc": "Required: host:port pairs to learn the cluster from, comma-separated.",
         }
     )
     client_id: str = option(parsers.text, "", "string", "Name of this client in the brokers' logs, metrics and quotas.")
@@ -43,17 +43,24 @@ class ProducerConfig(SecurityConfig):
         parsers.one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
         "use_all_dns_ips",
         "string",
-        "How a host name becomes addresses; every address is tried either way.",
+        "How a host name becomes addresses, all of which are tried: so, or resolve_canonical_bootstrap_servers_only.",
     )
     acks: int = option(parsers.acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0.")
     enable_idempotence: bool = option(
-        parsers.boolean, True, "boolean", "No doubles and no reordering when a send is retried. Needs acks=all."
+        parsers.boolean,
+        True,
+        "boolean",
+        "No doubles and no reordering when a send is retried. Off, unless it is set, with acks=0 or 1, retries=0 or"
+        " more than 5 requests in flight.",
     )
     transactional_id: str | None = option(
         parsers.non_empty_text, None, "string", "The name under which this producer's transactions run."
     )
     transaction_timeout_ms: int = option(
-        parsers.between(1, INT_MAX), 60_000, "int", "After this long the broker aborts an open transaction."
+        parsers.between(1, INT_MAX),
+        60_000,
+        "int",
+        "After this long the broker aborts an open transaction. With delivery.guarantee=exactly-once 900000.",
     )
     max_in_flight_requests_per_connection: int = option(
         parsers.between(1, INT_MAX), 5, "int", "Unanswered requests a connection may have."
@@ -67,7 +74,11 @@ class ProducerConfig(SecurityConfig):
     retry_backoff_ms: int = option(_ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580).")
     retry_backoff_max_ms: int = option(_ms, 1_000, "long", "The longest pause before a retry.")
     delivery_timeout_ms: int = option(
-        _int_ms, 120_000, "int", "A record is acknowledged or failed within this time of its send."
+        _int_ms,
+        120_000,
+        "int",
+        "A record is acknowledged or failed within this time of its send. By default at least linger.ms +"
+        " request.timeout.ms.",
     )
     request_timeout_ms: int = option(_int_ms, 30_000, "int", "How long an answer to one request may take.")
     linger_ms: int = option(_ms, 5, "long", "How long a batch that is not full waits for more records.")
@@ -81,7 +92,10 @@ class ProducerConfig(SecurityConfig):
     buffer_memory: int = option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
     max_block_ms: int = option(_ms, 60_000, "long", "How long a send may wait for metadata and for buffer.memory.")
     compression_type: str = option(
-        parsers.one_of("none", "gzip", "snappy", "lz4", "zstd"), "none", "string", "Codec of the record batches."
+        parsers.one_of("none", "gzip", "snappy", "lz4", "zstd"),
+        "none",
+        "string",
+        "Codec of the record batches: none, gzip, snappy, lz4 or zstd.",
     )
     compression_gzip_level: int = option(
         parsers.gzip_level, -1, "int", "1 (fast) to 9 (small), -1 for the codec's own default."
@@ -112,7 +126,7 @@ class ProducerConfig(SecurityConfig):
         parsers.one_of("none", "rebootstrap"),
         "rebootstrap",
         "string",
-        "When no known broker can be reached: start again from bootstrap.servers, or go on as before (KIP-899).",
+        "When no known broker can be reached: start again from bootstrap.servers, or (none) go on as before (KIP-899).",
     )
     metadata_recovery_rebootstrap_trigger_ms: int = option(
         _ms, 300_000, "long", "Without fresh metadata for this long, start again from bootstrap.servers (KIP-1102)."

@@ -204,8 +204,8 @@ class ExactlyOnceDriver:
                 + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
                 + "). They timed out between decision and commit, or their markers expired in a stop longer than"
                 " offsets.retention.minutes. Write the missing rows by hand from the batch's input, then let the query"
-                f" go on: python -m spark_kafka_sink.transactions accept --prefix {self.prefix}. A longer"
-                " kafka.transaction.timeout.ms makes this rarer."
+                " go on: python -m spark_kafka_sink.transactions accept --bootstrap-servers ... --prefix"
+                f" {self.prefix}. A longer kafka.transaction.timeout.ms makes this rarer."
             )
 
     def _verify(self, driver: OpenTransaction, decision: Decision) -> None:

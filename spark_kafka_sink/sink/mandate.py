@@ -48,7 +48,8 @@ class Mandate:
                 f"transactional.id.prefix={self.prefix!r} belongs to {_name(self.last_query_id)}, whose batch"
                 f" {self.last_batch_id} was the last one written under it, and this is {_name(query_id)}: give every"
                 " query and every sink a transactional.id.prefix of its own. If the other one is gone for good"
-                " (a checkpoint that was deleted): python -m spark_kafka_sink.transactions forget."
+                " (a checkpoint that was deleted): python -m spark_kafka_sink.transactions forget --bootstrap-servers"
+                f" ... --prefix {self.prefix}."
             )
         if batch_id < self.last_batch_id:
             raise IllegalStateError(

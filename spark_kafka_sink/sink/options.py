@@ -140,8 +140,9 @@ def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
     try:
         return ProducerConfig.from_mapping(settings)
     except ConfigError as error:
-        # every text of ProducerConfig's begins with the setting's own name
-        raise ConfigError(f"{KAFKA_PREFIX}{error}") from None
+        # every text of ProducerConfig's begins with the setting's own name, and may name another
+        text = str(error).replace("The nearest one is ", f"The nearest one is {KAFKA_PREFIX}")
+        raise ConfigError(KAFKA_PREFIX + text) from None
 
 
 def _name(by_key: Mapping[str, object], key: str) -> str | None:

@@ -219,6 +219,27 @@ def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     assert out.getvalue().count("\n") == 1
 
 
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "none")], out) == 1
+    assert (
+        out.getvalue() == f"ConfigError: --properties {tmp_path / 'none'} cannot be read: No such file or directory.\n"
+    )
+
+
+def test_the_decision_topic_comes_from_the_querys_file_or_from_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p").write_text("kafka.bootstrap.servers=h:1\ndecision.topic=ours\n")
+    bench = OperatorBench()
+    monkeypatch.setattr(transactions, "connect", lambda _: bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    for arguments, topic in (([], "ours"), (["--decision-topic", "other"], "other")):
+        out = io.StringIO()
+        assert main(["list", "--properties", str(tmp_path / "p"), *arguments], out) == 0
+        assert f"No decision in {topic}." in out.getvalue()
+
+
 def test_open_transactions_of_any_prefix_are_listed() -> None:
     bench = OperatorBench()
     bench.open("payments/3.1", "somebody-elses")

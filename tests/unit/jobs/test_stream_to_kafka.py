@@ -47,6 +47,7 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
         (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
         (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
         (["--option", "kafka.acks"], "NAME=VALUE is wanted"),
+        (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not to be had here"),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
     ],
 )

@@ -64,7 +64,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one(given: str, nea
 
 
 def test_an_unknown_producer_setting_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"kafka\.lingr\.ms is not a producer setting.*linger\.ms"):
+    with pytest.raises(ConfigError, match=r"kafka\.lingr\.ms is not a producer setting.*one is kafka\.linger\.ms"):
         parse(**{"kafka.lingr.ms": "5"})
 
 
