@@ -112,20 +112,18 @@ def secret(value: object) -> Secret:
     return found
 
 
-def pem(label: str) -> Callable[[object], str]:
-    """PEM text with at least one block whose label ends in `label`."""
+def secret_pem(label: str) -> Callable[[object], Secret]:
+    """PEM text with at least one block whose label ends in `label`. Of certificates too: in the same text a private key
+    may stand beside them.
+    """
 
-    def parse(value: object) -> str:
-        if not re.search(f"-----BEGIN [A-Z0-9 ]*{label}-----", str(value)):
+    def parse(value: object) -> Secret:
+        text = secret(value).reveal().strip()
+        if not re.search(f"-----BEGIN [A-Z0-9 ]*{label}-----", text):
             raise RefusalError(f"PEM text is wanted, with -----BEGIN {label}-----; for a file there is a .location")
-        return str(value).strip()
+        return Secret(text)
 
     return parse
-
-
-def secret_pem(label: str) -> Callable[[object], Secret]:
-    parse_text = pem(label)
-    return lambda value: Secret(parse_text(secret(value).reveal()))
 
 
 def https_url(value: object) -> str:

@@ -56,8 +56,8 @@ class SecurityConfig:
         "string",
         "File of the authorities that brokers' certificates may come from; without it, those that the system trusts.",
     )
-    ssl_truststore_certificates: str | None = option(
-        parsers.pem("CERTIFICATE"), None, "string", "The same as PEM text, instead of a file."
+    ssl_truststore_certificates: Secret | None = option(
+        parsers.secret_pem("CERTIFICATE"), None, "password", "The same as PEM text, instead of a file.", is_secret=True
     )
     ssl_truststore_password: Secret | None = option(
         parsers.secret, None, "password", "Of a PKCS12 truststore.", is_secret=True
@@ -71,11 +71,12 @@ class SecurityConfig:
         "string",
         "File of this client's private key and certificate chain, for brokers that want a certificate.",
     )
-    ssl_keystore_certificate_chain: str | None = option(
-        parsers.pem("CERTIFICATE"),
+    ssl_keystore_certificate_chain: Secret | None = option(
+        parsers.secret_pem("CERTIFICATE"),
         None,
-        "string",
+        "password",
         "This client's certificate and those that it hangs on, as PEM text instead of a file.",
+        is_secret=True,
     )
     ssl_keystore_key: Secret | None = option(
         parsers.secret_pem("PRIVATE KEY"),

@@ -42,7 +42,7 @@ class Identity:
 def trusted_certificates(config: SecurityConfig) -> Trusted | None:
     """None where the system's own are to be trusted. Raises ConfigError."""
     if config.ssl_truststore_certificates is not None:
-        return Trusted(_normalized(config.ssl_truststore_certificates), "ssl.truststore.certificates")
+        return Trusted(_normalized(config.ssl_truststore_certificates.reveal()), "ssl.truststore.certificates")
     if config.ssl_truststore_location is None:
         return None
     setting = f"ssl.truststore.location={config.ssl_truststore_location}"
@@ -61,7 +61,9 @@ def client_identity(config: SecurityConfig) -> Identity | None:
     """None where we have no certificate. Raises ConfigError."""
     password = config.ssl_key_password
     if config.ssl_keystore_key is not None and config.ssl_keystore_certificate_chain is not None:
-        pem = _normalized(config.ssl_keystore_key.reveal()) + _normalized(config.ssl_keystore_certificate_chain)
+        pem = _normalized(config.ssl_keystore_key.reveal()) + _normalized(
+            config.ssl_keystore_certificate_chain.reveal()
+        )
         return Identity(pem, password, "ssl.keystore.key")
     if config.ssl_keystore_location is None:
         return None

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _package_log = logging.getLogger("spark_kafka_sink")
 
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path"})
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark itself reads, or puts in, and hands on to the writer; lower-case."""
 
 

@@ -70,12 +70,13 @@ class WriteReport:
     batches: int
     retries: int
     """Records that were sent again by the producers. Tasks that Spark ran again are not counted."""
-    duration_s: float
+    duration: float
+    """Seconds."""
     last_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The highest offset written in each partition; -1 where the broker did not tell (acks=0)."""
 
     @classmethod
-    def of(cls, rows: Iterable[Any], duration_s: float) -> WriteReport:
+    def of(cls, rows: Iterable[Any], duration: float) -> WriteReport:
         """From the rows of `REPORT_DDL` that the tasks sent back."""
         counts = dict.fromkeys(("records", "bytes", "batches", "retries"), 0)
         last_offsets: dict[TopicPartition, int] = {}
@@ -85,13 +86,13 @@ class WriteReport:
             if row["topic"] is not None:
                 place = TopicPartition(row["topic"], row["partition"])
                 last_offsets[place] = max(last_offsets.get(place, -1), row["last_offset"])
-        return cls(duration_s=duration_s, last_offsets=dict(sorted(last_offsets.items())), **counts)
+        return cls(duration=duration, last_offsets=dict(sorted(last_offsets.items())), **counts)
 
     def __str__(self) -> str:
         topics = sorted({place.topic for place in self.last_offsets})
         where = f" to {len(self.last_offsets)} partitions of {', '.join(topics)}" if topics else ""
-        rate = f", {self.records / self.duration_s:,.0f} records/s" if self.duration_s > 0 else ""
+        rate = f", {self.records / self.duration:,.0f} records/s" if self.duration > 0 else ""
         return (
             f"{self.records:,} records, {self.bytes / 1e6:,.1f} MB in {self.batches:,} batches{where},"
-            f" {self.retries:,} retries, {self.duration_s:.2f} s{rate}"
+            f" {self.retries:,} retries, {self.duration:.2f} s{rate}"
         )

@@ -314,6 +314,16 @@ def test_a_row_that_is_refused_fails_the_query_with_the_sinks_own_words(
         query.awaitTermination()
 
 
+def test_a_stream_may_have_a_name(
+    spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
+) -> None:
+    """Spark puts it among the writer's options."""
+    files.add(0)
+    writer = sink_stream(files.stream(), options_of(kafka_broker, topic=topic)).queryName("orders to kafka")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert len(values_of(spark, kafka_broker, topic)) == 1_000
+
+
 def test_a_query_stopped_in_mid_batch_leaves_nothing_behind_and_loses_no_row(
     spark: SparkSession,
     own_kafka: Callable[..., EmbeddedKafka],

@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security_config import SecurityConfig
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
@@ -85,7 +86,7 @@ def test_defaults_are_kafkas_but_for_those_that_say_so() -> None:
         ("ssl.endpoint.identification.algorithm", "", ""),
         ("ssl.endpoint.identification.algorithm", "HTTPS", "https"),
         ("ssl.cipher.suites", "A,B,A", ("A", "B")),
-        ("ssl.truststore.certificates", f"\n{CERTIFICATE}\n", CERTIFICATE),
+        ("ssl.truststore.certificates", f"\n{CERTIFICATE}\n", Secret(CERTIFICATE)),
     ],
 )
 def test_values_are_parsed(key: str, given: object, expected: object) -> None:
@@ -100,7 +101,6 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("ssl.endpoint.identification.algorithm", "ldaps", "one of https, nothing"),
         ("ssl.enabled.protocols", "TLSv1.1,TLSv1.2", "one of TLSv1.2, TLSv1.3"),
         ("ssl.enabled.protocols", ",", "at least one name"),
-        ("ssl.truststore.certificates", "/etc/ca.pem", "BEGIN CERTIFICATE-----; for a file there is a .location"),
         ("ssl.truststore.type", "BCFKS", "one of PEM, PKCS12, JKS"),
         ("sasl.mechanism", "DIGEST-MD5", "one of GSSAPI, PLAIN"),
         ("sasl.login.refresh.window.factor", "0.4", "between 0.5 and 1.0"),
@@ -123,6 +123,8 @@ def test_a_malformed_value_names_its_setting_and_what_is_wanted(key: str, given:
         ("sasl.jaas.config", f"{PLAIN} {PLAIN}"),
         ("ssl.keystore.key", "hunter2"),
         ("ssl.key.password", ""),
+        ("ssl.truststore.certificates", KEY),
+        ("ssl.keystore.certificate.chain", KEY),
     ],
 )
 def test_a_malformed_secret_is_not_shown(key: str, given: str) -> None:
@@ -131,6 +133,11 @@ def test_a_malformed_secret_is_not_shown(key: str, given: str) -> None:
     assert str(refusal.value).startswith(f"{key}=***: ")
     assert "hunter2" not in str(refusal.value)
     assert refusal.value.__cause__ is None
+
+
+def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
+    with pytest.raises(ConfigError, match=r"BEGIN CERTIFICATE-----; for a file there is a \.location"):
+        config(ssl_truststore_certificates="/etc/ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +297,8 @@ def test_a_class_of_java_is_refused_and_its_value_not_shown(key: str) -> None:
 def test_a_configuration_shows_no_secret_and_travels_with_them() -> None:
     secrets = {
         "ssl_keystore_key": KEY,
-        "ssl_keystore_certificate_chain": CERTIFICATE,
+        "ssl_keystore_certificate_chain": f"{KEY}\n{CERTIFICATE}",
+        "ssl_truststore_certificates": f"{KEY}\n{CERTIFICATE}",
         "ssl_key_password": "hunter2",
         "sasl_jaas_config": PLAIN,
         "sasl_mechanism": "PLAIN",

@@ -231,7 +231,7 @@ def message(partition: int, records: int, started_ms: int, ended_ms: int) -> Tas
 
 def test_a_batch_lasts_from_the_first_start_to_the_last_end() -> None:
     report = report_of([message(0, 10, 1_000, 1_400), None, message(1, 30, 1_200, 3_000)])
-    assert (report.records, report.bytes, report.batches, report.retries, report.duration_s) == (40, 400, 2, 1, 2.0)
+    assert (report.records, report.bytes, report.batches, report.retries, report.duration) == (40, 400, 2, 1, 2.0)
     assert report.last_offsets == {TopicPartition("orders", 0): 9, TopicPartition("orders", 1): 29}
 
 
