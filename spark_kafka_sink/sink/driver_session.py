@@ -1,8 +1,8 @@
 """Exactly-once batches of a driver that is one process: foreachBatch and `KafkaSink.write`.
 
 A session is one prefix's: its connections, and its epoch from batch to batch, so that it notices when another driver
-takes over. Sessions are the process's, not a sink's, because a user may make the sink anew for each batch. One batch
-of a session at a time.
+takes over, or another sink of the same foreachBatch. Sessions are the process's, not a sink's, because a user may make
+the sink anew for each batch. One batch of a session at a time; any thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
@@ -42,32 +43,29 @@ class StreamBatch(NamedTuple):
 
 
 class DriverSession:
-    """The batches of one prefix, over connections of its own."""
+    """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings."""
 
-    def __init__(self, config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> None:
-        self._coordinator = connect(config.producer)
-        try:
-            cluster = KafkaDriverCluster(self._coordinator, config, prefix, is_one_off=is_one_off)
-        except BaseException:
-            self._coordinator.close()
-            raise
-        self._driver = ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms)
+    def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
+        self._prefix = prefix
+        self._is_one_off = is_one_off
         self._lock = threading.Lock()
+        self._coordinator: Coordinator | None = None
+        self._connected_by: object = None
+        self._driver: ExactlyOnceDriver
         self._held: ProducerIdAndEpoch | None = None
         self._decided: Decision | None = None
         self._last: StreamBatch | None = None
+        self._last_sink: object = None
+        self._is_last_written = False
 
-    def run(self, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
+    def run(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
         """Begin, run the tasks, commit; abort where something fails. `batch` None: a batch write, which comes after the
-        last one under the prefix. Raises KafkaError, and what the tasks raise.
+        last one under the prefix. Raises IllegalStateError for a second sink's part of one batch, KafkaError, and what
+        the tasks raise.
         """
         with self._lock:
-            if batch is not None and batch == self._last:
-                raise IllegalStateError(
-                    f"Batch {batch.batch_id} was written under transactional.id.prefix={self._driver.prefix!r} in this"
-                    " run already: two sinks of one foreachBatch, or two calls for one batch, need a"
-                    " transactional.id.prefix each."
-                )
+            self._claim(config, batch)
+            self._connect(config)
             held, self._held = self._held, None  # after a failure the next batch fences anew
             mandate = self._driver.begin(held, self._decided)
             batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
@@ -82,12 +80,43 @@ class DriverSession:
             end = committed.driver or mandate.driver
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
             self._decided = committed.decision or known
-            self._last = batch
+            self._is_last_written = True
             if committed.was_skipped:
-                log.info("Batch %d of %s was committed before: skipped", batch_id, self._driver.prefix)
+                log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
 
     def close(self) -> None:
-        self._coordinator.close()
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.close()
+
+    def _claim(self, config: SinkConfig, batch: StreamBatch | None) -> None:
+        """A batch is one sink's, be it that the sink failed: another one would take the first one's decision for its
+        own, and drop its rows. A sink that failed may try again.
+        """
+        sink = (config.topic, _connection_of(config))
+        if batch is not None and batch == self._last and (self._is_last_written or sink != self._last_sink):
+            raise IllegalStateError(
+                f"Batch {batch.batch_id} was written under transactional.id.prefix={self._prefix!r} in this run"
+                " already: two sinks of one foreachBatch, or two calls for one batch, need a transactional.id.prefix"
+                " each."
+            )
+        self._last, self._last_sink, self._is_last_written = batch, sink, False
+
+    def _connect(self, config: SinkConfig) -> None:
+        """Raises KafkaError; the next batch tries again then."""
+        wanted = _connection_of(config)
+        if self._coordinator is not None and wanted == self._connected_by:
+            return
+        self.close()
+        self._held = self._decided = None
+        coordinator = connect(config.producer)
+        try:
+            cluster = KafkaDriverCluster(coordinator, config, self._prefix, is_one_off=self._is_one_off)
+        except BaseException:
+            coordinator.close()
+            raise
+        self._driver = ExactlyOnceDriver(self._prefix, cluster, SystemClock().wall_ms)
+        self._coordinator, self._connected_by = coordinator, wanted
 
     def _give_up(self, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
         try:
@@ -96,16 +125,16 @@ class DriverSession:
             log.warning("What the batch left open ends when the query is started again, or by time-out: %s", error)
 
 
-_SESSIONS: Final[dict[tuple[int, str, object], DriverSession]] = {}
+def _connection_of(config: SinkConfig) -> object:
+    return config.decision_topic, config.producer.canonical()
 
 
-def session(config: SinkConfig, prefix: str) -> DriverSession:
-    """The process's session for this cluster and prefix. Raises KafkaError."""
-    key = (os.getpid(), prefix, config.producer.canonical())
-    found = _SESSIONS.get(key)
-    if found is None:
-        found = _SESSIONS.setdefault(key, DriverSession(config, prefix))
-    return found
+_SESSIONS: Final[dict[tuple[int, str], DriverSession]] = {}
+
+
+def session(prefix: str) -> DriverSession:
+    """The process's session for this prefix, of whatever settings its sinks are."""
+    return _SESSIONS.setdefault((os.getpid(), prefix), DriverSession(prefix))
 
 
 def one_off_prefix() -> str:

@@ -145,14 +145,14 @@ class KafkaSink:
         clock = SystemClock()
         started_ms = clock.now_ms()
         if config.transactional_id_prefix is None and batch is None:
-            once = DriverSession(config, one_off_prefix(), is_one_off=True)
+            once = DriverSession(one_off_prefix(), is_one_off=True)
             try:
-                once.run(None, run_tasks)
+                once.run(config, None, run_tasks)
             finally:
                 once.close()
         else:
             prefix = config.transactional_id_prefix or f"spark-kafka-sink-{batch.query_id if batch else ''}"
-            session(config, prefix).run(batch, run_tasks)
+            session(prefix).run(config, batch, run_tasks)
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 
     def _chosen(self, df: DataFrame) -> DataFrame:

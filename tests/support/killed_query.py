@@ -79,7 +79,8 @@ class Query(NamedTuple):
         """Batches up to `last_batch`; `touch` gets the session first."""
         rng = random.Random(seed)
         config = self.config()
-        own = session(config, self.topic)
+        own = session(self.topic)
+        own._connect(config)
         touch(own)
         for batch in range(self.finished(), last_batch + 1):
             layout = self.layout(batch, rng)
@@ -87,7 +88,7 @@ class Query(NamedTuple):
             def run_tasks(mandate: Mandate, batch_id: int, layout: Any = layout) -> Sequence[TaskOutcome]:
                 return [self._task(config, mandate, batch_id, index, rows) for index, rows in enumerate(layout)]
 
-            own.run(StreamBatch("query", str(os.getpid()), batch), run_tasks)
+            own.run(config, StreamBatch("query", str(os.getpid()), batch), run_tasks)
             self.log_commit(batch)
 
     def _task(self, config: SinkConfig, mandate: Mandate, batch_id: int, index: int, rows: Any) -> TaskOutcome:

@@ -9,7 +9,9 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, ProducerFencedError
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import TaskTransaction
-from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, stream_prefix
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_prefix
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
@@ -25,7 +27,8 @@ class SessionBench(CoordinatorBench):
     def __init__(self, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(version=version)
         monkeypatch.setattr(driver_session, "connect", lambda _: self.coordinator)
-        self.session = DriverSession(CONFIG, PREFIX)
+        monkeypatch.setattr(self.coordinator, "close", lambda: None)
+        monkeypatch.setattr(driver_session, "_SESSIONS", {})
 
     def tasks(self, mandate: Mandate, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
         if mandate.is_written_already(batch_id, query_id):
@@ -36,8 +39,8 @@ class SessionBench(CoordinatorBench):
         self.raw.mark(open_, open_.transactional_id, mandate.place, batch_id + 1, written.marker_text)
         return [TaskOutcome(mandate, batch_id, query_id, 0, 1, written)]
 
-    def run(self, batch_id: int, run_id: str = "run 1") -> None:
-        self.session.run(StreamBatch("q", run_id, batch_id), self.tasks)
+    def run(self, batch_id: int, run_id: str = "run 1", config: SinkConfig = CONFIG) -> None:
+        session(PREFIX).run(config, StreamBatch("q", run_id, batch_id), self.tasks)
 
     def values(self) -> list[str]:
         return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
@@ -69,6 +72,55 @@ def test_a_second_call_for_a_batch_in_one_run_is_another_sink(bench: SessionBenc
     assert bench.values() == ["row 0", "row 1"]
 
 
+OTHERS = {
+    "compression": SinkConfig.from_options({**OPTIONS, "kafka.compression.type": "lz4"}),
+    "topic": SinkConfig.from_options({**OPTIONS, "topic": "u"}),
+    "decision topic": SinkConfig.from_options({**OPTIONS, "decision.topic": "mine"}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
+def test_a_second_sink_of_one_batch_is_refused_whatever_its_settings(bench: SessionBench, other: SinkConfig) -> None:
+    bench.run(0)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
+        bench.run(0, config=other)
+    assert bench.values() == ["row 0"]
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
+def test_a_second_sink_does_not_take_over_what_the_first_one_failed_with(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, other: SinkConfig
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "finish", fail)  # decided, and what stays of it is for the next try
+        with pytest.raises(ZeroDivisionError):
+            bench.run(0)
+    with pytest.raises(IllegalStateError, match="two sinks"):
+        bench.run(0, config=other)
+    bench.run(0)
+    assert bench.values() == ["row 0"]
+
+
+def test_sinks_made_anew_and_sinks_with_other_settings_go_on_under_the_prefix(bench: SessionBench) -> None:
+    bench.run(0, config=SinkConfig.from_options(OPTIONS))
+    bench.run(1, config=SinkConfig.from_options(OPTIONS))
+    bench.run(2, config=OTHERS["compression"])
+    bench.run(2, "run 2")
+    bench.run(3, "run 2")
+    assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
+
+
+def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:
+    bench.run(0)
+    bench.run(1, config=OTHERS["decision topic"])
+    written = KafkaDriverCluster(bench.coordinator, OTHERS["decision topic"], PREFIX).last_decision()
+    assert written is not None
+    assert written.batch_id == 1
+
+
 def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(bench: SessionBench) -> None:
     def fail(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
         bench.tasks(mandate, batch_id)
@@ -76,7 +128,7 @@ def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(bench:
 
     bench.run(0)
     with pytest.raises(ZeroDivisionError):
-        bench.session.run(StreamBatch("q", "run 1", 1), fail)
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), fail)
     assert bench.state("orders/0") == "CompleteAbort"
     bench.run(1)
     assert bench.values() == ["row 0", "row 1"]
@@ -84,8 +136,8 @@ def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(bench:
 
 def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:
     bench.run(0)
-    other = DriverSession(CONFIG, PREFIX)
-    other.run(StreamBatch("q", "run 2", 1), bench.tasks)
+    other = DriverSession(PREFIX)
+    other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
     with pytest.raises(ProducerFencedError):
         bench.run(1)
     assert bench.values() == ["row 0", "row 1"]
@@ -93,7 +145,7 @@ def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBen
 
 def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:
     for _ in range(2):
-        bench.session.run(None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+        session(PREFIX).run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
     assert bench.values() == ["row 0", "row 1"]
     with pytest.raises(IllegalStateError, match="belongs to a batch write"):
         bench.run(2)
