@@ -30,7 +30,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
 )
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError, marking_producer
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, driver_id
 
 log = logging.getLogger(__name__)
@@ -295,9 +295,14 @@ def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:
 
 
 def _is_marked(found: CommittedOffset | None, decision: Decision, task: TaskTransaction) -> bool:
-    """The marker of a later batch does as well: its driver has finished this one before its tasks began."""
-    if found is None or found.offset > decision.batch_id + 1:
-        return found is not None
+    """The marker of a later batch does as well: its driver has finished this one before its tasks began. Not one of an
+    older producer, which is there from the prefix's life before it was forgotten.
+    """
+    if found is None:
+        return False
+    if found.offset > decision.batch_id + 1:
+        by = marking_producer(found.metadata)
+        return by is not None and by > task.transaction[1:3]
     return found == CommittedOffset(decision.batch_id + 1, task.marker_text)
 
 

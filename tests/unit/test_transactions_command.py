@@ -158,6 +158,26 @@ def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> N
     assert "No decision of orders in __spark_kafka_sink_decisions." in bench.said()
 
 
+def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorBench) -> None:
+    for batch_id in range(3):
+        bench.driver.commit(bench.batch(batch_id))
+    bench.operator.forget(PREFIX)
+    bench.decide(0)
+    bench.rig.clock.sleep_ms(16 * 60_000)
+    bench.cluster.transactions.advance(bench.rig.clock.now_ms())
+    with pytest.raises(TransactionLostError, match=r"Batch 0 .*2 of its 2 transactions are gone"):
+        bench.driver.begin()
+
+
+def test_a_later_batchs_marker_stands_for_an_earlier_one(bench: OperatorBench) -> None:
+    outcomes = bench.decide(0)
+    decided = bench.cluster_of_driver.last_decision()
+    assert decided is not None
+    bench.driver.commit(bench.batch(1))
+    bench.driver.finish(decided)  # a driver that was stopped in between, and goes on
+    assert len(bench.values()) == 2 * len(outcomes)
+
+
 def test_a_timeout_beyond_the_clusters_maximum_is_told_at_the_start() -> None:
     bench = CoordinatorBench()
     bench.cluster.transactions.max_timeout_ms = 600_000

@@ -156,6 +156,19 @@ class TakesUnknownForCommitted(World):
     driver_class = TrustsEveryAnswer
 
 
+class TrustsAnyLaterMarker(ExactlyOnceDriver):
+    """Of whatever life of the prefix."""
+
+    def _check_markers(self, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+        found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
+        later = {name for name, marker in found.items() if marker is not None and marker.offset > decision.batch_id + 1}
+        super()._check_markers(decision, [task for task in tasks if task.transaction.transactional_id not in later])
+
+
+class RemembersWhatIsForgotten(World):
+    driver_class = TrustsAnyLaterMarker
+
+
 class SweepsLast(ExactlyOnceDriver):
     """Lists after the last proof that no other driver has taken over."""
 

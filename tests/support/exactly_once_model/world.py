@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from support.exactly_once_model.actors import ModelDriverCluster, ModelPool
+from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool, write
 from support.exactly_once_model.logs import ModelCluster
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
@@ -45,12 +45,13 @@ class Fault(enum.Enum):
     ZOMBIE = "a late attempt of a task, of the same number, runs before it"
     RESET = "the query is stopped after it has logged a batch, and another one starts without a checkpoint"
     RESTORE = "the query is stopped after it has logged a batch, and starts with an older copy of its checkpoint"
+    FORGET = "as RESET, and the operator has freed the prefix for the other one"
 
 
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
 LOSING = frozenset({Fault.EXPIRE, Fault.ZOMBIE})
 """These can take a decided transaction away; then it is to be said loudly."""
-CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE})
+CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
@@ -177,10 +178,21 @@ class World:
         result = effect()
         if self.requests[-1] != COMMIT_LOG:
             return result
+        if fault is Fault.FORGET:
+            self._forget()
         self.commit_log.clear()
-        if fault is Fault.RESET:
+        if fault is not Fault.RESTORE:
             self.input_name += "a"
         raise Crash
+
+    def _forget(self) -> None:
+        """The operator's command; what keeps it from its end leaves the query with its checkpoint."""
+        cluster = ModelDriverCluster(self)
+        driver = self.driver_class(PREFIX, cluster, lambda: self.now_ms).begin().driver
+        write(self, driver, PLACE, 0, [None])
+        (ended,) = cluster.end([driver], committed=True)
+        if ended.error is not None:
+            raise QueryFailedError from ended.error
 
     def _pass(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
@@ -314,7 +326,7 @@ class World:
         )
 
     def decisions(self) -> list[Decision]:
-        return self.cluster.log("decisions", 0).committed()
+        return [decision for decision in self.cluster.log(*PLACE).committed() if decision is not None]
 
     def committed_rows(self) -> list[str]:
         return [row for key in range(KEYS) for row in self.cluster.log(TOPIC, key).committed()]

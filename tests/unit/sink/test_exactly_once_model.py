@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from support.exactly_once_model import broken
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
-from support.exactly_once_model.world import Fault, ViolationError, World
+from support.exactly_once_model.world import COMMIT_LOG, Fault, Plan, ViolationError, World
 from support.scripted_broker import transaction_coordinator
 
 SEEDS = int(os.environ.get("EXACTLY_ONCE_SEEDS", "1000"))
@@ -41,6 +41,20 @@ def test_any_one_fault_at_any_request(variant: Variant) -> None:
 def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
     kinds = GRAVE if variant == (2, False) else (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)
     assert explore(World, variant, 2, kinds, batches=1) > 600
+
+
+@each_variant
+def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
+    last_log = max(number for number, name in enumerate(requests_of({}, variant)) if name == COMMIT_LOG)
+    life = {last_log: Fault.FORGET}
+    for number in range(last_log + 1, len(requests_of(life, variant))):
+        length_of(World, {**life, number: Fault.EXPIRE}, variant, 2)
+
+
+def requests_of(plan: Plan, variant: Variant) -> list[str]:
+    world = World(plan, version=variant[0], holds_epoch=variant[1])
+    world.run()
+    return world.requests
 
 
 def test_plans_drawn_by_seed() -> None:
@@ -78,6 +92,7 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.DecidesEmptyTransactions, 0, (), "does not get through"),  # H9
     (broken.LeavesOldOnesOpen, 1, (Fault.TASK_CRASH_AFTER,), "Open after commit"),  # H9
     (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers see"),
+    (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers see"),
     (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "readers see"),
     (broken.BeginsHoweverLate, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
