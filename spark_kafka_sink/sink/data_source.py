@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, SchemaError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
 from spark_kafka_sink.sink.driver_cluster import process_driver
 from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
@@ -151,17 +151,31 @@ class _ArrowWriter(ABC):
             if committed.was_skipped:
                 log.info("%s: the batch was committed before, and is skipped", self._prefix)
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> bool:
-        """End what the tasks left open; whether it is certain that nothing of the batch counts."""
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> str:
+        """End what the tasks left open, those without a message too where this writer began the batch; what becomes of
+        it, in words.
+        """
         told = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         outcomes = [outcome for outcome in told if outcome is not None]
-        return bool(outcomes) and self._driver().abort(outcomes[0].mandate, outcomes)
+        mandate = self._mandate or (outcomes[0].mandate if outcomes else None)
+        why = ""
+        try:
+            if mandate is not None and self._driver().abort(mandate, outcomes):
+                return "were aborted"
+        except KafkaError as error:
+            why = f" ({error})"
+        if not self._is_one_off:
+            return f"are finished or aborted when this is started again{why}"
+        return (
+            "end with their time-out, or before by python -m spark_kafka_sink.transactions finish --bootstrap-servers"
+            f" ... --prefix {self._prefix}{why}"
+        )
 
     def _left(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         finished = sum(message is not None for message in messages)
         again = "If nobody stopped it, the error that Spark shows says why, and what to change."
         if self._prefix is not None:
-            ended = "were aborted" if self._abort(messages) else "are finished or aborted when this is started again"
+            ended = self._abort(messages)
             return f"{finished} of {len(messages)} tasks had finished; their transactions {ended}. {again}"
         stays = f"; what those wrote stays in Kafka ({report_of(messages)})" if finished else ""
         return (
