@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
@@ -20,6 +20,11 @@ from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
 
 Describe = Callable[[str], TransactionDescription | None]
+
+_NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
+"""Makes a producer a transactional one, and is never sent. The same for every prefix, so that they share producers: a
+write without a prefix has one of its own, after which nobody would ask for its producer again.
+"""
 
 
 class TaskIdentity(NamedTuple):
@@ -86,8 +91,7 @@ class TransactionalDelivery(TaskDelivery):
     def _acquire(self) -> Producer:
         mandate, task = self._mandate, self._task
         self._ensure_current()
-        config = replace(self._config.producer, transactional_id=mandate.prefix)
-        producer = self._pool.borrow(config)
+        producer = self._pool.borrow(replace(self._config.producer, transactional_id=_NAMED_BY_EACH_TASK))
         try:
             producer.init_transactions(task_id(mandate.prefix, task.partition, task.attempt))
             producer.begin_transaction()

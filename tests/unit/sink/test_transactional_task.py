@@ -1,0 +1,71 @@
+"""A task's producer in exactly-once delivery: which one it borrows, and under which name it writes."""
+
+from __future__ import annotations
+
+from support.fake_clock import FakeClock
+from support.scripted_producer import ScriptedProducer
+
+from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.driver_session import one_off_prefix
+from spark_kafka_sink.sink.mandate import Mandate
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
+
+CONFIG = SinkConfig.from_options(
+    {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+)
+
+
+class NamedProducer(ScriptedProducer):
+    """Transactional; remembers the names it was given."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        super().__init__()
+        assert config.transactional_id is not None
+        self.names: list[str] = []
+
+    def init_transactions(self, transactional_id: str | None = None) -> None:
+        assert transactional_id is not None
+        self.names.append(transactional_id)
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def send_offsets_to_transaction(self, offsets: dict[TopicPartition, tuple[int, str | None]], group: str) -> None:
+        assert group == self.names[-1]
+
+    @property
+    def current_transaction(self) -> PreparedTransaction:
+        return PreparedTransaction(self.names[-1], 1, 0, 2, is_empty=False)
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        return self.current_transaction
+
+
+def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_own_name() -> None:
+    made: list[NamedProducer] = []
+
+    def create(config: ProducerConfig) -> NamedProducer:
+        made.append(NamedProducer(config))
+        return made[-1]
+
+    def describe(name: str) -> TransactionDescription:
+        return TransactionDescription(name, TransactionState.EMPTY, 1, 0, 1, None, frozenset())
+
+    pool = ProducerPool(create, FakeClock())
+    prefixes = [one_off_prefix() for _ in range(3)]
+    for prefix in prefixes:
+        mandate = Mandate(prefix, OpenTransaction(f"{prefix}/driver", 1, 0, 2), TopicPartition("decisions", 0))
+        delivery = TransactionalDelivery(CONFIG, pool, mandate, TaskIdentity(0, "", 0, 0), describe)
+        delivery.send("t", RecordColumns.from_rows([b"x"]))
+        delivery.finish()
+        assert delivery.outcome.written is not None
+        assert delivery.outcome.written.transaction.transactional_id == f"{prefix}/0"
+    (producer,) = made
+    assert producer.names == [f"{prefix}/0" for prefix in prefixes]
+    assert producer.closed_with == []
