@@ -62,6 +62,7 @@ class TaskWritten(WriterCommitMessage):
     rows: tuple[Mapping[str, Any], ...]
     """Of `write_report.REPORT_DDL`."""
     started_ms: int
+    """Time of day, as `ended_ms`: tasks of other machines are compared with it."""
     ended_ms: int
     outcome: TaskOutcome | None = None
     """Of an exactly-once batch."""
@@ -188,7 +189,7 @@ class _ArrowWriter(ABC):
         that cannot be written.
         """
         clock = SystemClock()
-        started_ms = clock.now_ms()
+        started_ms = clock.wall_ms()
         outcome = None
         delivery: TaskDelivery
         if self._mandate is None:
@@ -198,7 +199,7 @@ class _ArrowWriter(ABC):
             delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, iterator)
             outcome = delivery.outcome
         rows = report_rows(delivery.tally.delivered, delivery.batches, delivery.retries)
-        return TaskWritten(tuple(rows), started_ms, clock.now_ms(), outcome)
+        return TaskWritten(tuple(rows), started_ms, clock.wall_ms(), outcome)
 
 
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
@@ -239,13 +240,13 @@ class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
     """The summary of a batch from what its tasks sent, None for those that did not finish. Its duration is from the
-    first task's start to the last acknowledgement, by the clocks of their machines.
+    first task's start to the last acknowledgement, by the times of day of their machines.
     """
     written = [message for message in messages if isinstance(message, TaskWritten)]
     rows = [row for message in written for row in message.rows]
     started_ms = min((message.started_ms for message in written), default=0)
     ended_ms = max((message.ended_ms for message in written), default=0)
-    return WriteReport.of(rows, (ended_ms - started_ms) / 1000)
+    return WriteReport.of(rows, max(0, ended_ms - started_ms) / 1000)  # a clock may be set back
 
 
 def show_reports() -> None:

@@ -235,6 +235,23 @@ def test_a_batch_lasts_from_the_first_start_to_the_last_end() -> None:
     assert report.last_offsets == {TopicPartition("orders", 0): 9, TopicPartition("orders", 1): 29}
 
 
+@pytest.mark.usefixtures("producer")
+def test_tasks_of_machines_that_booted_at_other_times_are_told_by_the_time_of_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = []
+    for booted_for_ms in (1_000, 900_000_000):
+        clock = FakeClock(now_ms=booted_for_ms)
+        monkeypatch.setattr(data_source, "SystemClock", lambda clock=clock: clock)
+
+        def rows(clock: FakeClock = clock) -> Iterator[pa.RecordBatch]:
+            yield batch(value=pa.array(["a"]))
+            clock.advance(2_000)
+
+        written.append(source().streamWriter(schema(value=TEXT), False).write(rows()))
+    assert report_of(written).duration_s == 2.0
+
+
 def test_a_batch_without_a_task_is_a_report_too() -> None:
     assert report_of([]).records == 0
 
