@@ -29,6 +29,8 @@ from spark_kafka_sink.record.encoder import encode_rows
 _DUPLICATE_SEQUENCE: Final = 46
 """An earlier try was written and its answer lost."""
 _ALL_REPLICAS: Final = -1
+_CODEC: Final = codec_for("gzip")
+"""What is written says the same of many tasks, and must not outgrow the topic's max.message.bytes."""
 
 
 class TransactionalWriter:
@@ -84,7 +86,7 @@ class TransactionalWriter:
             run.count,
             now_ms,
             run.max_timestamp_ms,
-            codec_for("none"),
+            _CODEC,
             transaction.producer_id,
             transaction.producer_epoch,
             sequence,

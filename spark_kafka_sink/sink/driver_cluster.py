@@ -25,7 +25,7 @@ from spark_kafka_sink.client.transaction_values import (
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import AuthorizationError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import AuthorizationError, KafkaTimeoutError, RecordTooLargeError
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -34,7 +34,12 @@ from spark_kafka_sink.sink.options import SinkConfig
 DECISION_PARTITIONS: Final = 16
 """So that one query's decision, while it is being written, does not keep all others from reading theirs."""
 MOST_REPLICAS: Final = 3
-DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
+DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),
+    "max.message.bytes": str(8 << 20),
+}
+"""A decision takes some 16 bytes for each task, compressed: room for 500,000 of them."""
 _RETRY_BACKOFF_MS: Final = 10
 _OWN_TRANSACTION_MS: Final = 60_000
 """Time-out of the driver's own transaction, which takes milliseconds: while one is open, decisions behind it cannot be
@@ -83,7 +88,15 @@ class KafkaDriverCluster:
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         is_over = self._is_one_off and decision.is_finished
         value = None if is_over else decision.to_bytes()
-        self._coordinator.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+        try:
+            self._coordinator.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+        except RecordTooLargeError as error:
+            raise RecordTooLargeError(
+                f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided: a"
+                f" decision on {len(decision.tasks)} tasks is too large for decision.topic={self.place.topic}. {error}"
+                f" Raise max.message.bytes of that topic (a new one has {DECISION_TOPIC_CONFIGS['max.message.bytes']}),"
+                " or write fewer partitions (coalesce)."
+            ) from error
 
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
         timer = self._coordinator.timer(self._config.delivery_timeout_ms)

@@ -12,7 +12,12 @@ from support.scripted_broker import faults
 from spark_kafka_sink import transactions
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, InvalidTransactionTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    InvalidTransactionTimeoutError,
+    RecordTooLargeError,
+    TopicAuthorizationError,
+)
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -197,6 +202,16 @@ def test_the_decision_topic_is_compacted_and_a_refusal_says_how_to_make_it() -> 
     (topic,) = bench.asked(ApiKey.CREATE_TOPICS)[-1].request.topics
     configs = {config.name: config.value for config in topic.configs}
     assert (topic.num_partitions, configs["cleanup.policy"]) == (16, "compact")
+    assert 1 << 20 < int(configs["max.message.bytes"]) < int(configs["segment.bytes"])
+
+
+def test_a_decision_too_large_for_its_topic_says_of_what_and_what_to_change(bench: OperatorBench) -> None:
+    outcomes = bench.batch(4)
+    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(10))
+    text = r"Batch 4 .*prefix='orders' is not decided.* 2 tasks .*decision\.topic=__spark.*Raise max\.message\.bytes.*fewer"
+    with pytest.raises(RecordTooLargeError, match=text):
+        bench.driver.commit(outcomes)
+    assert bench.values() == []
 
 
 def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:

@@ -62,6 +62,16 @@ def test_a_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> No
     assert committed(bench) == [b"once"]
 
 
+def test_what_repeats_itself_goes_compressed_and_is_read_whole(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    value = ",".join(f"spark-kafka-sink-{'0' * 24}/{number}" for number in range(40_000))
+    write(bench, open_, value)
+    bench.commit(open_)
+    assert len(value) > 1 << 20
+    assert len(bench.cluster.log("t", 0).batches[0].data) < 1 << 18
+    assert newest(bench, b"k") == value.encode()
+
+
 def test_a_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.move_leader("t", 0, 1)
