@@ -208,7 +208,7 @@ def test_the_decision_topic_is_compacted_and_a_refusal_says_how_to_make_it() -> 
 def test_a_decision_too_large_for_its_topic_says_of_what_and_what_to_change(bench: OperatorBench) -> None:
     outcomes = bench.batch(4)
     bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(10))
-    text = r"Batch 4 .*prefix='orders' is not decided.* 2 tasks .*decision\.topic=__spark.*Raise max\.message\.bytes.*fewer"
+    text = r"Batch 4 .*prefix='orders' is not decided.* 2 tasks .*decision\.topic=__.*Raise max\.message\.bytes.*fewer"
     with pytest.raises(RecordTooLargeError, match=text):
         bench.driver.commit(outcomes)
     assert bench.values() == []
