@@ -249,7 +249,7 @@ def test_tasks_of_machines_that_booted_at_other_times_are_told_by_the_time_of_da
             clock.advance(2_000)
 
         written.append(source().streamWriter(schema(value=TEXT), False).write(rows()))
-    assert report_of(written).duration_s == 2.0
+    assert report_of(written).duration == 2.0
 
 
 def test_a_batch_without_a_task_is_a_report_too() -> None:

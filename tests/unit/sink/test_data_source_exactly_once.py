@@ -30,6 +30,12 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Co
     return made
 
 
+@pytest.fixture(autouse=True)
+def _own_level(caplog: pytest.LogCaptureFixture) -> None:
+    """The writers set a level where there is none; this one is taken back."""
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
+
+
 def travelled(writer: Any) -> Any:
     """As Spark makes a writer ready for the tasks; on what comes of that it calls `commit` or `abort`."""
     return pickle.loads(pickle.dumps(writer))
@@ -55,7 +61,6 @@ def test_a_batch_write_that_fails_before_any_task_ends_leaves_nothing_open(
 def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "spark_kafka_sink")
     writers = [travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off)) for is_one_off in (True, False)]
     leave_open(bench)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
