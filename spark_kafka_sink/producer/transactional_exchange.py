@@ -207,10 +207,11 @@ class TransactionalExchange(TransactionManager):
         """`body` None: the connection went before an answer came."""
         with self._lock:
             self._queue.in_flight = None
+            if body is None:  # a copy may arrive yet, also of what nobody waits for any more
+                self._must_bump_epoch |= request.may_be_late
             if self.has_fatal_error or request.result.is_done:
                 return
             if body is None:
-                self._must_bump_epoch |= request.may_be_late
                 self._queue.forget_coordinator(request)
                 self._queue.again(request, 0, now_ms)
                 return
