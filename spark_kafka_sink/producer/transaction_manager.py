@@ -67,12 +67,13 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
 
 
 class OutgoingRequest(NamedTuple):
-    """A request for the Sender, and whom to tell what became of it. It stays the next one until it is `sent`."""
+    """A request for the Sender, and whom to tell what became of it. It stays the next one until `take`."""
 
     request: Request
     node: Node | None
     """Where it goes; None: to any node."""
-    sent: Callable[[], None]
+    take: Callable[[], bool]
+    """It is about to be sent; False: not any more, because another thread has taken it back."""
     answered: Callable[[Message, int], None]
     """With the response and the time; None for the response where the connection went before it came."""
     refused: Callable[[KafkaError], None]
@@ -254,7 +255,7 @@ class TransactionManager:
         return OutgoingRequest(
             request=InitProducerIdRequest(),
             node=None,
-            sent=self._init_sent,
+            take=self._take_init,
             answered=self._handle_init_response,
             refused=self.fail,
             unreachable=lambda: None,
@@ -265,8 +266,9 @@ class TransactionManager:
         is_waiting = self.state is State.INITIALIZING and not self._init_in_flight
         return max(0, self._init_not_before_ms - now_ms) if is_waiting else FOREVER_MS
 
-    def _init_sent(self) -> None:
+    def _take_init(self) -> bool:
         self._init_in_flight = True
+        return True
 
     def _handle_init_response(self, body: Message, now_ms: int) -> None:
         """`body` is the response, None when there was none (the connection went)."""

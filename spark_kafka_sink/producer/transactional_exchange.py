@@ -145,7 +145,7 @@ class TransactionalExchange(TransactionManager):
             return OutgoingRequest(
                 request=request.request,
                 node=node,
-                sent=lambda: self._on_sent(request),
+                take=lambda: self._take(request),
                 answered=lambda body, answered_ms: self._on_answer(request, body, answered_ms),
                 refused=self.fail,
                 unreachable=lambda: self._on_unreachable(request, now_ms),
@@ -193,9 +193,9 @@ class TransactionalExchange(TransactionManager):
         self._queue.add(requests.end_txn(*who, committed, self.transaction_version, succeeded, result))
         return result
 
-    def _on_sent(self, request: TransactionalRequest) -> None:
+    def _take(self, request: TransactionalRequest) -> bool:
         with self._lock:
-            self._queue.sent(request)
+            return self._queue.take(request)
 
     def _on_unreachable(self, request: TransactionalRequest, now_ms: int) -> None:
         with self._lock:
