@@ -101,6 +101,8 @@ class TransactionManager:
         self._init_attempts = 0
         self._init_not_before_ms = 0
         self._init_in_flight = False
+        self._refusal: KafkaError | None = None
+        """The last answer to what records wait for, where that was no."""
 
     def __repr__(self) -> str:
         producer_id, epoch = self.producer
@@ -115,6 +117,12 @@ class TransactionManager:
     def lost_transaction(self) -> KafkaError | None:
         """Why what has not been sent of the transaction need not be: it is being aborted, or can only be."""
         return None
+
+    def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
+        """Why records of the partition may not go yet, where a broker has refused what they wait for."""
+        if self.producer.is_valid or self._refusal is None:
+            return None
+        return f"the producer has no producer id; the last answer was: {self._refusal}"
 
     def abort_what_is_open(self) -> None:
         """The producer closes. Without transactions there is nothing to abort."""
@@ -277,11 +285,15 @@ class TransactionManager:
         error = error_for_code(error_code) if error_code else None
         if body is not None and error is None:
             self._init_attempts = 0
+            self._refusal = None
             self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
             self._move_to(State.READY)
             self._restart_partitions()
             log.info("Producer id %d, epoch %d", *self.producer)
         elif error is None or error.retriable:
+            if error is not None:
+                self._refusal = error
+                log.warning("A producer id was refused, and is asked for again: %s", error)
             self._init_not_before_ms = now_ms + self._retry_backoff.backoff_ms(self._init_attempts)
             self._init_attempts += 1
         else:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -49,6 +50,8 @@ _FATAL_FOR_A_BATCH: Final = (
 _MAY_BECOME_ABORTABLE: Final = frozenset(
     {State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTABLE_ERROR}
 )
+_ATTEMPTS_BEFORE_A_WARNING: Final = 5
+"""That a coordinator asks for a little patience is everyday business."""
 _LOST: Final = frozenset({State.ABORTABLE_ERROR, State.ABORTING})
 
 
@@ -83,6 +86,12 @@ class TransactionalExchange(TransactionManager):
             if self.state is State.ABORTING:
                 return KafkaError(f"The transaction of {self.transactional_id} was aborted.")
             return self.last_error if self.state is State.ABORTABLE_ERROR else None
+
+    def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:
+        with self._lock:
+            if topic_partition in self._content or self._refusal is None:
+                return None
+            return f"the partition is not in the transaction yet; the last answer was: {self._refusal}"
 
     # ---- batches: the Sender and the accumulator -------------------------------------------------------------------
 
@@ -217,6 +226,8 @@ class TransactionalExchange(TransactionManager):
                 return
             refusals = list(request.refusals(body))
             if not refusals:
+                if request.priority is not Priority.FIND_COORDINATOR:  # by which nobody is a step further yet
+                    self._refusal = None
                 request.succeeded(body)
                 return
             worst = max(refusals, key=lambda refusal: requests.action_for(refusal.error_code))
@@ -228,8 +239,10 @@ class TransactionalExchange(TransactionManager):
         if action is Action.FIND_COORDINATOR:
             self._queue.forget_coordinator(request)
         if action <= Action.FIND_COORDINATOR:
-            self._pending.last_refusal = error
+            self._refusal = self._pending.last_refusal = error
             self._queue.again(request, refusal.error_code, now_ms)
+            if request.attempts % _ATTEMPTS_BEFORE_A_WARNING == 0:
+                log.warning("%s: attempt %d was refused: %s", self.transactional_id, request.attempts, error)
         elif isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
             self._queue.clear()
@@ -268,6 +281,7 @@ class TransactionalExchange(TransactionManager):
 
     def _forget_transaction(self) -> None:
         self._content.forget()
+        self._refusal = None
         self._must_bump_epoch = False
         self._is_resumed = False
 
