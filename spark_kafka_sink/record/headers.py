@@ -24,6 +24,7 @@ from spark_kafka_sink.record.arrow_arrays import (
     int_values,
     is_bytes_like,
     null_mask,
+    value_bytes,
     value_offsets,
 )
 from spark_kafka_sink.record.row_arrays import binary_array
@@ -35,6 +36,7 @@ Header = tuple[str, bytes | None]
 HEADERS = pa.list_(pa.struct([pa.field("key", BINARY), pa.field("value", BINARY)]))
 """What normalise_headers returns; the key is UTF-8."""
 
+_STRING = pa.string()
 _EMPTY = binary_scalar(b"")
 
 
@@ -52,12 +54,16 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     """list<struct<key: string, value: binary>> (or large_list, any string and binary layout) as HEADERS, null lists as
     empty ones.
 
-    Raises SchemaError for another type, SerializationError for a header without a name, with its row.
+    Raises SchemaError for another type, SerializationError for a header without a name, or with one that is not UTF-8,
+    with its row.
     """
     data_type = array.type
     if data_type == HEADERS and array.null_count == 0:
         structs = array.values
         if structs.null_count == 0 and structs.field(0).null_count == 0:
+            bounds = _list_bounds(array)
+            first, last = int(bounds[0]), int(bounds[-1])
+            _check_names(structs.flatten()[0].slice(first, last - first), bounds[1:] - first)
             return array
     if not (pat.is_list(data_type) or pat.is_large_list(data_type)) or not _is_header(data_type.value_type):
         raise SchemaError(
@@ -78,8 +84,38 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     offsets = np.zeros(len(counts) + 1, np.int32)
     offsets[1:] = ends
     children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
+    _check_names(children[0], ends)
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
+
+
+def _check_names(names: pa.BinaryArray, ends: Int64Array) -> None:
+    """Raise SerializationError for the first of `names` that is not UTF-8, with its row; `ends`: where the names of
+    each row end.
+
+    Also where they came as strings: those of Spark hold whatever bytes were cast to one.
+    """
+    offsets = value_offsets(names)
+    data = value_bytes(names)[offsets[0] : offsets[-1]]
+    if not len(data) or data.max() < 0x80:  # ASCII, for next to nothing
+        return
+    try:
+        names.cast(_STRING)
+    except pa.ArrowInvalid:
+        index = next(index for index, name in enumerate(names) if not _is_utf_8(name.as_py()))
+        row = int(np.searchsorted(ends, index, side="right"))
+        raise SerializationError(
+            f"Row {row} has the header key {names[index].as_py()!r} in the column 'headers', which is not UTF-8; the"
+            " names of headers are text."
+        ) from None
+
+
+def _is_utf_8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
