@@ -28,7 +28,7 @@ from spark_kafka_sink.record.arrow_arrays import (
     value_offsets,
 )
 from spark_kafka_sink.record.row_arrays import binary_array
-from spark_kafka_sink.record.varints import to_binary, varint_fields, zigzag
+from spark_kafka_sink.record.varints import to_binary, varint_fields, varint_widths, zigzag
 
 Header = tuple[str, bytes | None]
 """A record header: its name, and its value or None."""
@@ -136,13 +136,31 @@ def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
 
 def headers_upper_bounds(headers: pa.Array) -> Int64Array:
     """For each row the bytes that its headers take at most, their count left out: int64."""
+    bounds, keys, values = _lengths(headers)
+    # Each of the two lengths takes up to five bytes.
+    return _by_row(keys + np.maximum(values, 0) + 10, bounds)
+
+
+def tight_headers_sizes(headers: pa.Array) -> tuple[Int64Array, Int64Array]:
+    """For each row how many headers it has, and the bytes that they take, their count left out: int64."""
+    bounds, keys, values = _lengths(headers)
+    widths = varint_widths(keys) + varint_widths(values)
+    return bounds[1:] - bounds[:-1], _by_row(keys + np.maximum(values, 0) + widths, bounds)
+
+
+def _lengths(headers: pa.Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Where the headers of each row begin and end, from 0, and the lengths of all keys and values, -1 where null."""
     bounds = _list_bounds(headers)
     first, last = int(bounds[0]), int(bounds[-1])
-    keys, values = (column.slice(first, last - first) for column in headers.values.flatten())
-    # Each of the two lengths takes up to five bytes.
-    sizes = np.zeros(last - first + 1, np.int64)
-    np.cumsum(byte_lengths(keys) + np.maximum(byte_lengths(values), 0) + 10, out=sizes[1:])
-    ends = sizes[bounds - first]
+    keys, values = (byte_lengths(column.slice(first, last - first)) for column in headers.values.flatten())
+    return bounds - first, keys, values
+
+
+def _by_row(sizes: Int64Array, bounds: Int64Array) -> Int64Array:
+    """The sums of each row's `sizes`."""
+    sums = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=sums[1:])
+    ends = sums[bounds]
     return ends[1:] - ends[:-1]
 
 
