@@ -31,13 +31,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
-from spark_kafka_sink.producer.futures import (
-    FutureRecordMetadata,
-    Headers,
-    RecordCallback,
-    RecordThunk,
-    RunCallback,
-)
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import StickyPartitioner
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -246,7 +240,7 @@ class KafkaProducer(TransactionMethods):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
             cluster, left_ms = self._topics.wait_for(topic, named)
             count = cluster.partition_count_for_topic(topic) or 1
-            placement = place(part, count, self.config.partitioner_ignore_keys, f"topic {topic}")
+            placement = place(part, count, self.config.partitioner_ignore_keys, f"topic {topic}", offset)
             if placement.placed is not None:
                 self._send_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms)
             if placement.free is not None:
@@ -272,7 +266,8 @@ class KafkaProducer(TransactionMethods):
                 part = columns.slice(first, last - first)
                 self._send_block(topic, part, own, cluster, on_completion, max_block_ms)
             return
-        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms())
+        limit = min(self.config.max_request_size, self.config.buffer_memory) - HEADER_SIZE
+        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms(), limit)
         self._ensure_valid_size(topic, block.largest_record)
         groups: Iterable[tuple[int, int, int]] = block.groups
         chosen = block.partitions

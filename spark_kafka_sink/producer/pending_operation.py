@@ -11,8 +11,10 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 class TransactionalResult:
     """How an operation ended. The first outcome counts. Any thread may wait."""
 
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, what: object = None) -> None:
         self.operation = operation
+        self.what = what
+        """The arguments that it was begun with."""
         self.error: KafkaError | None = None
         self.is_heard = False
         """Whoever asked knows the outcome."""
@@ -42,7 +44,8 @@ class TransactionalResult:
 
 class PendingOperation:
     """Guarded by the manager's lock. An operation whose caller gave up waiting is still under way, and its outcome is
-    kept until the same is called again: nothing else may begin before it is known what became of it.
+    kept until the same is called again, with the same arguments: nothing else may begin before it is known what became
+    of it.
     """
 
     def __init__(self) -> None:
@@ -50,20 +53,20 @@ class PendingOperation:
         self.last_refusal: KafkaError | None = None
         """Why the operation takes so long: what it is sent again after."""
 
-    def begin(self, operation: str) -> TransactionalResult:
-        self._result = TransactionalResult(operation)
+    def begin(self, operation: str, what: object = None) -> TransactionalResult:
+        self._result = TransactionalResult(operation, what)
         self.last_refusal = None
         return self._result
 
-    def joined(self, operation: str) -> TransactionalResult | None:
-        """The result of the same operation where nobody has heard its outcome. Raises IllegalStateError when that of
-        another is open.
+    def joined(self, operation: str, what: object = None) -> TransactionalResult | None:
+        """The result of the same operation with the same arguments where nobody has heard its outcome. Raises
+        IllegalStateError when that of another is open.
 
         An abort may begin while offsets are waited for, which it makes pointless; and anything that the state allows
         may after a failure.
         """
         result = self._result
-        if result is not None and result.operation == operation and not result.is_heard:
+        if result is not None and (result.operation, result.what) == (operation, what) and not result.is_heard:
             return result
         if (operation, "" if result is None else result.operation) not in _OVERTAKES:
             self.ensure_none(operation)
@@ -73,9 +76,10 @@ class PendingOperation:
         result = self._result
         if result is None or result.is_heard or (result.is_done and result.error is not None):
             return
-        raise IllegalStateError(
-            f"{operation} was called while the outcome of {result.operation} is open: call that again."
-        )
+        earlier, again = result.operation, "that again"
+        if earlier == operation:
+            earlier, again = f"an earlier {operation}", "it again with the arguments that it had then"
+        raise IllegalStateError(f"{operation} was called while the outcome of {earlier} is open: call {again}.")
 
     def give_up(self, error: KafkaError | None) -> None:
         """End the operation, if one is under way."""

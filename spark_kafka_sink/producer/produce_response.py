@@ -196,7 +196,9 @@ class BatchOutcomes:
         elif self._metadata.fetch().leader_for(batch.topic_partition) is None:
             why = "the partition has no leader"
         else:
-            why = "they could not be sent; is its broker reachable?"
+            manager = self._transaction_manager
+            reason = None if manager is None else manager.reason_to_wait(batch.topic_partition)
+            why = reason or "they could not be sent; is its broker reachable?"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
             f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"

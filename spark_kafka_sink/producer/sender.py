@@ -200,7 +200,8 @@ class Sender:
             else:
                 outgoing.answered(response.body, response.received_ms)
 
-        outgoing.sent()
+        if not outgoing.take():
+            return
         self._metrics.request_sent(now_ms)
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)

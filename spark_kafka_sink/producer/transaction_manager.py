@@ -67,12 +67,13 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
 
 
 class OutgoingRequest(NamedTuple):
-    """A request for the Sender, and whom to tell what became of it. It stays the next one until it is `sent`."""
+    """A request for the Sender, and whom to tell what became of it. It stays the next one until `take`."""
 
     request: Request
     node: Node | None
     """Where it goes; None: to any node."""
-    sent: Callable[[], None]
+    take: Callable[[], bool]
+    """It is about to be sent; False: not any more, because another thread has taken it back."""
     answered: Callable[[Message, int], None]
     """With the response and the time; None for the response where the connection went before it came."""
     refused: Callable[[KafkaError], None]
@@ -100,6 +101,8 @@ class TransactionManager:
         self._init_attempts = 0
         self._init_not_before_ms = 0
         self._init_in_flight = False
+        self._refusal: KafkaError | None = None
+        """The last answer to what records wait for, where that was no."""
 
     def __repr__(self) -> str:
         producer_id, epoch = self.producer
@@ -114,6 +117,12 @@ class TransactionManager:
     def lost_transaction(self) -> KafkaError | None:
         """Why what has not been sent of the transaction need not be: it is being aborted, or can only be."""
         return None
+
+    def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
+        """Why records of the partition may not go yet, where a broker has refused what they wait for."""
+        if self.producer.is_valid or self._refusal is None:
+            return None
+        return f"the producer has no producer id; the last answer was: {self._refusal}"
 
     def abort_what_is_open(self) -> None:
         """The producer closes. Without transactions there is nothing to abort."""
@@ -254,7 +263,7 @@ class TransactionManager:
         return OutgoingRequest(
             request=InitProducerIdRequest(),
             node=None,
-            sent=self._init_sent,
+            take=self._take_init,
             answered=self._handle_init_response,
             refused=self.fail,
             unreachable=lambda: None,
@@ -265,8 +274,9 @@ class TransactionManager:
         is_waiting = self.state is State.INITIALIZING and not self._init_in_flight
         return max(0, self._init_not_before_ms - now_ms) if is_waiting else FOREVER_MS
 
-    def _init_sent(self) -> None:
+    def _take_init(self) -> bool:
         self._init_in_flight = True
+        return True
 
     def _handle_init_response(self, body: Message, now_ms: int) -> None:
         """`body` is the response, None when there was none (the connection went)."""
@@ -275,11 +285,15 @@ class TransactionManager:
         error = error_for_code(error_code) if error_code else None
         if body is not None and error is None:
             self._init_attempts = 0
+            self._refusal = None
             self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
             self._move_to(State.READY)
             self._restart_partitions()
             log.info("Producer id %d, epoch %d", *self.producer)
         elif error is None or error.retriable:
+            if error is not None:
+                self._refusal = error
+                log.warning("A producer id was refused, and is asked for again: %s", error)
             self._init_not_before_ms = now_ms + self._retry_backoff.backoff_ms(self._init_attempts)
             self._init_attempts += 1
         else:

@@ -1,6 +1,7 @@
 """The transactional side of `KafkaProducer`: each method asks the manager to begin something and waits for its result.
 
-Application threads. A call that timed out may be made again, and then waits for the same operation.
+Application threads. A call that timed out may be made again with the same arguments, and then waits for the same
+operation; with others it raises IllegalStateError.
 """
 
 from __future__ import annotations

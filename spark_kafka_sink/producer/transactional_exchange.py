@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -49,6 +50,8 @@ _FATAL_FOR_A_BATCH: Final = (
 _MAY_BECOME_ABORTABLE: Final = frozenset(
     {State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTABLE_ERROR}
 )
+_ATTEMPTS_BEFORE_A_WARNING: Final = 5
+"""That a coordinator asks for a little patience is everyday business."""
 _LOST: Final = frozenset({State.ABORTABLE_ERROR, State.ABORTING})
 
 
@@ -83,6 +86,12 @@ class TransactionalExchange(TransactionManager):
             if self.state is State.ABORTING:
                 return KafkaError(f"The transaction of {self.transactional_id} was aborted.")
             return self.last_error if self.state is State.ABORTABLE_ERROR else None
+
+    def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:
+        with self._lock:
+            if topic_partition in self._content or self._refusal is None:
+                return None
+            return f"the partition is not in the transaction yet; the last answer was: {self._refusal}"
 
     # ---- batches: the Sender and the accumulator -------------------------------------------------------------------
 
@@ -145,7 +154,7 @@ class TransactionalExchange(TransactionManager):
             return OutgoingRequest(
                 request=request.request,
                 node=node,
-                sent=lambda: self._on_sent(request),
+                take=lambda: self._take(request),
                 answered=lambda body, answered_ms: self._on_answer(request, body, answered_ms),
                 refused=self.fail,
                 unreachable=lambda: self._on_unreachable(request, now_ms),
@@ -193,9 +202,9 @@ class TransactionalExchange(TransactionManager):
         self._queue.add(requests.end_txn(*who, committed, self.transaction_version, succeeded, result))
         return result
 
-    def _on_sent(self, request: TransactionalRequest) -> None:
+    def _take(self, request: TransactionalRequest) -> bool:
         with self._lock:
-            self._queue.sent(request)
+            return self._queue.take(request)
 
     def _on_unreachable(self, request: TransactionalRequest, now_ms: int) -> None:
         with self._lock:
@@ -207,15 +216,18 @@ class TransactionalExchange(TransactionManager):
         """`body` None: the connection went before an answer came."""
         with self._lock:
             self._queue.in_flight = None
+            if body is None:  # a copy may arrive yet, also of what nobody waits for any more
+                self._must_bump_epoch |= request.may_be_late
             if self.has_fatal_error or request.result.is_done:
                 return
             if body is None:
-                self._must_bump_epoch |= request.may_be_late
                 self._queue.forget_coordinator(request)
                 self._queue.again(request, 0, now_ms)
                 return
             refusals = list(request.refusals(body))
             if not refusals:
+                if request.priority is not Priority.FIND_COORDINATOR:  # by which nobody is a step further yet
+                    self._refusal = None
                 request.succeeded(body)
                 return
             worst = max(refusals, key=lambda refusal: requests.action_for(refusal.error_code))
@@ -227,8 +239,10 @@ class TransactionalExchange(TransactionManager):
         if action is Action.FIND_COORDINATOR:
             self._queue.forget_coordinator(request)
         if action <= Action.FIND_COORDINATOR:
-            self._pending.last_refusal = error
+            self._refusal = self._pending.last_refusal = error
             self._queue.again(request, refusal.error_code, now_ms)
+            if request.attempts % _ATTEMPTS_BEFORE_A_WARNING == 0:
+                log.warning("%s: attempt %d was refused: %s", self.transactional_id, request.attempts, error)
         elif isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
             self._queue.clear()
@@ -267,6 +281,7 @@ class TransactionalExchange(TransactionManager):
 
     def _forget_transaction(self) -> None:
         self._content.forget()
+        self._refusal = None
         self._must_bump_epoch = False
         self._is_resumed = False
 

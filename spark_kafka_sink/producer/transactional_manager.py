@@ -28,7 +28,8 @@ class TransactionalManager(TransactionalExchange):
     """`finalized_feature` tells the cluster's level of a feature: transaction.version 2 and above is KIP-890's
     protocol, in which brokers add partitions by themselves and every transaction has an epoch of its own.
 
-    Every `begin_...` that is called again while the outcome of its first call is not known gives the same result.
+    Every `begin_...` that is called again, with the same arguments, while the outcome of its first call is not known
+    gives the same result.
     """
 
     def __init__(
@@ -51,13 +52,14 @@ class TransactionalManager(TransactionalExchange):
         where one is given.
         """
         with self._lock:
-            pending = self._pending.joined("init_transactions")
+            wanted_id = transactional_id or self.transactional_id
+            pending = self._pending.joined("init_transactions", wanted_id)
             if pending is not None:
                 return pending
             self._raise_error()
             self._move_to(State.INITIALIZING)
-            self.transactional_id = transactional_id or self.transactional_id
-            result = self._pending.begin("init_transactions")
+            self.transactional_id = wanted_id
+            result = self._pending.begin("init_transactions", wanted_id)
             self._enqueue_init(NO_PRODUCER, result)
             return result
 
@@ -85,14 +87,15 @@ class TransactionalManager(TransactionalExchange):
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata
     ) -> TransactionalResult:
         """Commit a group's offsets as part of the transaction."""
+        offsets = dict(offsets)  # a later call is compared with them, and the caller may change its own
         with self._lock:
-            pending = self._pending.joined("send_offsets_to_transaction")
+            pending = self._pending.joined("send_offsets_to_transaction", (offsets, group))
             if pending is not None:
                 return pending
             self._raise_error()
             if self.state is not State.IN_TRANSACTION:
                 raise IllegalStateError(f"Offsets belong into a transaction; this producer {self.state.value}.")
-            result = self._pending.begin("send_offsets_to_transaction")
+            result = self._pending.begin("send_offsets_to_transaction", (offsets, group))
 
             def commit_offsets(_: Message) -> None:
                 self._content.start()

@@ -78,9 +78,13 @@ class TransactionalQueue:
         self.add(lookup)
         return lookup, None
 
-    def sent(self, request: TransactionalRequest) -> None:
+    def take(self, request: TransactionalRequest) -> bool:
+        """`request` goes out now; False where it was taken back meanwhile."""
+        if request not in self._waiting:
+            return False
         self._waiting.remove(request)
         self.in_flight = request
+        return True
 
     def again(self, request: TransactionalRequest, error_code: int, now_ms: int) -> None:
         """Queue `request` once more, after its backoff; `error_code` is 0 where there was no answer."""

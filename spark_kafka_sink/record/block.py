@@ -20,7 +20,7 @@ import numpy.typing as npt
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, int_values
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import record_size_upper_bounds
+from spark_kafka_sink.record.encoder import record_size_upper_bounds, tight_record_size_upper_bounds
 from spark_kafka_sink.record.heap import pool_for
 from spark_kafka_sink.record.runs import RunInput, encode_runs
 
@@ -36,7 +36,8 @@ class Block:
     those of that order.
 
     `partitions`: int32 array, one per row, or one int for all rows; not negative. Rows without a timestamp get
-    `now_ms`. Raises SerializationError where the rows may take more than 2 GiB.
+    `now_ms`. Sizes are bounds that cost one pass; where one of them is above `limit`, all are as tight as those of
+    `send`, so that both refuse the same records. Raises SerializationError where the rows may take more than 2 GiB.
     """
 
     __slots__ = ("_columns", "_ends", "_groups", "_now_ms", "_order", "_times", "largest_record", "partitions")
@@ -46,7 +47,13 @@ class Block:
     largest_record: int
     """Bytes that the largest of the records does not exceed."""
 
-    def __init__(self, columns: RecordColumns, partitions: npt.NDArray[np.int32] | int, now_ms: int) -> None:
+    def __init__(
+        self,
+        columns: RecordColumns,
+        partitions: npt.NDArray[np.int32] | int,
+        now_ms: int,
+        limit: int = MAX_COLUMN_BYTES,
+    ) -> None:
         self._columns = columns
         self._now_ms = now_ms
         self._order: npt.NDArray[np.intp] | None = None
@@ -57,6 +64,9 @@ class Block:
             self._order, self.partitions, self._groups = _group(partitions)
         sizes = record_size_upper_bounds(columns)
         self.largest_record = int(sizes.max()) if rows else 0
+        if self.largest_record > limit:
+            sizes = tight_record_size_upper_bounds(columns)
+            self.largest_record = int(sizes.max())
         times = _times(columns, now_ms)
         if self._order is not None:
             sizes = sizes[self._order]

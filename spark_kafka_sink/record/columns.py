@@ -23,9 +23,9 @@ class RecordColumns:
 
     `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`; a null
     is a null on the wire; `key` None = no keys. `headers`: list<struct<key: string, value: binary>>; a null or empty
-    list = none, a null value stays null, a null name is refused. `timestamp_ms`: int64, milliseconds since 1970; None
-    or a null entry = the time of the append. `partition`: int32; None or a null entry = not set. Chunked arrays are
-    combined; slices are taken as they are.
+    list = none, a null value stays null, a name that is null or not UTF-8 is refused. `timestamp_ms`: int64,
+    milliseconds since 1970; None or a null entry = the time of the append. `partition`: int32; None or a null entry =
+    not set. Chunked arrays are combined; slices are taken as they are.
 
     Raises SchemaError for a wrong type or length, SerializationError for contents that cannot be written (a nameless
     header, more than 2 GiB in a column); both name the column.
@@ -67,8 +67,11 @@ class RecordColumns:
         return self._map(lambda column: column.take(indices))
 
     def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
-        columns = (self.value, self.key, self.headers, self.timestamp_ms, self.partition)
-        return RecordColumns(*(None if column is None else change(column) for column in columns))
+        changed = object.__new__(RecordColumns)  # not by the checks: these columns have passed them
+        for name in ("value", "key", "headers", "timestamp_ms", "partition"):
+            column = getattr(self, name)
+            changed._set(name, None if column is None else change(column))
+        return changed
 
     @classmethod
     def from_rows(

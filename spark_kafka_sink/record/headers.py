@@ -24,10 +24,11 @@ from spark_kafka_sink.record.arrow_arrays import (
     int_values,
     is_bytes_like,
     null_mask,
+    value_bytes,
     value_offsets,
 )
 from spark_kafka_sink.record.row_arrays import binary_array
-from spark_kafka_sink.record.varints import to_binary, varint_fields, zigzag
+from spark_kafka_sink.record.varints import to_binary, varint_fields, varint_widths, zigzag
 
 Header = tuple[str, bytes | None]
 """A record header: its name, and its value or None."""
@@ -35,6 +36,7 @@ Header = tuple[str, bytes | None]
 HEADERS = pa.list_(pa.struct([pa.field("key", BINARY), pa.field("value", BINARY)]))
 """What normalise_headers returns; the key is UTF-8."""
 
+_STRING = pa.string()
 _EMPTY = binary_scalar(b"")
 
 
@@ -52,12 +54,16 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     """list<struct<key: string, value: binary>> (or large_list, any string and binary layout) as HEADERS, null lists as
     empty ones.
 
-    Raises SchemaError for another type, SerializationError for a header without a name, with its row.
+    Raises SchemaError for another type, SerializationError for a header without a name, or with one that is not UTF-8,
+    with its row.
     """
     data_type = array.type
     if data_type == HEADERS and array.null_count == 0:
         structs = array.values
         if structs.null_count == 0 and structs.field(0).null_count == 0:
+            bounds = _list_bounds(array)
+            first, last = int(bounds[0]), int(bounds[-1])
+            _check_names(structs.flatten()[0].slice(first, last - first), bounds[1:] - first)
             return array
     if not (pat.is_list(data_type) or pat.is_large_list(data_type)) or not _is_header(data_type.value_type):
         raise SchemaError(
@@ -78,8 +84,38 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     offsets = np.zeros(len(counts) + 1, np.int32)
     offsets[1:] = ends
     children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
+    _check_names(children[0], ends)
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
+
+
+def _check_names(names: pa.BinaryArray, ends: Int64Array) -> None:
+    """Raise SerializationError for the first of `names` that is not UTF-8, with its row; `ends`: where the names of
+    each row end.
+
+    Also where they came as strings: those of Spark hold whatever bytes were cast to one.
+    """
+    offsets = value_offsets(names)
+    data = value_bytes(names)[offsets[0] : offsets[-1]]
+    if not len(data) or data.max() < 0x80:  # ASCII, for next to nothing
+        return
+    try:
+        names.cast(_STRING)
+    except pa.ArrowInvalid:
+        index = next(index for index, name in enumerate(names) if not _is_utf_8(name.as_py()))
+        row = int(np.searchsorted(ends, index, side="right"))
+        raise SerializationError(
+            f"Row {row} has the header key {names[index].as_py()!r} in the column 'headers', which is not UTF-8; the"
+            " names of headers are text."
+        ) from None
+
+
+def _is_utf_8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
@@ -100,13 +136,31 @@ def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
 
 def headers_upper_bounds(headers: pa.Array) -> Int64Array:
     """For each row the bytes that its headers take at most, their count left out: int64."""
+    bounds, keys, values = _lengths(headers)
+    # Each of the two lengths takes up to five bytes.
+    return _by_row(keys + np.maximum(values, 0) + 10, bounds)
+
+
+def tight_headers_sizes(headers: pa.Array) -> tuple[Int64Array, Int64Array]:
+    """For each row how many headers it has, and the bytes that they take, their count left out: int64."""
+    bounds, keys, values = _lengths(headers)
+    widths = varint_widths(keys) + varint_widths(values)
+    return bounds[1:] - bounds[:-1], _by_row(keys + np.maximum(values, 0) + widths, bounds)
+
+
+def _lengths(headers: pa.Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Where the headers of each row begin and end, from 0, and the lengths of all keys and values, -1 where null."""
     bounds = _list_bounds(headers)
     first, last = int(bounds[0]), int(bounds[-1])
-    keys, values = (column.slice(first, last - first) for column in headers.values.flatten())
-    # Each of the two lengths takes up to five bytes.
-    sizes = np.zeros(last - first + 1, np.int64)
-    np.cumsum(byte_lengths(keys) + np.maximum(byte_lengths(values), 0) + 10, out=sizes[1:])
-    ends = sizes[bounds - first]
+    keys, values = (byte_lengths(column.slice(first, last - first)) for column in headers.values.flatten())
+    return bounds - first, keys, values
+
+
+def _by_row(sizes: Int64Array, bounds: Int64Array) -> Int64Array:
+    """The sums of each row's `sizes`."""
+    sums = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=sums[1:])
+    ends = sums[bounds]
     return ends[1:] - ends[:-1]
 
 

@@ -29,12 +29,16 @@ class Placement(NamedTuple):
 
 
 def place(
-    columns: RecordColumns, partition_count: int, ignore_keys: bool = False, whose: str = "the topic"
+    columns: RecordColumns,
+    partition_count: int,
+    ignore_keys: bool = False,
+    whose: str = "the topic",
+    first_row: int = 0,
 ) -> Placement:
     """Each row's own partition where it has one, else that of its key; rows without either, in their order, are free.
 
-    `ignore_keys` is partitioner.ignore.keys, `whose` partitions they are what an error says. Raises SerializationError
-    naming the first row whose partition the topic does not have.
+    `ignore_keys` is partitioner.ignore.keys. An error says `whose` partitions they are, and counts rows from
+    `first_row`. Raises SerializationError naming the first row whose partition the topic does not have.
     """
     rows = columns.num_rows
     given = None if _all_null(columns.partition) else columns.partition
@@ -49,7 +53,7 @@ def place(
     if given is not None:
         unset = _or_false(null_mask(given), rows)
         explicit = int_values(given)
-        _check(explicit, unset, partition_count, whose)
+        _check(explicit, unset, partition_count, whose, first_row)
         partitions = np.where(unset, partitions, explicit)
         free &= unset
     if partition_count == 1:  # anywhere is there, and rows keep their order among each other
@@ -77,11 +81,11 @@ def _or_false(mask: BoolArray | None, rows: int) -> BoolArray:
     return np.zeros(rows, np.bool_) if mask is None else mask
 
 
-def _check(explicit: npt.NDArray[np.int32], unset: BoolArray, partition_count: int, whose: str) -> None:
+def _check(explicit: npt.NDArray[np.int32], unset: BoolArray, partition_count: int, whose: str, first_row: int) -> None:
     wrong = np.flatnonzero(((explicit < 0) | (explicit >= partition_count)) & ~unset)
     if len(wrong):
         row = int(wrong[0])
         raise SerializationError(
-            f"Row {row} asks for partition {int(explicit[row])}; {whose} has 0 to {partition_count - 1}: change the"
-            " column partition, or leave it null."
+            f"Row {first_row + row} asks for partition {int(explicit[row])}; {whose} has 0 to {partition_count - 1}:"
+            " change the column partition, or leave it null."
         )

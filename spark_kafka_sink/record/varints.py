@@ -66,6 +66,15 @@ def varint_width(number: int) -> int:
     return _width((number << 1) ^ (number >> 63))
 
 
+def varint_widths(numbers: Int64Array) -> Int64Array:
+    """Bytes of the zigzag varint of each."""
+    zigzagged = zigzag(numbers)
+    widths = np.ones(len(numbers), np.int64)
+    for bits in range(7, 64, 7):
+        widths += zigzagged >> bits > 0
+    return widths
+
+
 def _width(zigzagged: int) -> int:
     return max(1, (zigzagged.bit_length() + 6) // 7)
 

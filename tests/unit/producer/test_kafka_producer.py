@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +32,10 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
+from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.encoder import record_size_upper_bound
 from spark_kafka_sink.record.murmur2 import partition_for_key
 
 PRODUCE, METADATA = 0, 3
@@ -250,6 +253,35 @@ def test_a_row_too_large_is_refused_with_its_limit_and_takes_no_memory() -> None
     with pytest.raises(RecordTooLargeError, match=r"max\.request\.size=1000"):
         harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", bytes(2_000)]))
     assert harness.memory_in_use == 0
+
+
+@pytest.mark.parametrize("setting", ["max.request.size", "buffer.memory"])
+@pytest.mark.parametrize("headers", [None, [("trace", b"1")]])
+def test_columns_take_the_record_that_send_takes_and_none_that_is_larger(
+    setting: str, headers: list[tuple[str, bytes | None]] | None
+) -> None:
+    value = b"v" * 1_000
+    limit = record_size_upper_bound(None, value, headers or ()) + HEADER_SIZE
+    harness = warm({**AT_ONCE, setting: str(limit)})
+    rows = [b"a", value]
+    assert harness.send(value, headers=headers).error is None
+    harness.settle()
+    harness.send_columns(RecordColumns.from_rows(rows, headers=[None, headers]))
+    harness.settle()
+    assert sorted(harness.values()) == sorted([value, *rows])
+    assert harness.memory_in_use == 0
+    too_large = f"takes {limit + 1} bytes, more than {re.escape(setting)}={limit}"
+    with pytest.raises(RecordTooLargeError, match=too_large):
+        harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", value + b"v"], headers=[None, headers]))
+    assert isinstance(harness.send(value + b"v", headers=headers).error, RecordTooLargeError)
+
+
+def test_a_row_of_many_is_named_by_its_place_among_all() -> None:
+    harness = warm()
+    partitions = [0] * 70_001
+    partitions[70_000] = -5
+    with pytest.raises(SerializationError, match="Row 70000 asks for partition -5"):
+        harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"v"] * 70_001, partitions=partitions))
 
 
 def test_columns_without_a_callback_are_sent_all_the_same() -> None:

@@ -51,6 +51,19 @@ def test_an_operation_under_way_is_joined_by_the_same_and_refused_to_others() ->
     assert not pending.is_under_way("abort_transaction")
 
 
+def test_the_same_operation_with_other_arguments_is_another() -> None:
+    pending = PendingOperation()
+    result = pending.begin("send_offsets_to_transaction", {"a": 1})
+    assert pending.joined("send_offsets_to_transaction", {"a": 1}) is result
+    for is_done in (False, True):
+        with pytest.raises(IllegalStateError, match=r"outcome of an earlier send_off.* it again with the arguments"):
+            pending.joined("send_offsets_to_transaction", {"a": 2})
+        if not is_done:
+            result.finish()
+    assert result.wait(FakeClock(), 10)
+    assert pending.joined("send_offsets_to_transaction", {"a": 2}) is None
+
+
 @pytest.mark.parametrize("error", [None, KafkaError("refused")])
 def test_an_outcome_that_nobody_heard_is_told_to_who_asks_again(error: KafkaError | None) -> None:
     pending = PendingOperation()

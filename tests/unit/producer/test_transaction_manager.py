@@ -26,9 +26,11 @@ from spark_kafka_sink.common.errors import (
     SaslAuthenticationError,
     UnknownServerError,
 )
+from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER
 from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
+LOADING = "The coordinator is still loading its state."
 PLACE = TopicPartition(TOPIC, 0)
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
 SHORT = {**ONE_EACH, "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
@@ -137,13 +139,26 @@ def test_without_any_node_a_turn_asks_for_no_producer_id() -> None:
     assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
 
 
-def test_expiry_goes_on_while_no_producer_id_is_to_be_had() -> None:
+def test_expiry_goes_on_while_no_producer_id_is_to_be_had_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     harness = ProducerHarness(SHORT)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
     delivery = harness.send(b"v")
     harness.settle()
     assert isinstance(delivery.error, KafkaTimeoutError)
     assert delivery.settled_ms - delivery.sent_ms <= 10_100
+    assert str(delivery.error).endswith("has no producer id; the last answer was: " + LOADING)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"A producer id was refused, and is asked for again: {LOADING}" in warnings
+
+
+def test_a_refusal_of_a_producer_id_that_came_in_the_end_explains_nothing_later() -> None:
+    harness = ProducerHarness(SHORT)
+    manager = manager_of(harness)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14))
+    harness.run_until(lambda: manager.reason_to_wait(PLACE))
+    harness.run_until(lambda: manager.producer.is_valid)
+    manager.producer = NO_PRODUCER  # the next one is asked for, and nothing was answered yet
+    assert manager.reason_to_wait(PLACE) is None
 
 
 # ---- five in flight, in order ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
+from support.scripted_broker.dispatch import API_BY_KEY
 from support.transaction_harness import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -13,12 +14,14 @@ from support.transaction_harness import (
     GROUP,
     ID,
     INIT_PRODUCER_ID,
+    PLACE,
     PRODUCE,
     TXN_OFFSET_COMMIT,
     TransactionHarness,
 )
 from support.transaction_steps import OFFSETS, STEPS, both_versions, every_request, finish
 
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaTimeoutError,
@@ -194,6 +197,30 @@ def test_under_version_1_a_copy_that_comes_late_meets_another_epoch(lost: int, c
     assert late == 90
     harness.producer.commit_transaction()
     assert harness.committed() == ([b"a"] if committed else []) + [b"b"]
+
+
+def test_under_version_1_offsets_that_an_abort_overtook_meet_another_epoch() -> None:
+    """A TxnOffsetCommit is on its way when its transaction is aborted, the connection goes, and it arrives in the next
+    transaction.
+    """
+    harness = TransactionHarness(1, {"max.block.ms": "50"}).started()
+    harness.cluster.on(TXN_OFFSET_COMMIT, faults.lose_request())
+    with pytest.raises(KafkaTimeoutError):
+        harness.producer.send_offsets_to_transaction({PLACE: (700, None)}, GROUP)
+    (late,) = harness.cluster.requests_of(TXN_OFFSET_COMMIT)
+    result = harness.manager.begin_abort()
+    harness.network.cut(0)
+    harness.run_until(lambda: result.is_done)
+    assert result.error is None
+    result.is_heard = True
+    assert harness.manager.producer == (1000, 1)
+    harness.run_for(500)
+    harness.producer.begin_transaction()
+    harness.send(b"b", partition=0)
+    harness.producer.send_offsets_to_transaction({TopicPartition(TOPIC, 1): (9, None)}, GROUP)
+    API_BY_KEY[TXN_OFFSET_COMMIT].respond(harness.cluster, late)
+    harness.producer.commit_transaction()
+    assert harness.offsets() == {(TOPIC, 1): (9, None, -1)}
 
 
 def test_under_version_2_a_lost_answer_takes_no_further_epoch() -> None:

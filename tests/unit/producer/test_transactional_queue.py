@@ -67,10 +67,18 @@ def test_a_request_in_flight_is_not_waiting_any_more(queue: TransactionalQueue) 
     request = add()
     queue.add(request)
     assert request in queue
-    queue.sent(request)
+    assert queue.take(request)
     assert request not in queue
     assert queue.in_flight is request
     assert queue.delay_ms(0) == FOREVER_MS
+
+
+def test_a_request_that_was_taken_back_does_not_go_out(queue: TransactionalQueue) -> None:
+    request = commit_offsets()
+    queue.add(request)
+    queue.clear_for_abort()
+    assert not queue.take(request)
+    assert queue.in_flight is None
 
 
 def test_the_coordinator_is_looked_up_first_and_then_known(queue: TransactionalQueue) -> None:
@@ -103,7 +111,7 @@ def test_a_request_waits_longer_each_time(queue: TransactionalQueue) -> None:
         queue.again(request, LOADING, 1_000)
         waits.append(request.not_before_ms - 1_000)
         assert queue.delay_ms(1_000) == waits[-1]
-        queue.sent(request)
+        assert queue.take(request)
         queue.in_flight = None
     assert waits == [100, 200, 400, 800, 1_000, 1_000]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
@@ -13,11 +15,13 @@ from support.transaction_harness import (
     GROUP,
     ID,
     INIT_PRODUCER_ID,
+    PLACE,
     TXN_OFFSET_COMMIT,
     TransactionHarness,
 )
 from support.transaction_steps import OFFSETS, STEPS, both_versions, every_request, finish, whole_transaction
 
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     GroupAuthorizationError,
     InvalidPidMappingError,
@@ -29,8 +33,41 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     TransactionalIdAuthorizationError,
     UnsupportedVersionError,
+    error_for_code,
 )
 from spark_kafka_sink.producer.transaction_manager import State
+
+# ---- answers that put off --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("api_key", "code"), [(ADD_PARTITIONS, 51), (FIND_COORDINATOR, 15)])
+def test_records_that_expire_before_their_partition_is_in_the_transaction_say_so(
+    api_key: int, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = TransactionHarness(1, {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}).started()
+    harness.manager._queue._coordinators.clear()
+    harness.cluster.on(api_key, faults.fail_with(code), times=None)
+    delivery = harness.send(b"a", partition=0)
+    harness.settle()
+    said = str(error_for_code(code))
+    assert re.search(f"the partition is not in the transaction yet; the last answer was: .*{said}", str(delivery.error))
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(re.match(f"{ID}: attempt 5 was refused: .*{said}", text) for text in warnings), warnings
+    harness.cluster.scripts.clear()
+    harness.producer.abort_transaction()
+    finish(harness)
+
+
+def test_a_refusal_that_is_over_explains_nothing_later(caplog: pytest.LogCaptureFixture) -> None:
+    harness = TransactionHarness(1).started()
+    harness.cluster.on(ADD_PARTITIONS, faults.fail_with(51))
+    harness.send(b"a", partition=0)
+    harness.run_until(lambda: harness.manager.reason_to_wait(PLACE))
+    harness.settle()
+    assert harness.manager.reason_to_wait(PLACE) is None
+    assert harness.manager.reason_to_wait(TopicPartition(TOPIC, 1)) is None  # not in the transaction either
+    assert "was refused" not in caplog.text
+
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
 

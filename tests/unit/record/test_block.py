@@ -117,6 +117,28 @@ def test_the_bound_of_all_records_is_no_less_than_their_bounds_together(nulls: b
     assert columns_size_upper_bound(columns) == int(record_size_upper_bounds(columns).sum()) + len(b"junk")
 
 
+def test_records_near_the_limit_are_measured_exactly_and_others_are_not() -> None:
+    lengths = [0, 63, 64, 8_191, 8_192, 2**20 - 1, 2**20, None, 5]
+    parts = [None if length is None else b"x" * length for length in lengths]
+    headers = [[("name", part), ("ß", b"1")] * (63 + row) if row % 2 else None for row, part in enumerate(parts[:5])]
+    cases = [
+        (RecordColumns.from_rows(parts), [(None, part, ()) for part in parts]),
+        (RecordColumns.from_rows(parts, parts[::-1]), list(zip(parts[::-1], parts, [()] * len(parts), strict=True))),
+        (
+            RecordColumns.from_rows(parts[:5], None, headers),
+            [(None, *each) for each in zip(parts, headers, strict=False)],
+        ),
+    ]
+    for columns, records in cases:
+        exact = [record_size_upper_bound(key, value, some or ()) for key, value, some in records]
+        near = Block(columns, 0, NOW, max(exact))
+        assert near.largest_record == max(exact)
+        assert [near.size(row, row + 1) for row in range(len(exact))] == exact
+        encoded_runs(near, [(0, near.num_rows, 0, 0)])  # there is room
+        far = Block(columns, 0, NOW, 2**31)
+        assert [far.size(row, row + 1) for row in range(len(exact))] == record_size_upper_bounds(columns).tolist()
+
+
 def test_an_empty_block_has_no_groups_and_encodes_to_nothing() -> None:
     empty = RecordColumns(pa.array([], pa.binary()))
     for block in (Block(empty, 0, NOW), Block(empty, array_of([]), NOW)):

@@ -142,6 +142,39 @@ def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
         columns(headers=array)
 
 
+@pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow_arrays.BINARY], ids=str)
+def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
+    names = [b"\xfe", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
+    keys = pa.array(names, pa.binary())
+    if pa.types.is_string(key_type):  # as Spark may hand it over: its strings are not looked at
+        keys = pa.StringArray.from_buffers(len(keys), *keys.buffers()[1:])
+    else:
+        keys = keys.cast(key_type)
+    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 6, arrow_arrays.BINARY)], ["key", "value"])
+    array = pa.ListArray.from_arrays(pa.array([0, 1, 2, 2, 3, 5, 6], pa.int32()), structs)
+    with pytest.raises(
+        SerializationError, match=r"Row 3 has the header key b'\\xff' in the column 'headers', .* UTF-8"
+    ):
+        RecordColumns(pa.array([b"v"] * 5), headers=array.slice(1))
+    assert columns(headers=array.slice(1, 3)).headers.to_pylist()[0] == [{"key": "größe".encode(), "value": b"1"}]
+    with pytest.raises(SerializationError, match="Row 0 "):  # half a letter, which with its neighbour's half is whole
+        columns(
+            headers=pa.array(
+                [[{"key": b"\xc3", "value": b""}, {"key": b"\x9f", "value": b""}]] * 3, arrow_header_type()
+            )
+        )
+
+
+def test_header_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = columns(headers=pa.array([[{"key": "ß", "value": b"1"}]] * 3, HEADER_TYPE))
+
+    def again(array: pa.Array) -> pa.Array:
+        raise AssertionError("looked at again")
+
+    monkeypatch.setattr("spark_kafka_sink.record.columns.normalise_headers", again)
+    assert made.slice(1, 2).take(np.array([1])).headers.to_pylist() == [[{"key": "ß".encode(), "value": b"1"}]]
+
+
 def arrow_header_type() -> pa.DataType:
     return pa.list_(pa.struct([("key", arrow_arrays.BINARY), ("value", arrow_arrays.BINARY)]))
 
@@ -167,6 +200,7 @@ def test_rows_of_python_values_become_columns() -> None:
         ({"values": [b"a"], "headers": [["x"]]}, "A header of row 0 is not a"),
         ({"values": [b"a", b"b"], "headers": [[], [(None, b"x")]]}, "A header key of row 1 is a NoneType"),
         ({"values": [b"a"], "headers": [[("n", 5)]]}, "The value of header 'n' in row 0 is a int"),
+        ({"values": [b"a", b"b"], "headers": [[("ß", b"")], [(b"\xff", b"")]]}, r"Row 1 has the header key b'\\xff'"),
     ],
 )
 def test_a_row_that_is_no_bytes_is_refused_with_its_place(rows: dict[str, Any], message: str) -> None:

@@ -57,6 +57,8 @@ def test_a_partition_that_the_topic_does_not_have_is_refused_with_its_row(partit
     columns = RecordColumns.from_rows(VALUES, partitions=[None, 2, partition, None])
     with pytest.raises(SerializationError, match=f"Row 2 asks for partition {partition}; topic flights has 0 to 2: "):
         place(columns, 3, whose="topic flights")
+    with pytest.raises(SerializationError, match=f"Row 65538 asks for partition {partition};"):
+        place(columns, 3, first_row=65_536)
 
 
 def test_the_highest_partition_asked_for_is_known() -> None:

@@ -1,0 +1,56 @@
+"""Calls that timed out, made again: with the same arguments they wait on, with others they are refused."""
+
+from __future__ import annotations
+
+import pytest
+from support.producer_harness import TOPIC
+from support.scripted_broker import faults
+from support.transaction_harness import GROUP, INIT_PRODUCER_ID, PLACE, TXN_OFFSET_COMMIT, TransactionHarness
+from support.transaction_steps import both_versions
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
+from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+
+OTHER = {TopicPartition(TOPIC, 1): (9, None)}
+either_end = pytest.mark.parametrize("has_ended", [True, False])
+
+
+@both_versions
+@either_end
+def test_other_offsets_are_not_taken_for_those_that_timed_out(version: int, has_ended: bool) -> None:
+    harness = TransactionHarness(version, {"max.block.ms": "50"}).started()
+    harness.cluster.on(TXN_OFFSET_COMMIT, faults.delay(100))
+    mine = {PLACE: (7, None)}
+    with pytest.raises(KafkaTimeoutError):
+        harness.producer.send_offsets_to_transaction(mine, GROUP)
+    if has_ended:
+        harness.run_for(500)
+    mine[PLACE] = (8, None)  # the caller's own mapping, which it may change
+    for offsets, group in ((OTHER, GROUP), (mine, GROUP), ({PLACE: (7, None)}, GroupMetadata(GROUP, 3, "me"))):
+        with pytest.raises(IllegalStateError, match="the outcome of an earlier send_offsets_to_transaction is open"):
+            harness.producer.send_offsets_to_transaction(offsets, group)
+    harness.run_for(500)
+    harness.producer.send_offsets_to_transaction({PLACE: (7, None)}, GroupMetadata(GROUP))
+    harness.producer.send_offsets_to_transaction(OTHER, GROUP)
+    harness.producer.commit_transaction()
+    assert harness.offsets() == {(TOPIC, 0): (7, None, -1), (TOPIC, 1): (9, None, -1)}
+
+
+@both_versions
+@either_end
+def test_another_transactional_id_is_not_taken_for_the_one_that_timed_out(version: int, has_ended: bool) -> None:
+    harness = TransactionHarness(version, {"max.block.ms": "50"})
+    harness.producer.partitions_for(TOPIC)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.delay(100))
+    with pytest.raises(KafkaTimeoutError):
+        harness.producer.init_transactions("first-id")
+    if has_ended:
+        harness.run_for(500)
+    with pytest.raises(IllegalStateError, match="the outcome of an earlier init_transactions is open"):
+        harness.producer.init_transactions("second-id")
+    harness.run_for(500)
+    harness.producer.init_transactions()  # the id that it has, which is the first
+    assert harness.manager.transactional_id == "first-id"
+    harness.producer.begin_transaction()
+    harness.producer.abort_transaction()
