@@ -195,7 +195,7 @@ class KafkaProducer(TransactionMethods):
             self._ensure_valid_size(topic, size)
             chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
             self._join_transaction(topic, [chosen])
-            result = self._accumulator.append_row(
+            is_to_be_seen = self._accumulator.append_row(
                 TopicPartition(topic, chosen),
                 key_bytes,
                 value_bytes,
@@ -214,7 +214,7 @@ class KafkaProducer(TransactionMethods):
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire()
             return failed
-        if result.wakes_sender:
+        if is_to_be_seen:
             self.sender.wakeup()
         return future
 
@@ -276,9 +276,8 @@ class KafkaProducer(TransactionMethods):
             chosen = [partition for partition, _, _ in groups]
         self._join_transaction(topic, chosen)
         now_ms = self._clock.now_ms()
-        result = self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
-        if result.wakes_sender:
-            self.sender.wakeup()
+        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
+        self.sender.wakeup()
 
     def _choose_partition(
         self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int
@@ -371,10 +370,9 @@ class KafkaProducer(TransactionMethods):
         if os.getpid() != self._process_id:
             return
         self._is_closed = True
-        if self._thread is None:
-            self.sender.initiate_close()
-            return
         self.sender.initiate_close()
+        if self._thread is None:
+            return
         on_own_thread = threading.current_thread() is self._thread
         if not on_own_thread and timeout != 0:
             self._thread.join(timeout)

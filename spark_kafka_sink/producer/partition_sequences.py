@@ -45,7 +45,6 @@ class PartitionSequences:
         self.producer = NO_PRODUCER
         self.next_sequence = 0
         self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
-        self.last_acked_offset = -1
         self.in_flight: list[ProducerBatch] = []
         """Batches with a sequence that have not ended, in order of their first send; those that wait for a retry are
         among them.
@@ -68,10 +67,9 @@ class PartitionSequences:
     def remove(self, batch: ProducerBatch) -> None:
         self.in_flight = [other for other in self.in_flight if other is not batch]
 
-    def acknowledge(self, last_sequence: int, last_offset: int) -> None:
+    def acknowledge(self, last_sequence: int) -> None:
         if not self.has_acknowledged or _is_after(last_sequence, self.last_acked_sequence):
             self.last_acked_sequence = last_sequence
-        self.last_acked_offset = max(self.last_acked_offset, last_offset)
 
     @property
     def is_window_full(self) -> bool:
@@ -87,10 +85,6 @@ class PartitionSequences:
     def has_acknowledged(self) -> bool:
         """The leader has taken records of this producer and epoch."""
         return self.last_acked_sequence != NO_LAST_ACKED_SEQUENCE
-
-    def is_next(self, sequence: int) -> bool:
-        """`sequence` follows directly on what is acknowledged."""
-        return sequence == increment_sequence(self.last_acked_sequence, 1)
 
     def start_at_beginning(self, producer: ProducerIdAndEpoch, is_transactional: bool) -> None:
         """Number what is in flight from 0 under a new producer id or epoch (KIP-360)."""

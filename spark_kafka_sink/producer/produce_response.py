@@ -123,7 +123,7 @@ class BatchOutcomes:
 
     def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         if self._transaction_manager is not None:
-            self._transaction_manager.handle_completed_batch(batch, outcome.base_offset)
+            self._transaction_manager.handle_completed_batch(batch)
         if not batch.is_done:
             self._metrics.batch_acknowledged(now_ms)
         batch.complete(outcome.base_offset if outcome.error is None else -1, outcome.log_append_time_ms)

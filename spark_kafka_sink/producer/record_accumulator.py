@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
@@ -27,15 +26,6 @@ from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block, RunTable
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
-
-
-class AppendResult(NamedTuple):
-    batch_is_full: bool
-    new_batch_created: bool
-
-    @property
-    def wakes_sender(self) -> bool:
-        return self.batch_is_full or self.new_batch_created
 
 
 class RecordAccumulator:
@@ -81,8 +71,9 @@ class RecordAccumulator:
         thunk: RecordThunk,
         max_block_ms: int,
         now_ms: int,
-    ) -> AppendResult:
-        """Add one record of at most `size` encoded bytes. Its time starts when it has its memory.
+    ) -> bool:
+        """Add one record of at most `size` encoded bytes; its time starts when it has its memory. True when the Sender
+        is to look at it: there is a new batch, or a full one.
 
         Raises BufferExhaustedError when memory stays short for `max_block_ms`, ProducerClosedError once closed.
         """
@@ -97,7 +88,7 @@ class RecordAccumulator:
             if batch is None or created:
                 batch = self._open_new_batch(queue, timestamp_ms, now_ms)
             batch.append_row(key, value, headers, timestamp_ms, size, thunk)
-            return AppendResult(queue.is_full, created)
+            return created or queue.is_full
 
     def append_block(
         self,
@@ -107,7 +98,7 @@ class RecordAccumulator:
         on_completion: RunCallback | None,
         max_block_ms: int,
         now_ms: int,
-    ) -> AppendResult:
+    ) -> None:
         """Add the rows of `block`; `groups` are (partition, first row, end row), ascending by row.
 
         Room is taken first for every run of rows, then the block is encoded once, then each run gets its slice. All
@@ -120,11 +111,10 @@ class RecordAccumulator:
         allocation.hold()
         try:
             with self._lock:
-                runs, places, created = self._reserve_runs(topic, block, groups, allocation, on_completion, now_ms)
+                runs, places = self._reserve_runs(topic, block, groups, allocation, on_completion, now_ms)
             self._fill_runs(block, runs, places)
         finally:
             allocation.release()
-        return AppendResult(True, created)
 
     def _reserve_runs(
         self,
@@ -134,7 +124,7 @@ class RecordAccumulator:
         allocation: SharedAllocation,
         on_completion: RunCallback | None,
         now_ms: int,
-    ) -> tuple[RunTable[int], list[tuple[ProducerBatch, int, int]], bool]:
+    ) -> tuple[RunTable[int], list[tuple[ProducerBatch, int, int]]]:
         """Take room for every run; returns the runs, and for each its batch, place and reserved bytes. Caller holds
         the lock.
         """
@@ -142,7 +132,6 @@ class RecordAccumulator:
             raise ProducerClosedError("The producer was closed while records were being sent.")
         runs: RunTable[int] = array("q")
         places: list[tuple[ProducerBatch, int, int]] = []
-        created = False
         for partition, start, end in groups:
             queue = self._queue(TopicPartition(topic, partition))
             while start < end:
@@ -150,7 +139,6 @@ class RecordAccumulator:
                 stop = start if batch is None else self._rows_that_fit(block, start, end, batch.room)
                 if batch is None or stop == start:
                     batch = self._open_new_batch(queue, block.timestamp_ms(start), now_ms)
-                    created = True
                     stop = max(start + 1, self._rows_that_fit(block, start, end, batch.room))
                 size = block.size(start, stop)
                 thunk = None if on_completion is None else RunThunk(on_completion, stop - start, size)
@@ -158,7 +146,7 @@ class RecordAccumulator:
                 places.append((batch, batch.reserve_run(stop - start, size, allocation, thunk), size))
                 start = stop
         allocation.hold(len(places))
-        return runs, places, created
+        return runs, places
 
     @staticmethod
     def _rows_that_fit(block: Block, start: int, end: int, room: int) -> int:

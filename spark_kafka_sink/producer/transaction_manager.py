@@ -178,12 +178,12 @@ class TransactionManager:
 
     # ---- what became of a batch ------------------------------------------------------------------------------------
 
-    def handle_completed_batch(self, batch: ProducerBatch, base_offset: int) -> None:
+    def handle_completed_batch(self, batch: ProducerBatch) -> None:
         entry = self.sequences.entry(batch.topic_partition)
         entry.remove(batch)
         sent_by = ProducerIdAndEpoch(batch.producer_id, batch.producer_epoch)
         if sent_by == entry.producer:  # else it was given up, and the partition has begun a new epoch since
-            entry.acknowledge(batch.last_sequence, base_offset + batch.record_count - 1 if base_offset >= 0 else -1)
+            entry.acknowledge(batch.last_sequence)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """Its parts take its place among those in flight."""

@@ -64,33 +64,30 @@ def test_batches_get_consecutive_numbers_and_are_counted_in_flight() -> None:
 def test_what_is_acknowledged_only_moves_on() -> None:
     entry = entry_at()
     assert not entry.has_acknowledged
-    assert entry.is_next(0)
-    entry.acknowledge(4, 104)
-    entry.acknowledge(2, 102)
+    entry.acknowledge(4)
+    entry.acknowledge(2)
     assert entry.has_acknowledged
-    assert (entry.last_acked_sequence, entry.last_acked_offset) == (4, 104)
-    assert entry.is_next(5)
-    assert not entry.is_next(3)
+    assert entry.last_acked_sequence == 4
 
 
 def test_acknowledgements_move_on_across_the_wrap() -> None:
     entry = entry_at()
-    entry.acknowledge(MAX_SEQUENCE - 1, 1)
-    entry.acknowledge(2, 5)
+    entry.acknowledge(MAX_SEQUENCE - 1)
+    entry.acknowledge(2)
     assert entry.last_acked_sequence == 2
-    entry.acknowledge(MAX_SEQUENCE, 3)
+    entry.acknowledge(MAX_SEQUENCE)
     assert entry.last_acked_sequence == 2
 
 
 def test_beginning_again_numbers_what_is_in_flight_from_0() -> None:
     entry = entry_at(40)
     first, second = taken(entry, 3, 2)
-    entry.acknowledge(39, 1)
+    entry.acknowledge(39)
     entry.start_at_beginning(ProducerIdAndEpoch(7, 2), is_transactional=False)
     assert [(batch.producer_epoch, batch.base_sequence) for batch in (first, second)] == [(2, 0), (2, 3)]
     assert first.sequence_has_been_reset
     assert entry.next_sequence == 5
-    assert entry.is_next(0)
+    assert not entry.has_acknowledged
     assert entry.producer.epoch == 2
 
 
