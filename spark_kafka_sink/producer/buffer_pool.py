@@ -127,20 +127,17 @@ class SharedAllocation:
     of it.
     """
 
-    __slots__ = ("_give_back", "_holders", "_lock")
+    __slots__ = ("_give_back", "_lock", "holders")
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
+    def __init__(self, give_back: Callable[[], None], holders: int) -> None:
         self._give_back = give_back
-        self._holders = 0
+        self.holders = holders
+        """Raised without a lock while nobody but the thread that raises it can let go: in one append, one split."""
         self._lock = threading.Lock()
-
-    def hold(self, holders: int = 1) -> None:
-        with self._lock:
-            self._holders += holders
 
     def release(self) -> None:
         with self._lock:
-            self._holders -= 1
-            is_last = self._holders == 0
+            self.holders -= 1
+            is_last = self.holders == 0
         if is_last:
             self._give_back()

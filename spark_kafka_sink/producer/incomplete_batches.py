@@ -38,8 +38,10 @@ class IncompleteBatches:
         self._batches.pop(batch, None)
 
     def next_expiry_ms(self) -> int:
-        """When the first batch that has no outcome yet reaches delivery.timeout.ms."""
-        waiting = (batch.created_ms for batch in self._batches if not batch.is_done)
+        """When the first batch that has no outcome yet reaches delivery.timeout.ms. One that is still being filled does
+        not expire; who fills it wakes the Sender.
+        """
+        waiting = (batch.created_ms for batch in self._batches if not batch.is_done and batch.is_filled)
         created_ms = min(waiting, default=None) if self._has_parts else next(waiting, None)
         return FOREVER_MS if created_ms is None else created_ms + self._delivery_timeout_ms
 

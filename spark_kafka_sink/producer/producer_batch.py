@@ -1,6 +1,6 @@
 """A batch of records for one partition, from its first append to its acknowledgement.
 
-Records come in two ways: row by row (`try_append_row`), and as runs of an encoded block (`reserve_run`, then
+Records come in two ways: row by row (`append_row`), and as runs of an encoded block (`reserve_run`, then
 `fill_run`). Room is taken under the accumulator's lock; encoding goes on outside it, so a run's bytes may come after
 those of the next run: each has its place. A batch is drainable when no place is empty. Until it is drained the
 accumulator's lock guards it; from then on the Sender thread owns it.
@@ -140,12 +140,17 @@ class ProducerBatch:
             self.max_timestamp_ms = timestamp_ms
 
     def reserve_run(self, record_count: int, size: int, allocation: SharedAllocation, thunk: RunThunk | None) -> int:
-        """Take room for a run; returns its place, to be filled by `fill_run`."""
+        """Take room for a run, and a share of its memory; returns its place, to be filled by `fill_run`.
+
+        Ctrl-C may come between any two of these lines: what wants bytes must hold the allocation by which
+        `wants_bytes_of` finds it.
+        """
         self._open_row_run = None
         place = len(self._chunks)
-        self._chunks.append(None)
-        self._empty_places += 1
         self._allocations.append(allocation)
+        allocation.holders += 1
+        self._empty_places += 1
+        self._chunks.append(None)
         if thunk is not None:
             thunk.bind(self.result, self.record_count)
             self.thunks.append(thunk)
@@ -158,10 +163,10 @@ class ProducerBatch:
     ) -> None:
         """Put the run's bytes in its place; `size` comes down from the bound to the truth."""
         self._chunks[place] = chunk
-        self._empty_places -= 1
         self.size += len(chunk) - reserved_size
         self.largest_record = max(self.largest_record, largest_record)
         self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
+        self._empty_places -= 1
 
     def close_for_appends(self) -> None:
         self.is_open = False
@@ -171,6 +176,10 @@ class ProducerBatch:
     def is_filled(self) -> bool:
         """Every run that took room has put its bytes there."""
         return self._empty_places == 0
+
+    def wants_bytes_of(self, allocation: SharedAllocation) -> bool:
+        """A run is missing, and rows that `allocation` is for came in."""
+        return self._empty_places > 0 and allocation in self._allocations
 
     @property
     def is_full(self) -> bool:

@@ -107,12 +107,14 @@ class RecordAccumulator:
         """
         block_size = block.size(0, block.num_rows)
         now_ms += self.pool.allocate(block_size, max_block_ms)
-        allocation = SharedAllocation(lambda: self.pool.deallocate(block_size))
-        allocation.hold()
+        allocation = SharedAllocation(lambda: self.pool.deallocate(block_size), holders=1)
         try:
             with self._lock:
                 runs, places = self._reserve_runs(topic, block, groups, allocation, on_completion, now_ms)
             self._fill_runs(block, runs, places)
+        except BaseException as cause:
+            self._drop_unfilled(allocation, cause)
+            raise
         finally:
             allocation.release()
 
@@ -145,7 +147,6 @@ class RecordAccumulator:
                 runs.extend((start, stop, batch.record_count, batch.base_timestamp_ms))
                 places.append((batch, batch.reserve_run(stop - start, size, allocation, thunk), size))
                 start = stop
-        allocation.hold(len(places))
         return runs, places
 
     @staticmethod
@@ -153,13 +154,7 @@ class RecordAccumulator:
         return end if block.size(start, end) <= room else min(end, block.last_fitting(start, end, room))
 
     def _fill_runs(self, block: Block, runs: RunTable[int], places: list[tuple[ProducerBatch, int, int]]) -> None:
-        try:
-            chunks, latest = block.encode(runs)
-        except BaseException as cause:
-            self._drop(
-                dict.fromkeys(batch for batch, _, _ in places), KafkaError(f"Records could not be encoded: {cause}")
-            )
-            raise
+        chunks, latest = block.encode(runs)
         with self._lock:
             for (batch, place, size), chunk, latest_ms in zip(places, chunks, latest, strict=True):
                 batch.fill_run(place, chunk, latest_ms, block.largest_record, size)
@@ -169,8 +164,8 @@ class RecordAccumulator:
         if previous is not None:
             previous.close_for_appends()
         batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, self.batch_size + HEADER_SIZE, now_ms)
+        self._incomplete.add(batch)  # first: what is queued alone would have no end
         queue.batches.append(batch)
-        self._incomplete.add(batch)
         return batch
 
     def _queue(self, topic_partition: TopicPartition) -> PartitionQueue:
@@ -268,8 +263,7 @@ class RecordAccumulator:
         parts = split_batch(batch, now_ms)
         with self._lock:
             row_bytes, allocations = batch.take_memory()
-            memory = SharedAllocation(lambda: self._give_back(row_bytes, allocations))
-            memory.hold(len(parts))
+            memory = SharedAllocation(lambda: self._give_back(row_bytes, allocations), holders=len(parts))
             queue = self._queue(batch.topic_partition)
             for part in reversed(parts):
                 part.share_memory(memory)
@@ -370,6 +364,16 @@ class RecordAccumulator:
             undrained = (batch for batch in self._incomplete if not batch.is_in_flight and not batch.has_sequence)
             batches = dict.fromkeys(undrained)
         self._drop(batches, error)
+
+    def _drop_unfilled(self, allocation: SharedAllocation, cause: BaseException) -> None:
+        """The append that holds `allocation` ended early, wherever: what it left without bytes can neither go nor
+        expire.
+        """
+        with self._lock:
+            unfilled = (each for each in self._incomplete if each.record_count == 0 or each.wants_bytes_of(allocation))
+            batches = dict.fromkeys(unfilled)
+        why = f"The send_columns call whose rows shared a batch with these ended with {type(cause).__name__}: {cause}"
+        self._drop(batches, KafkaError(why))
 
     def _drop(self, batches: Collection[ProducerBatch], error: KafkaError) -> None:
         with self._lock:

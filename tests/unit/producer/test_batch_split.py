@@ -113,8 +113,7 @@ def test_futures_follow_their_records() -> None:
 
 def test_a_run_across_the_cut_is_told_of_in_both_parts() -> None:
     batch = ProducerBatch(PLACE, 0, 10**6, 0)
-    allocation = SharedAllocation(lambda: None)
-    allocation.hold()
+    allocation = SharedAllocation(lambda: None, 1)
     runs: list[RunMetadata] = []
     for first, count in ((0, 3), (3, 5)):
         place = batch.reserve_run(count, 100, allocation, RunThunk(lambda run, error: runs.append(run), count, 100))

@@ -189,9 +189,8 @@ def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
 
 def test_shared_memory_goes_back_with_its_last_holder() -> None:
     given_back: list[bool] = []
-    allocation = SharedAllocation(lambda: given_back.append(True))
-    allocation.hold()
-    allocation.hold(2)
+    allocation = SharedAllocation(lambda: given_back.append(True), holders=1)
+    allocation.holders += 2
     allocation.release()
     allocation.release()
     assert given_back == []

@@ -34,9 +34,7 @@ def append(batch: ProducerBatch, value: bytes, size: int = 100, timestamp_ms: in
 
 
 def free_memory() -> SharedAllocation:
-    allocation = SharedAllocation(lambda: None)
-    allocation.hold()
-    return allocation
+    return SharedAllocation(lambda: None, 1)
 
 
 # ---- room ------------------------------------------------------------------------------------------------------------

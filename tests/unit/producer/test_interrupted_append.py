@@ -1,0 +1,115 @@
+"""Ctrl-C, or memory that runs out, in the middle of `send_columns`: nothing is left that can neither go nor expire."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import pytest
+from support.producer_harness import TOPIC, ProducerHarness
+
+from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.record.columns import RecordColumns
+
+INTERRUPTIBLE = {"_reserve_runs", "_open_new_batch", "_queue", "reserve_run", "_fill_runs", "fill_run"}
+"""Functions of the producer in whose lines the interrupt comes."""
+VALUES = [b"%02d" % index + bytes(60) for index in range(9)]
+COLUMNS = RecordColumns.from_rows(VALUES, partitions=[index % 3 for index in range(len(VALUES))])
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before line number `at` of those functions. While it is in force."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.where: str | None = None
+
+    def __enter__(self) -> Interrupt:
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_name in INTERRUPTIBLE else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        # Nothing interrupts the end of a with block before its lock is free: a trace function would.
+        if event == "line" and not (frame.f_code.co_name == "_fill_runs" and self._in_fill(frame)):
+            if self._left == 0:
+                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+            self._left -= 1
+        return self._line
+
+    @staticmethod
+    def _in_fill(frame: FrameType) -> bool:
+        return "chunks" in frame.f_locals
+
+
+def lingering() -> ProducerHarness:
+    """Records wait in the batches that the rows will join."""
+    harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"}, topics={TOPIC: 3})
+    harness.warm_up()
+    for partition in range(2):
+        harness.send(b"first", partition=partition)
+    return harness
+
+
+def test_wherever_the_interrupt_comes_everything_ends_and_all_memory_comes_back() -> None:
+    for at in count():
+        harness = lingering()
+        interrupt = Interrupt(at)
+        try:
+            with interrupt:
+                harness.producer.send_columns(TOPIC, COLUMNS)
+        except KeyboardInterrupt:
+            pass
+        if interrupt.where is None:
+            break
+        for batch in harness.accumulator._incomplete:
+            assert batch.is_filled, interrupt.where
+            assert batch.record_count > 0, interrupt.where
+        after = [harness.send(b"after", partition=partition) for partition in range(3)]
+        harness.accumulator.begin_flush()
+        harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete)
+        assert [each.error for each in after] == [None] * 3, interrupt.where
+        assert harness.memory_in_use == 0, interrupt.where
+        assert not harness.accumulator.has_undrained, interrupt.where
+        for partition in range(3):
+            sent = [value for value in harness.values(partition=partition) if value not in {b"first", b"after"}]
+            assert sent == VALUES[partition::3][: len(sent)], interrupt.where
+    assert at > 100, "the interrupts come where rows are taken over"
+
+
+def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
+    harness = lingering()
+    harness.clock.advance(7)
+    harness.send(b"later", partition=2)
+    batches = list(harness.accumulator._incomplete)
+    due_ms = harness.accumulator.next_expiry_ms()
+    for batch in batches[:2]:
+        batch._empty_places = 1
+    assert harness.accumulator.next_expiry_ms() == due_ms + 7
+    batches[2]._empty_places = 1
+    assert harness.accumulator.next_expiry_ms() == FOREVER_MS
+
+
+def test_records_that_shared_a_batch_with_rows_not_taken_over_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = lingering()
+    first = harness.deliveries[0]
+
+    def breaks(*_: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(harness.accumulator, "_fill_runs", breaks)
+    with pytest.raises(MemoryError):
+        harness.send_columns(COLUMNS)
+    assert isinstance(first.error, KafkaError)
+    assert "MemoryError: no more" in str(first.error)
+    assert harness.memory_in_use == 0
