@@ -209,11 +209,14 @@ class KafkaProducer(TransactionMethods):
         except IllegalStateError:
             raise
         except KafkaError as error:
-            self._lose_transaction(self.sender.explained(error))
+            self._lose_transaction(error)
             self._metrics.records_failed(1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire()
             return failed
+        except BaseException as cause:
+            self._lose_transaction(cause)
+            raise
         if is_to_be_seen:
             self.sender.wakeup()
         return future
@@ -230,8 +233,8 @@ class KafkaProducer(TransactionMethods):
             self._send_columns(topic, columns, on_completion)
         except IllegalStateError:
             raise
-        except KafkaError as error:
-            self._lose_transaction(self.sender.explained(error))
+        except BaseException as cause:
+            self._lose_transaction(cause)
             raise
 
     def _send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None) -> None:

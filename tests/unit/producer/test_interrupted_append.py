@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
+from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
 INTERRUPTIBLE = {"_reserve_runs", "_open_new_batch", "_queue", "reserve_run", "_fill_runs", "fill_run"}
@@ -113,3 +115,40 @@ def test_records_that_shared_a_batch_with_rows_not_taken_over_are_told_why(monke
     assert isinstance(first.error, KafkaError)
     assert "MemoryError: no more" in str(first.error)
     assert harness.memory_in_use == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_transaction_that_lost_a_record_so_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    harness = TransactionHarness(2, {"linger.ms": "1000"}).started()
+    harness.send(b"zero", partition=0)
+    harness.settle()
+    first = harness.send(b"first", partition=0)
+
+    def breaks(*_: object) -> None:
+        raise error("no more")
+
+    monkeypatch.setattr(Block, "encode", breaks)
+    with pytest.raises(error):
+        harness.send_columns(COLUMNS.slice(0, 1))
+    assert first.error is not None
+    with pytest.raises(KafkaError, match=f"{error.__name__}: no more"):
+        harness.producer.commit_transaction()
+    harness.producer.abort_transaction()
+    assert harness.committed() == []
+
+
+def test_a_transaction_whose_send_was_interrupted_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = TransactionHarness(2).started()
+    harness.send(b"first", partition=0)
+
+    def breaks(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.accumulator.pool, "allocate", breaks)
+        with pytest.raises(KeyboardInterrupt):
+            harness.send(b"lost", partition=0)
+    with pytest.raises(KafkaError, match="KeyboardInterrupt"):
+        harness.producer.commit_transaction()
