@@ -176,14 +176,16 @@ class RecordThunk:
         self.first = first
         self.future.bind(result, first)
 
-    def fire(self) -> None:
-        """Call the callback. One that raises harms nobody."""
+    def fire(self, harmless: type[BaseException] = BaseException) -> None:
+        """Call the callback. One that raises harms nobody; on the caller's own thread only Exceptions are `harmless`,
+        for Ctrl-C is the caller's to hear.
+        """
         if self.callback is None:
             return
         error = self.future.exception()
         try:
             self.callback(self.future.metadata() if error is None else None, error)
-        except Exception:
+        except harmless:
             log.exception("A send callback raised; the record's own outcome stands")
 
     def part(self, first: int, last: int) -> RecordThunk:  # noqa: ARG002 - a record has one part
@@ -221,7 +223,7 @@ class RunThunk:
             )
             try:
                 self._callback(run, error)
-            except Exception:
+            except BaseException:
                 log.exception("A send callback raised; the rows' own outcome stands")
 
     def _stretches(self, result: BatchResult) -> list[tuple[int, int, KafkaError | None]]:

@@ -212,7 +212,7 @@ class KafkaProducer(TransactionMethods):
             self._lose_transaction(error)
             self._metrics.records_failed(1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
-            RecordThunk(failed, on_completion).fire()
+            RecordThunk(failed, on_completion).fire(Exception)
             return failed
         except BaseException as cause:
             self._lose_transaction(cause)
@@ -354,7 +354,8 @@ class KafkaProducer(TransactionMethods):
                 return batch.result.wait(max(0, deadline_ms - self._clock.now_ms()) / 1000)
             limit_s = (self.config.delivery_timeout_ms + self.config.request_timeout_ms) / 1000
             while not batch.result.wait(limit_s):
-                if self.sender.has_failed_turn:  # nobody else would keep delivery.timeout.ms
+                is_gone = self._thread is not None and not self._thread.is_alive()
+                if is_gone or self.sender.has_failed_turn:  # nobody else would keep delivery.timeout.ms
                     return False
             return True
 

@@ -82,18 +82,29 @@ class Sender:
 
     def run(self) -> None:
         """Until closed: turn by turn. Then what is queued and in flight, unless the close is forced. A failing turn
-        is not the last.
+        is not the last. However it ends, nobody waits for it any more.
         """
-        while self._is_running:
-            self._run_safely()
-        if self._transaction_manager is not None and not self._is_forced:
-            self._transaction_manager.abort_what_is_open()
-        while not self._is_forced and self._has_work():
-            self._run_safely()
-        closed = ProducerClosedError("The producer was closed before this record was acknowledged.")
-        self._accumulator.abort_incomplete(closed)
+        how = "was closed"
+        try:
+            while self._is_running:
+                self._run_safely()
+            if self._transaction_manager is not None and not self._is_forced:
+                self._transaction_manager.abort_what_is_open()
+            while not self._is_forced and self._has_work():
+                self._run_safely()
+        except BaseException as cause:  # a SystemExit, say: no turn's, the thread's
+            how = f"lost its thread to {type(cause).__name__}"
+            log.critical("The producer %s", how, exc_info=True)
+            raise
+        finally:
+            self._end(how)
+
+    def _end(self, how: str) -> None:
+        """The producer ended, and `how`."""
+        self._accumulator.close()
+        self._accumulator.abort_incomplete(ProducerClosedError(f"The producer {how} before this was acknowledged."))
         if self._transaction_manager is not None:
-            self._transaction_manager.give_up(ProducerClosedError("The producer was closed before this had ended."))
+            self._transaction_manager.give_up(ProducerClosedError(f"The producer {how} before this had ended."))
         self._metadata.close()
         self._client.close()
 

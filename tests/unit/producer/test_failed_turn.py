@@ -11,7 +11,7 @@ from support.producer_harness import TOPIC, ProducerHarness
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError, ProducerClosedError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -102,6 +102,68 @@ def test_other_errors_and_producers_without_a_fault_speak_for_themselves() -> No
     broken(harness)
     assert str(harness.producer.sender.explained(refusal)) == "no"
     assert refusal.__cause__ is None
+
+
+def exits(*_: object) -> None:
+    raise SystemExit("enough")
+
+
+def test_a_callback_that_exits_ends_no_turn() -> None:
+    harness = ProducerHarness(SETTINGS)
+    harness.producer.send(TOPIC, b"a", on_completion=exits)
+    later = harness.send(b"b")
+    harness.settle()
+    assert later.error is None
+
+
+def test_ctrl_c_in_the_callback_of_a_refused_send_reaches_the_caller() -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    harness = ProducerHarness({**SETTINGS, "max.request.size": "100"})
+    with pytest.raises(KeyboardInterrupt):
+        harness.producer.send(TOPIC, bytes(500), on_completion=interrupted)
+
+
+def test_a_thread_that_is_made_to_exit_settles_everything_before() -> None:
+    harness = ProducerHarness(SETTINGS)
+    harness.warm_up()
+    harness.network.stalled.add(0)
+    delivery = harness.send(bytes(400))
+    harness.client.poll = exits
+    with pytest.raises(SystemExit):
+        harness.producer.sender.run()
+    assert isinstance(delivery.error, ProducerClosedError)
+    assert "lost its thread to SystemExit" in str(delivery.error)
+    assert harness.memory_in_use == 0
+    assert harness.selector.connection_ids == []
+    with pytest.raises(ProducerClosedError):
+        harness.send(b"later")
+    with pytest.raises(ProducerClosedError):
+        harness.producer.partitions_for("another")
+    harness.producer.flush()
+
+
+def test_a_transaction_hears_that_the_thread_has_ended() -> None:
+    harness = TransactionHarness(2).started()
+    harness.send(b"a")
+    harness.run_for(10)
+    harness.client.poll = exits
+    result = harness.manager.begin_commit()
+    assert not result.is_done
+    with pytest.raises(SystemExit):
+        harness.producer.sender.run()
+    assert isinstance(result.error, ProducerClosedError)
+
+
+def test_a_flush_does_not_wait_for_a_thread_that_is_gone() -> None:
+    harness = with_a_record_on_its_way()
+    gone = threading.Thread(target=lambda: None)
+    gone.start()
+    gone.join()
+    harness.producer._thread = gone
+    with pytest.raises(KafkaTimeoutError, match="still on their way"):
+        harness.producer.flush()
 
 
 class Watched(SystemClock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -111,16 +112,17 @@ def test_a_callback_gets_the_metadata_or_the_error() -> None:
     assert str(calls[1][1]) == "no"
 
 
-def test_callbacks_that_raise_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_callbacks_that_raise_harm_nobody(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
     def broken(*call: object) -> None:
-        raise ValueError("mine")
+        raise error("mine")
 
     record = RecordThunk(FutureRecordMetadata(5, 1, 1), broken)
     run = RunThunk(broken, 2, 20)
     for thunk in (record, run):
         thunk.bind(result(), 0)
         thunk.fire()
-    assert caplog.text.count("ValueError: mine") == 2
+    assert caplog.text.count(f"{error.__name__}: mine") == 2
 
 
 def runs_of(outcome: BatchResult, first: int = 2, count: int = 4) -> list[tuple[RunMetadata, KafkaError | None]]:
