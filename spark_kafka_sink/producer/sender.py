@@ -1,6 +1,6 @@
 """The Sender: takes batches to the brokers. Its thread owns the network client and with it every connection.
 
-`run_once` is one turn: settle the producer's identity, drain what is ready, expire what is late, send, poll. A test
+`run_once` is one turn: expire what is late, settle the producer's identity, drain what is ready, send, poll. A test
 runs it turn by turn. Reference: org.apache.kafka.clients.producer.internals.Sender.
 """
 
@@ -140,6 +140,8 @@ class Sender:
     def run_once(self) -> None:
         """One turn."""
         now_ms = self._clock.now_ms()
+        for batch in self._accumulator.expired_batches(now_ms):  # before the drain: who was told so is not sent
+            self._outcomes.expire(batch, now_ms)
         manager = self._transaction_manager
         if manager is not None:
             if manager.recovers_by_itself:
@@ -245,8 +247,6 @@ class Sender:
             for batches in drained.values():
                 for batch in batches:
                     self._accumulator.mute(batch.topic_partition)
-        for batch in self._accumulator.expired_batches(now_ms):
-            self._outcomes.expire(batch, now_ms)
         for node_id, batches in drained.items():
             self._send_produce_request(node_id, batches, now_ms)
         if drained:

@@ -565,6 +565,19 @@ def test_what_cannot_be_sent_fails_at_the_delivery_timeout_and_says_why() -> Non
     assert harness.memory_in_use == 0
 
 
+def test_what_expired_while_the_process_slept_is_not_sent_after_it_was_told_so() -> None:
+    harness = warm({**SHORT, "connections.max.idle.ms": "-1"})
+    delivery = harness.send(b"late")
+    harness.clock.advance(10_000)
+    harness.run_for(200)
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert harness.values() == []
+    after = harness.send(b"after")
+    harness.settle()
+    assert after.error is None
+    assert harness.values() == [b"after"]
+
+
 def test_a_partition_that_never_has_a_leader_says_so() -> None:
     harness = warm(SHORT)
     harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
