@@ -27,11 +27,16 @@ class WaitSample(Sample):
 
 
 class BufferPool:
-    """`total_memory` bytes, given out and taken back."""
+    """`total_memory` bytes, given out and taken back.
 
-    def __init__(self, total_memory: int, clock: Clock) -> None:
+    `on_wait` hears of each caller that has to wait. It is called under the pool's lock, so that nobody is overtaken
+    meanwhile, and takes none and waits for nothing itself.
+    """
+
+    def __init__(self, total_memory: int, clock: Clock, on_wait: Callable[[], None] = lambda: None) -> None:
         self.total_memory = total_memory
         self._clock = clock
+        self._on_wait = on_wait
         self._lock = threading.Lock()
         self._available = total_memory
         self._waiters: deque[threading.Condition] = deque()
@@ -79,6 +84,7 @@ class BufferPool:
         started_ms = now_ms = self._clock.now_ms()
         gathered = 0
         try:
+            self._on_wait()
             while gathered < size:
                 if self._closed:
                     raise ProducerClosedError("The producer was closed while a send waited for buffer.memory.")

@@ -85,7 +85,7 @@ class KafkaProducer(TransactionMethods):
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = ApiVersions()
         self._transaction_manager = self._make_transaction_manager(api_versions)
-        self._pool = BufferPool(self.config.buffer_memory, self._clock)
+        self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup())
         self._metrics = ProducerMetrics(self._pool, self._metadata)
         self._accumulator = RecordAccumulator(
             batch_size=self.config.batch_size,

@@ -69,6 +69,22 @@ def test_a_wait_ends_at_max_block_ms_and_leaves_nothing_taken() -> None:
     assert pool.waits.read(clock.now_ms()).total.wait_ms == 250
 
 
+def test_who_has_to_wait_says_so_once() -> None:
+    clock = FakeClock()
+    waits: list[int] = []
+    pool = BufferPool(100, clock, lambda: waits.append(pool.queued))
+    pool.allocate(70, 1_000)
+    assert waits == []
+
+    def give_back(_: int) -> None:
+        clock.advance(1)
+        pool.deallocate(10)
+
+    clock.on_wait = give_back
+    pool.allocate(60, 1_000)
+    assert waits == [1]
+
+
 def test_a_wait_of_no_length_fails_at_once() -> None:
     clock = FakeClock()
     pool = BufferPool(10, clock)

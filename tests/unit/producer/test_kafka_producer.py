@@ -455,6 +455,26 @@ def test_who_waits_for_memory_makes_lingering_batches_go() -> None:
     assert harness.now_ms - deliveries[0].sent_ms < 1_000
 
 
+def test_who_waits_for_memory_wakes_a_sender_that_sleeps_until_a_batch_has_lingered() -> None:
+    settings = {"linger.ms": "8000", "buffer.memory": "2000", "batch.size": "100000", "max.request.size": "1900"}
+    harness = warm({**settings, "max.block.ms": "5000"})
+    deliveries = [harness.send(bytes(900), partition=0) for _ in range(2)]
+    harness.turn(0)  # nothing is due
+    woken: list[int] = []
+    harness.client.wakeup = lambda: woken.append(1)
+
+    def wait(timeout_ms: int) -> None:
+        if woken:
+            harness.turn(1)
+        else:
+            harness.clock.advance(timeout_ms)
+
+    harness.clock.on_wait = wait
+    deliveries.append(harness.send(bytes(900), partition=0))
+    harness.settle()
+    assert [delivery.error for delivery in deliveries] == [None] * 3
+
+
 # ---- flush -----------------------------------------------------------------------------------------------------------
 
 
