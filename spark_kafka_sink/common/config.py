@@ -90,7 +90,12 @@ class ProducerConfig(SecurityConfig):
     )
     max_request_size: int = option(_int_ms, 1_048_576, "int", "The largest request, and so the largest record.")
     buffer_memory: int = option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
-    max_block_ms: int = option(_ms, 60_000, "long", "How long a send may wait for metadata and for buffer.memory.")
+    max_block_ms: int = option(
+        _ms,
+        60_000,
+        "long",
+        "How long a send may wait for metadata and for buffer.memory; of send_columns each block of rows.",
+    )
     compression_type: str = option(
         parsers.one_of("none", "gzip", "snappy", "lz4", "zstd"),
         "none",

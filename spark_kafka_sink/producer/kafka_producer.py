@@ -222,7 +222,8 @@ class KafkaProducer(TransactionMethods):
         return future
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
-        """Send every row of `columns`; returns when all are in the accumulator.
+        """Send every row of `columns`; returns when all are in the accumulator. max.block.ms is for each block (65,536
+        rows, or a sixth of buffer.memory), as it is for each record of `send`: a call goes on while its blocks do.
 
         `on_completion(run, error)` runs on the Sender's thread once for each run of rows that went into one batch.
         Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory), RecordTooLargeError, and what the
@@ -239,6 +240,7 @@ class KafkaProducer(TransactionMethods):
 
     def _send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None) -> None:
         named = highest_partition(columns)
+        # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
             cluster, left_ms = self._topics.wait_for(topic, named)

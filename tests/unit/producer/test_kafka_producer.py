@@ -448,6 +448,33 @@ def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_late
     assert after.error is None
 
 
+def test_max_block_ms_is_for_each_block_so_that_many_rows_pass_a_slow_broker_and_none_waits_for_a_silent_one() -> None:
+    settings = {"buffer.memory": "60000", "batch.size": "9000", "max.request.size": "20000", "linger.ms": "0"}
+    harness = warm({**settings, "max.block.ms": "5000", "enable.idempotence": "false"})
+    harness.cluster.on(PRODUCE, faults.delay(1500), times=None)
+    columns = RecordColumns.from_rows([bytes(500)] * 600)
+    began_ms = harness.now_ms
+    delivery = harness.send_columns(columns)
+    assert harness.now_ms - began_ms > 5_000
+    harness.settle()
+    assert all(error is None for _, error in delivery.runs)
+    harness.network.stalled.add(0)
+    began_ms, blocked_ms = harness.now_ms, []
+    allocate = harness.accumulator.pool.allocate
+
+    def timed(size: int, max_block_ms: int) -> int:
+        started_ms = harness.now_ms
+        try:
+            return allocate(size, max_block_ms)
+        finally:
+            blocked_ms.append(harness.now_ms - started_ms)
+
+    harness.accumulator.pool.allocate = timed
+    with pytest.raises(BufferExhaustedError, match=r"max\.block\.ms=5000"):
+        harness.send_columns(columns)
+    assert (blocked_ms[-1], max(blocked_ms)) == (5_000, 5_000)
+
+
 def test_who_waits_for_memory_makes_lingering_batches_go() -> None:
     harness = warm({"linger.ms": "30000", "delivery.timeout.ms": "90000", "buffer.memory": "2000"})
     deliveries = [harness.send(bytes(400)) for _ in range(12)]
