@@ -120,10 +120,18 @@ def null_mask(array: pa.Array) -> BoolArray | None:
     """True where null, one bool per row; None where nothing is null."""
     if array.null_count == 0:
         return None
-    first, skipped = divmod(array.offset, 8)
-    bits = np.frombuffer(array.buffers()[0], np.uint8, (skipped + len(array) + 7) // 8, first)
-    mask: BoolArray = np.unpackbits(bits, count=skipped + len(array), bitorder="little")[skipped:] == 0
-    return mask
+    return ~_bits(array.buffers()[0], array.offset, len(array))
+
+
+def bool_values(array: pa.BooleanArray) -> BoolArray:
+    """The values of a boolean array without nulls, one bool per row."""
+    return _bits(array.buffers()[1], array.offset, len(array))
+
+
+def _bits(buffer: pa.Buffer, offset: int, count: int) -> BoolArray:
+    first, skipped = divmod(offset, 8)
+    octets = np.frombuffer(buffer, np.uint8, (skipped + count + 7) // 8, first)
+    return np.unpackbits(octets, count=skipped + count, bitorder="little")[skipped:].view(np.bool_)
 
 
 def int_values(array: pa.Array, null: int = 0) -> npt.NDArray[Any]:
@@ -144,6 +152,21 @@ def byte_lengths(array: pa.BinaryArray) -> Int64Array:
     if nulls is not None:
         lengths[nulls] = -1
     return lengths
+
+
+def marked(column: pa.Array, marks: pa.BooleanArray) -> pa.Array:
+    """The entries that `marks` (without nulls) is true for; all others are null. No copy of text and bytes."""
+    count = marks.true_count
+    if count == 0 or column.type not in (pa.string(), BINARY):
+        return column.filter(marks)
+    offsets, mask = value_offsets(column), bool_values(marks)
+    ends = offsets[1:][mask]
+    kept = np.concatenate([offsets[:-1][mask], ends[-1:]])
+    if not np.array_equal(kept[1:], ends):  # there are bytes under a null
+        return column.filter(marks)
+    has_nulls = column.null_count > len(marks) - count
+    valid = column.is_valid().filter(marks).buffers()[1] if has_nulls else None
+    return pa.Array.from_buffers(column.type, count, [valid, pa.py_buffer(kept), column.buffers()[2]])
 
 
 def binary_from_numpy(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.BinaryArray:

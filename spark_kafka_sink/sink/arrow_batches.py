@@ -1,39 +1,96 @@
-"""How much Spark hands over to a task at once. The driver's thread that starts the query.
+"""How much Spark hands over to a task at once: its part on the driver, before the query starts, and the task's.
 
-Spark fills an Arrow batch up to 10,000 rows or 64 MB. Both suit this sink badly: a Python worker holds two batches, one
-in use and one that is read, and with large values they are more than all the rest of it; while of small rows 10,000 are
-few where a topic has hundreds of partitions, because a batch costs something for every partition that it goes to. So
-the bytes are the limit.
+Spark cuts an Arrow batch at 10,000 rows or 64 MB. That is too much of large values: a Python worker holds two batches,
+one in use and one that is read. And to know the bytes Spark asks its Arrow writer for the sizes of all its buffers
+before every row, which is a third of what the JVM takes to make and hand over small rows. So ours is a limit of rows
+alone, and a large row counts for as many as it is long: `padded` puts rows without contents behind it, one for every
+512 bytes, and `without_padding` takes them out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+import pyarrow as pa
 
-_LIMITS: Final = {
-    "spark.sql.execution.arrow.maxBytesPerBatch": 4 << 20,
-    "spark.sql.execution.arrow.maxRecordsPerBatch": 32_768,
-}
+from spark_kafka_sink.record.arrow_arrays import marked
+from spark_kafka_sink.sink.frame import HEADERS, KEY, TOPIC, VALUE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+IS_RECORD: Final = "is_record"
+"""The column that tells records from padding."""
+
+_BYTES_OF_A_ROW: Final = 512
+_OF_PADDED_ROWS: Final = {BYTES: (1 << 31) - 1, RECORDS: 7_168}
+"""At most 3.7 MB, and one row that may be of any size. The greatest number means no limit: Spark then counts rows
+alone. A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
+JVM, whose vectors grow by doubling.
+"""
+_BESIDE_ANOTHERS: Final = {BYTES: 3_900_000, RECORDS: 32_768}
+"""For the one of the two that nobody has set."""
 
 
 @contextmanager
-def batches_by_size(session: SparkSession) -> Iterator[None]:
-    """Queries of `session` that begin inside get batches of about 4 MB; but a limit that somebody has set stays.
+def batch_limits(df: DataFrame) -> Iterator[DataFrame]:
+    """`df` as it should go through mapInArrow, with limits for the queries that this thread begins inside. A limit that
+    somebody has set in the session stays, and then there is no padding.
 
-    The settings are the session's, and are taken out again. Two threads may be inside at once: the second finds them
-    set and leaves them alone, so that nothing stays, at the price of Spark's own limits for a query that begins just
-    as the first one leaves.
+    Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
+    other thread's query sees them. Spark Connect has none; there Spark's own limits hold, with padding.
     """
-    ours = {key: limit for key, limit in _LIMITS.items() if session.conf.get(key, None) is None}
-    for key, limit in ours.items():
-        session.conf.set(key, str(limit))
+    session = df.sparkSession
+    free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
+    is_padded = len(free) == 2
+    limits = _OF_PADDED_ROWS if is_padded else _BESIDE_ANOTHERS
+    with _local_properties(session, {name: str(limits[name]) for name in free}):
+        yield padded(df) if is_padded else df
+
+
+@contextmanager
+def _local_properties(session: object, properties: Mapping[str, str]) -> Iterator[None]:
+    from pyspark.sql import SparkSession as ClassicSession
+
+    if not isinstance(session, ClassicSession):
+        yield
+        return
+    context = session.sparkContext
+    before = {name: context.getLocalProperty(name) for name in properties}
+    for name, value in properties.items():
+        context.setLocalProperty(name, value)
     try:
         yield
     finally:
-        for key in ours:
-            session.conf.unset(key)
+        for name, earlier in before.items():
+            context.setLocalProperty(name, earlier)  # type: ignore[arg-type]  # None takes it out
+
+
+def padded(df: DataFrame) -> DataFrame:
+    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row whose text and bytes take more than
+    512 bytes is followed by one row of nulls, for which it is false, for every 512 of them.
+    """
+    # as text headers take more bytes than they do as Arrow columns, not fewer
+    texts = {VALUE: VALUE, KEY: KEY, TOPIC: TOPIC, HEADERS: f"CAST({HEADERS} AS STRING)"}
+    sizes = [f"coalesce(octet_length({text}), 0)" for name, text in texts.items() if name in df.columns]
+    rows = f"CAST(({' + '.join(sizes)}) DIV {_BYTES_OF_A_ROW} AS INT)"
+    # most rows are of the first kind: a constant array
+    marks = f"if({rows} = 0, array(true), concat(array(true), array_repeat(false, {rows})))"
+    contents = [f"if({IS_RECORD}, `{name}`, NULL) AS `{name}`" for name in df.columns]
+    return df.selectExpr("*", f"explode({marks}) AS {IS_RECORD}").selectExpr(*contents, IS_RECORD)
+
+
+def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The records of a batch, in their order; text and bytes are not copied. Used by the task's thread."""
+    place = batch.schema.get_field_index(IS_RECORD)
+    if place < 0:
+        return batch
+    is_record = batch.column(place)
+    if is_record.true_count == len(is_record):
+        return batch
+    columns = {name: marked(batch.column(at), is_record) for at, name in enumerate(batch.schema.names) if at != place}
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))

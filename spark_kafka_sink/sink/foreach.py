@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
-from spark_kafka_sink.sink.arrow_batches import batches_by_size
+from spark_kafka_sink.sink.arrow_batches import batch_limits, without_padding
 from spark_kafka_sink.sink.columnar_writer import write_arrow
 from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, projection
@@ -112,7 +112,7 @@ class KafkaSink:
         config = self._config
 
         def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return write_arrow(config, process_pool(), batches)
+            return write_arrow(config, process_pool(), map(without_padding, batches))
 
         clock = SystemClock()
         started_ms = clock.now_ms()
@@ -137,7 +137,8 @@ class KafkaSink:
             query_id = "" if batch is None else batch.query_id
 
             def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return write_in_transaction(config, process_pool(), mandate, batch_id, query_id, batches)
+                records = map(without_padding, batches)
+                return write_in_transaction(config, process_pool(), mandate, batch_id, query_id, records)
 
             rows[:] = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
             return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
@@ -162,8 +163,8 @@ class KafkaSink:
 
     @staticmethod
     def _run_tasks(df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
-        with batches_by_size(df.sparkSession):
-            return df.mapInArrow(write_task, report_ddl).collect()
+        with batch_limits(df) as given:
+            return given.mapInArrow(write_task, report_ddl).collect()
 
     def _new_writer(self) -> PartitionWriter:
         if self._config.is_exactly_once:

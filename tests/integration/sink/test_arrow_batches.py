@@ -1,40 +1,127 @@
-"""Spark's limits of an Arrow batch, as `KafkaSink.write` changes them and puts them back."""
+"""How large Spark's Arrow batches are under `KafkaSink.write`, whose limits hold, and that padding changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+import pytest
+from pyspark.sql import DataFrame, SparkSession
 
-from spark_kafka_sink.sink.arrow_batches import batches_by_size
+from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, batch_limits, without_padding
+from spark_kafka_sink.sink.frame import by_position, projection
 
-BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-
-def batch_rows(spark: SparkSession, rows: int, value_bytes: int) -> list[int]:
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
-
-    values = spark.range(0, rows, 1, 1).selectExpr(f"rpad('x', {value_bytes}, 'y') AS value")
-    return [row["rows"] for row in values.mapInArrow(count, "rows BIGINT").collect()]
+MIB = 1 << 20
 
 
-def test_bytes_bound_a_batch_of_large_values_and_of_small_ones(spark: SparkSession) -> None:
-    with batches_by_size(spark):
-        assert max(batch_rows(spark, 40, 900_000)) <= 5
-        assert max(batch_rows(spark, 60_000, 100)) > 30_000
+def batches(df: DataFrame) -> list[tuple[int, int, int]]:
+    """Rows, records and bytes of each Arrow batch in which `df` comes to a task."""
+
+    def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in given:
+            records = without_padding(batch).num_rows
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "records": [records], "bytes": [batch.nbytes]})
+
+    with batch_limits(df) as limited:
+        found = limited.mapInArrow(measure, "rows BIGINT, records BIGINT, bytes BIGINT").collect()
+    return [tuple(row) for row in found]
 
 
-def test_a_limit_that_somebody_set_stays_and_ours_go(spark: SparkSession) -> None:
-    spark.conf.set(RECORDS, "77")
+def values(spark: SparkSession, rows: int, value: str) -> DataFrame:
+    return spark.range(0, rows, 1, 1).selectExpr(f"{value} AS value")
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "most_batches"),
+    [
+        (30_000, "rpad(cast(id AS STRING), 100, 'x')", 5),
+        (20_000, "rpad(cast(id AS STRING), 1000, 'x')", 7),
+        (20_000, "rpad(cast(id AS STRING), 511, 'x')", 3),
+        (20_000, "rpad(cast(id AS STRING), 512, 'x')", 6),
+        (40, "rpad(cast(id AS STRING), 900000, 'x')", 11),
+        (9_000, "if(id % 500 = 0, rpad(cast(id AS STRING), 900000, 'x'), cast(id AS STRING))", 8),
+    ],
+)
+def test_a_batch_takes_four_megabytes_and_a_row(spark: SparkSession, rows: int, value: str, most_batches: int) -> None:
+    found = batches(values(spark, rows, value))
+    assert sum(records for _, records, _ in found) == rows
+    assert len([records for _, records, _ in found if records]) <= most_batches
+    assert max(size for _, _, size in found) <= 4 * MIB + 900_000
+
+
+def test_keys_topics_and_headers_count_too(spark: SparkSession) -> None:
+    long = "rpad(cast(id AS STRING), 100000, 'x')"
+    headers = f"array(named_struct('key', 'h', 'value', CAST({long} AS BINARY)))"
+    for column in (f"{long} AS key", f"{long} AS topic", f"{headers} AS headers"):
+        found = batches(spark.range(0, 200, 1, 1).selectExpr("'' AS value", column))
+        assert sum(records for _, records, _ in found) == 200
+        assert max(size for _, _, size in found) <= 4 * MIB + 100_000, column
+
+
+def test_rows_come_through_padding_as_they_were(spark: SparkSession) -> None:
+    size = "CAST(CASE WHEN id % 7 = 0 THEN 20000 WHEN id % 3 = 0 THEN id % 2000 ELSE 10 END AS INT)"
+    rows = spark.range(0, 9_000, 1, 1).selectExpr(
+        f"if(id % 11 = 0, NULL, CAST(rpad(cast(id AS STRING), {size}, 'v') AS BINARY)) AS value",
+        "if(id % 5 = 0, NULL, concat('k', id)) AS key",
+        "if(id % 13 = 0, NULL, CAST(id % 4 AS INT)) AS partition",
+        "if(id % 2 = 0, NULL, array(named_struct("
+        "'key', 'h', 'value', if(id % 3 = 0, NULL, encode(cast(id AS STRING), 'utf-8'))))) AS headers",
+        "if(id % 17 = 0, NULL, timestamp_millis(1700000000000 + id)) AS timestamp",
+    )
+    chosen = rows.toDF(*by_position(rows.schema)).selectExpr(*projection(rows.schema, "t"))
+
+    def as_they_are(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in map(without_padding, given):
+            yield batch.select([name for name in batch.schema.names if name != IS_RECORD])
+
+    with batch_limits(chosen) as limited:
+        assert IS_RECORD in limited.columns
+        came = limited.mapInArrow(as_they_are, chosen.schema).collect()
+    assert came == chosen.collect()
+
+
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    names = []
+
+    def set_for_the_test(name: str, value: str) -> None:
+        names.append(name)
+        spark.conf.set(name, value)
+
+    yield set_for_the_test
+    for name in names:
+        spark.conf.unset(name)
+
+
+def test_a_limit_of_rows_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
+    conf(RECORDS, "77")
+    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"))
+    assert [(rows, records) for rows, records, _ in found] == [(77, 77), (77, 77), (46, 46)]
+    assert max(records for _, records, _ in batches(values(spark, 20, "rpad('x', 900000, 'y')"))) == 5
+
+
+def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
+    conf(BYTES, "10000")
+    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"))
+    assert {rows == records for rows, records, _ in found} == {True}
+    assert max(rows for rows, _, _ in found) <= 10
+
+
+def test_nothing_is_left_and_other_threads_see_nothing(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    context.setLocalProperty(RECORDS, "5")
+    seen: list[str | None] = []
     try:
-        with batches_by_size(spark), batches_by_size(spark):
-            assert spark.conf.get(RECORDS) == "77"
-            assert spark.conf.get(BYTES, None) is not None
+        with batch_limits(values(spark, 1, "'x'")):
+            assert context.getLocalProperty(BYTES) == str((1 << 31) - 1)
+            assert context.getLocalProperty(RECORDS) != "5"
+            assert spark.conf.get(BYTES, None) is None
+            other = threading.Thread(target=lambda: seen.append(context.getLocalProperty(BYTES)))
+            other.start()
+            other.join()
+        assert context.getLocalProperty(RECORDS) == "5"
+        assert context.getLocalProperty(BYTES) is None
     finally:
-        spark.conf.unset(RECORDS)
-    assert spark.conf.get(BYTES, None) is None
-    assert spark.conf.get(RECORDS, None) is None
+        context.setLocalProperty(RECORDS, None)  # type: ignore[arg-type]
+    assert seen == [None]

@@ -314,7 +314,7 @@ def test_a_handshake_waits_for_room_where_the_socket_takes_no_more() -> None:
         try:
             select.select([], [transport], [], 10)
             transport.finish_connect()
-            # Nothing answers before it is seen to wait: else a thread that is woken late finds the answer there already.
+            # Nothing answers before it is seen to wait: else a thread that is woken late finds the answer there.
             assert transport.handshake() == READ
             proxy.shape(Way.DOWN, is_held=False)
             assert any(select.select([transport], [], [], 10)), "no answer"

@@ -1,0 +1,59 @@
+"""Padding is taken out of an Arrow batch, and the records are as they were."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.sink.arrow_batches import IS_RECORD, without_padding
+
+TYPES = {"value": pa.binary(), "key": pa.string(), "topic": pa.large_string(), "partition": pa.int32()}
+
+
+def random_cell(rng: random.Random, data_type: pa.DataType) -> object:
+    if rng.random() < 0.3:
+        return None
+    if pa.types.is_integer(data_type):
+        return rng.randrange(9)
+    text = "x" * rng.choice([0, 1, 7, 600])
+    return text.encode() if data_type == pa.binary() else text
+
+
+@pytest.mark.parametrize("share_of_records", [0.0, 0.1, 0.9, 1.0])
+def test_records_stay_as_they_were(share_of_records: float) -> None:
+    rng = random.Random(str(share_of_records))
+    for rows in (1, 8, 9, 200):
+        marks = [rng.random() < share_of_records for _ in range(rows)]
+        cells = {name: [random_cell(rng, each) if mark else None for mark in marks] for name, each in TYPES.items()}
+        arrays = [pa.array(cells[name], data_type) for name, data_type in TYPES.items()]
+        batch = pa.RecordBatch.from_arrays([*arrays, pa.array(marks)], [*TYPES, IS_RECORD])
+        for start in (0, 1, rows // 2):
+            part = batch.slice(start)
+            kept = without_padding(part)
+            kept.validate(full=True)
+            expected = part.filter(part.column(IS_RECORD))
+            assert kept.select(list(TYPES)).equals(expected.select(list(TYPES)))
+
+
+def test_text_and_bytes_are_not_copied() -> None:
+    marks = [True, False, False, True]
+    value = pa.array([b"a" * 600, None, None, b"b"])
+    kept = without_padding(pa.RecordBatch.from_arrays([value, pa.array(marks)], ["value", IS_RECORD]))
+    assert kept.column(0).to_pylist() == [b"a" * 600, b"b"]
+    assert kept.column(0).buffers()[2].address == value.buffers()[2].address
+    assert kept.column(0).null_count == 0
+
+
+def test_bytes_under_a_null_are_left_out() -> None:
+    data, offsets = pa.py_buffer(b"firsthiddensecond"), pa.array([0, 5, 11, 17], pa.int32()).buffers()[1]
+    valid = pa.array([True, False, True]).buffers()[1]
+    value = pa.Array.from_buffers(pa.binary(), 3, [valid, offsets, data])
+    batch = pa.RecordBatch.from_arrays([value, pa.array([True, False, True])], ["value", IS_RECORD])
+    assert without_padding(batch).column(0).to_pylist() == [b"first", b"second"]
+
+
+def test_a_batch_without_the_column_has_no_padding() -> None:
+    batch = pa.RecordBatch.from_pydict({"value": [b"a", None]})
+    assert without_padding(batch) is batch
