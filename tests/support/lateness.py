@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, Self
 
 from support.background import Background
 
@@ -30,3 +30,18 @@ class Lateness(Background):
         """The most that this thread was late altogether within any `window_s` seconds."""
         ends = [now for now, _ in self._stalls]
         return max((sum(late for at, late in self._stalls if end - window_s <= at <= end) for end in ends), default=0)
+
+
+class Stopwatch(Lateness):
+    """What the block inside takes: `took_s` by the clock, `own_s` without what the machine was late meanwhile."""
+
+    took_s = own_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = self._last = time.monotonic()
+        return super().__enter__()
+
+    def stop(self) -> None:
+        self.took_s = time.monotonic() - self._began
+        super().stop()
+        self.own_s = max(0.0, self.took_s - self.worst_s(self.took_s + _PAUSE_S))
