@@ -321,7 +321,7 @@ class Sender:
         by_partition: dict[TopicPartition, ProducerBatch] = {}
         for batch in batches:
             topic, partition = batch.topic_partition
-            by_topic.setdefault(topic, []).append((partition, RecordChunks(batch.sealed.buffers)))
+            by_topic.setdefault(topic, []).append((partition, RecordChunks(batch.sealed.buffers, batch.sealed.size)))
             by_partition[batch.topic_partition] = batch
         config = self._config
         manager = self._transaction_manager

@@ -17,9 +17,10 @@ class RecordChunks:
 
     __slots__ = ("_size", "buffers")
 
-    def __init__(self, buffers: Iterable[memoryview]) -> None:
+    def __init__(self, buffers: Iterable[memoryview], size: int | None = None) -> None:
+        """`size`: their bytes, where the caller knows it."""
         self.buffers: tuple[memoryview, ...] = tuple(buffers)
-        self._size = sum(buffer.nbytes for buffer in self.buffers)
+        self._size = sum(buffer.nbytes for buffer in self.buffers) if size is None else size
 
     def __len__(self) -> int:
         """Total bytes."""

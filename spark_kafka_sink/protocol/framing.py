@@ -25,8 +25,8 @@ _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _UNSUPPORTED_VERSION: Final = 35
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
-_SIZE_BYTES: Final = 4
-_MAX_FRAME: Final = 2**31 - 1
+SIZE_BYTES: Final = 4
+MAX_FRAME: Final = 2**31 - 1
 
 
 def encode_request(entity: Message, correlation_id: int, client_id: str | None) -> list[memoryview]:
@@ -37,7 +37,7 @@ def encode_request(entity: Message, correlation_id: int, client_id: str | None) 
     """
     request_type: MessageType = type(entity)
     header_type = request_type.__header_schema__
-    buffer = GatherBuffer(reserved=_SIZE_BYTES)
+    buffer = GatherBuffer(reserved=SIZE_BYTES)
     header = header_type(
         request_api_key=request_type.__api_key__,
         request_api_version=request_type.__version__,
@@ -50,9 +50,9 @@ def encode_request(entity: Message, correlation_id: int, client_id: str | None) 
     except (struct.error, SerialError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ProtocolError(f"{request_name(request_type)} cannot be encoded: {error}") from error
     frame = buffer.finish()
-    size = sum(piece.nbytes for piece in frame) - _SIZE_BYTES
-    if size > _MAX_FRAME:
-        raise ProtocolError(f"{request_name(request_type)} is {size} bytes; a frame holds at most {_MAX_FRAME}.")
+    size = sum(piece.nbytes for piece in frame) - SIZE_BYTES
+    if size > MAX_FRAME:
+        raise ProtocolError(f"{request_name(request_type)} is {size} bytes; a frame holds at most {MAX_FRAME}.")
     _INT32.pack_into(frame[0], 0, size)
     return frame
 
