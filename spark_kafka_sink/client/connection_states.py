@@ -187,8 +187,11 @@ class ClusterConnectionStates:
 
     def next_setup_timeout_ms(self, now_ms: int) -> int:
         """How long until the first connecting node's set-up time is over."""
-        connecting = (c for c in self._connections.values() if c.state is ConnectionState.CONNECTING)
-        return min((self._setup_left(connection, now_ms) for connection in connecting), default=FOREVER_MS)
+        left_ms = FOREVER_MS
+        for connection in self._connections.values():
+            if connection.state is ConnectionState.CONNECTING:
+                left_ms = min(left_ms, self._setup_left(connection, now_ms))
+        return left_ms
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 

@@ -127,6 +127,18 @@ class Cluster:
         return {node_id: tuple(infos) for node_id, infos in found.items()}
 
     @cached_property
+    def _topic_partitions_by_node(self) -> dict[int, tuple[TopicPartition, ...]]:
+        return {
+            node_id: tuple(TopicPartition(info.topic, info.partition) for info in infos)
+            for node_id, infos in self._partitions_by_node.items()
+        }
+
+    @cached_property
+    def leaders(self) -> Mapping[TopicPartition, Node]:
+        """Who leads, for the partitions that have a leader."""
+        return {place: info.leader for place, info in self._info_by_topic_partition.items() if info.leader is not None}
+
+    @cached_property
     def topics(self) -> frozenset[str]:
         """Topics with at least one known partition."""
         return frozenset(self._partitions_by_topic)
@@ -152,6 +164,10 @@ class Cluster:
     def partitions_for_node(self, node_id: int) -> tuple[PartitionInfo, ...]:
         """The partitions that the node leads."""
         return self._partitions_by_node.get(node_id, ())
+
+    def topic_partitions_for_node(self, node_id: int) -> tuple[TopicPartition, ...]:
+        """The same, by name."""
+        return self._topic_partitions_by_node.get(node_id, ())
 
     def partition_count_for_topic(self, topic: str) -> int | None:
         """How many partitions the topic has, or None where it is not known."""

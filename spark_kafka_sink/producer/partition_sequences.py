@@ -65,7 +65,10 @@ class PartitionSequences:
         self.in_flight.sort(key=lambda batch: batch.ordinal)
 
     def remove(self, batch: ProducerBatch) -> None:
-        self.in_flight = [other for other in self.in_flight if other is not batch]
+        if self.in_flight and self.in_flight[0] is batch:  # nearly always
+            del self.in_flight[0]
+        else:
+            self.in_flight = [other for other in self.in_flight if other is not batch]
 
     def acknowledge(self, last_sequence: int) -> None:
         if not self.has_acknowledged or _is_after(last_sequence, self.last_acked_sequence):

@@ -158,11 +158,13 @@ class TransactionManager:
         if not self.producer.is_valid or self.has_fatal_error:
             return True
         entry = self.sequences.entry(batch.topic_partition)
-        if not batch.has_sequence:
-            is_stale = entry.producer != self.producer
-            is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
-            return bool(entry.in_flight) and (is_unsettled or entry.is_window_full)
-        return bool(entry.in_flight) and entry.in_flight[0] is not batch
+        if not entry.in_flight:
+            return False
+        if batch.has_sequence:
+            return entry.in_flight[0] is not batch
+        is_stale = entry.producer != self.producer
+        is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
+        return is_unsettled or entry.is_window_full
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
@@ -181,8 +183,10 @@ class TransactionManager:
     def handle_completed_batch(self, batch: ProducerBatch) -> None:
         entry = self.sequences.entry(batch.topic_partition)
         entry.remove(batch)
-        sent_by = ProducerIdAndEpoch(batch.producer_id, batch.producer_epoch)
-        if sent_by == entry.producer:  # else it was given up, and the partition has begun a new epoch since
+        if (
+            batch.producer_id,
+            batch.producer_epoch,
+        ) == entry.producer:  # else it was given up, and the partition has begun a new epoch since
             entry.acknowledge(batch.last_sequence)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
@@ -232,7 +236,8 @@ class TransactionManager:
         """Where everything in flight has ended, new batches may go: the last one was acknowledged and with it every
         number before, or it was given up too and the partition begins again.
         """
-        self._unresolved = {place for place in self._unresolved if self.sequences.entry(place).in_flight}
+        if self._unresolved:
+            self._unresolved = {place for place in self._unresolved if self.sequences.entry(place).in_flight}
 
     def bump_epoch_if_needed(self) -> None:
         """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none."""
