@@ -7,7 +7,7 @@ failBatch).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class BatchOutcomes:
         self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch], now_ms: int
     ) -> None:
         self._metrics.response_received(response.latency_ms, to_ms(response.body.throttle_time), now_ms)
-        outcomes = dict(_outcomes(response.body))
+        outcomes = _outcomes(response.body)
         refused = {tp: outcome for tp, outcome in outcomes.items() if outcome.error is not None}
         leaders = {tp: outcome.leader for tp, outcome in refused.items() if outcome.leader is not None}
         if leaders:
@@ -233,18 +233,22 @@ def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -
         log.warning("Node %s refused the batch for %s%s: %s", node, places[0], others, text)
 
 
-def _outcomes(body: Message) -> Iterator[tuple[TopicPartition, PartitionOutcome]]:
+def _outcomes(body: Message) -> dict[TopicPartition, PartitionOutcome]:
     """From kio's ProduceResponse of any version."""
+    outcomes: dict[TopicPartition, PartitionOutcome] = {}
     for topic in body.responses:
         name = str(topic.name)
         for partition in topic.partition_responses:
-            yield TopicPartition(name, int(partition.index)), _outcome(partition)
+            if partition.error_code:
+                outcome = _refusal(partition)
+            else:
+                stamped_ms = _to_epoch_ms(partition.log_append_time)
+                outcome = PartitionOutcome(None, int(partition.base_offset), stamped_ms)
+            outcomes[TopicPartition(name, int(partition.index))] = outcome
+    return outcomes
 
 
-def _outcome(partition: Message) -> PartitionOutcome:
-    error_code = int(partition.error_code)
-    if not error_code:
-        return PartitionOutcome(None, int(partition.base_offset), _to_epoch_ms(partition.log_append_time))
+def _refusal(partition: Message) -> PartitionOutcome:
     leader = getattr(partition, "current_leader", None)
     current = None
     if leader is not None and leader.leader_id >= 0:
@@ -252,7 +256,7 @@ def _outcome(partition: Message) -> PartitionOutcome:
             int(leader.leader_id), int(leader.leader_epoch) if leader.leader_epoch >= 0 else None
         )
     return PartitionOutcome(
-        error=error_for_code(error_code, getattr(partition, "error_message", None) or ""),
+        error=error_for_code(int(partition.error_code), getattr(partition, "error_message", None) or ""),
         log_start_offset=int(getattr(partition, "log_start_offset", -1)),
         record_errors={
             int(e.batch_index): e.batch_index_error_message for e in getattr(partition, "record_errors", ())

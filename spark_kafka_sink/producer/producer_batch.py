@@ -320,8 +320,9 @@ class ProducerBatch:
         lets go of its records, which a flush that waits for it would otherwise keep.
         """
         held = (self._row_bytes, tuple(self._allocations))
-        self.size = self.wire_size
-        self._sealed = None
+        if self._sealed is not None:
+            self.size = self._sealed.size
+            self._sealed = None
         self._chunks = [None] * len(self._chunks)  # a run that is still being encoded finds its place
         self._row_runs = []
         self._row_bytes = 0

@@ -202,8 +202,10 @@ class RecordAccumulator:
                 if leader is None:
                     check.unknown_leader_topics.add(topic)
                     continue
+                if leader.id in ready_nodes:
+                    continue
                 check.waiting_nodes.add(leader.id)
-                if leader.id in ready_nodes or queue.is_muted:
+                if queue.is_muted:
                     continue
                 batch = batches[0]
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))

@@ -16,7 +16,7 @@ from kio.serial.errors import SerialError
 
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.chunks import GatherBuffer
-from spark_kafka_sink.protocol.layout import Edit, apply_edits, layout_of
+from spark_kafka_sink.protocol.layout import Edit, Step, apply_edits, layout_of
 from spark_kafka_sink.protocol.messages import ApiKey, Message, MessageType, response_type, writer_of
 
 _log = logging.getLogger(__name__)
@@ -80,30 +80,31 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
     api_key = int(request_type.__api_key__)
     if api_key == _API_VERSIONS and version > 0 and _error_code_after_header(payload) == _UNSUPPORTED_VERSION:
         version = 0
-    name = f"{request_name(request_type)}'s response (version {version}, {len(payload)} bytes)"
-    entity_type = response_type(api_key, version)
-    header_type = entity_type.__header_schema__
+    walk_header, walk_body, read = _reading(api_key, version)
     edits: list[Edit] = []
     try:
-        body = layout_of(header_type)(payload, 0, edits)
-        end = layout_of(entity_type)(payload, body, edits)
+        body = walk_header(payload, 0, edits)
+        end = walk_body(payload, body, edits)
     except (IndexError, struct.error):
-        raise ProtocolError(f"{name} ends too early.") from None
+        raise ProtocolError(f"{_response_name(request_type, version, len(payload))} ends too early.") from None
     except ProtocolError as error:
-        raise ProtocolError(f"{name}: {error}") from None
+        raise ProtocolError(f"{_response_name(request_type, version, len(payload))}: {error}") from None
     if end != len(payload):
+        name = _response_name(request_type, version, len(payload))
         raise ProtocolError(f"{name} has {len(payload) - end} bytes too many.")
-    for edit in edits:
-        if edit.note:
-            _log.warning("%s: %s", name, edit.note)
     if edits:
+        name = _response_name(request_type, version, len(payload))
+        for edit in edits:
+            if edit.note:
+                _log.warning("%s: %s", name, edit.note)
         payload = apply_edits(payload, edits)
-        body = layout_of(header_type)(payload, 0, [])
+        body = walk_header(payload, 0, [])
     elif not isinstance(payload, bytes):
         payload = memoryview(payload).toreadonly()  # kio reads nothing that may change under it
     try:
-        entity, _ = _reader_of(entity_type)(payload, body)
+        entity, _ = read(payload, body)
     except (SerialError, ValueError, OverflowError, TypeError, LookupError) as error:
+        name = _response_name(request_type, version, end)
         raise ProtocolError(f"{name} does not parse: {error}") from error
     return correlation_id, entity
 
@@ -113,9 +114,15 @@ def request_name(request_type: MessageType) -> str:
     return str(request_type.__name__).removesuffix("Request")
 
 
+def _response_name(request_type: MessageType, version: int, size: int) -> str:
+    return f"{request_name(request_type)}'s response (version {version}, {size} bytes)"
+
+
 @cache
-def _reader_of(entity_type: MessageType) -> Any:
-    return entity_reader(entity_type)
+def _reading(api_key: int, version: int) -> tuple[Step, Step, Any]:
+    """The walks over header and body of a response, and kio's reader of the body."""
+    entity_type = response_type(api_key, version)
+    return layout_of(entity_type.__header_schema__), layout_of(entity_type), entity_reader(entity_type)
 
 
 def _error_code_after_header(payload: bytes | bytearray | memoryview) -> int:

@@ -71,8 +71,8 @@ def _written(
     for topic, partitions in batches.items():
         piece += string(topic) + count(len(partitions))
         for index, records in partitions:
-            piece += _INT32.pack(index) + count(len(records))  # bytes are counted as items are
-            size += len(piece) + len(records)
+            piece += _INT32.pack(index) + count(records.size)  # bytes are counted as items are
+            size += len(piece) + records.size
             buffers.append(memoryview(piece))
             buffers += records.buffers
             piece = no_tags  # the partition's
