@@ -31,9 +31,9 @@ class ConnectionState(enum.Enum):
     AUTHENTICATION_FAILED = "authentication failed"
 
 
-_DOWN: Final = frozenset({ConnectionState.DISCONNECTED, ConnectionState.AUTHENTICATION_FAILED})
-_UP: Final = frozenset({ConnectionState.CHECKING_API_VERSIONS, ConnectionState.READY})
-_PREPARING: Final = frozenset({ConnectionState.CONNECTING, ConnectionState.CHECKING_API_VERSIONS})
+_DOWN: Final = (ConnectionState.DISCONNECTED, ConnectionState.AUTHENTICATION_FAILED)
+_UP: Final = (ConnectionState.CHECKING_API_VERSIONS, ConnectionState.READY)
+_PREPARING: Final = (ConnectionState.CONNECTING, ConnectionState.CHECKING_API_VERSIONS)
 
 
 class _Addresses:
@@ -140,7 +140,7 @@ class ClusterConnectionStates:
         return max(connection.throttled_until_ms - now_ms, 0) if connection is not None else 0
 
     def is_connecting(self, node_id: str) -> bool:
-        return self._is_in(node_id, {ConnectionState.CONNECTING})
+        return self._is_in(node_id, (ConnectionState.CONNECTING,))
 
     def is_preparing(self, node_id: str) -> bool:
         """Connecting, or connected and finding out what the node speaks."""
@@ -268,7 +268,7 @@ class ClusterConnectionStates:
             raise IllegalStateError(f"No connection to node {node_id} was ever begun.")
         return connection
 
-    def _is_in(self, node_id: str, states: frozenset[ConnectionState] | set[ConnectionState]) -> bool:
+    def _is_in(self, node_id: str, states: tuple[ConnectionState, ...]) -> bool:
         connection = self._connections.get(node_id)
         return connection is not None and connection.state in states
 

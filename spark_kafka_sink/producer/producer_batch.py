@@ -307,7 +307,8 @@ class ProducerBatch:
         if self.final_state is not None:
             return False
         self.final_state = state
-        self.close_for_appends()
+        if self.is_open:
+            self.close_for_appends()
         self.result.set(base_offset, log_append_time_ms, error, record_errors)
         for thunk in self.thunks:
             thunk.fire()

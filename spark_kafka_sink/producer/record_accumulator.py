@@ -184,7 +184,9 @@ class RecordAccumulator:
         off.
         """
         check = ReadyCheck()
-        leaders, ready_nodes, all_sizes = cluster.leaders, check.ready_nodes, check.queue_sizes
+        leaders, ready_nodes = cluster.leaders, check.ready_nodes
+        sizes: dict[int, int] = {}
+        sizes_of: str | None = None
         exhausted = self.pool.queued > 0
         with self._lock:
             hurry = exhausted or self._closed or self._flushes_in_progress > 0 or self._rules.is_completing
@@ -193,9 +195,8 @@ class RecordAccumulator:
                 leader = leaders.get(topic_partition)
                 batches = queue.batches
                 if leader is not None:
-                    sizes = all_sizes.get(topic)
-                    if sizes is None:
-                        sizes = all_sizes[topic] = {}
+                    if topic is not sizes_of:
+                        sizes, sizes_of = check.queue_sizes.setdefault(topic, {}), topic
                     sizes[partition] = len(batches)
                 if not batches:
                     continue
@@ -242,7 +243,7 @@ class RecordAccumulator:
                 continue
             batch = queue.batches[0]
             batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
-            if not batch.is_filled or batch.is_backing_off(now_ms):
+            if not batch.is_filled or (batch.attempts and batch.is_backing_off(now_ms)):
                 continue
             batch_size = batch.wire_size
             if batches and size + batch_size > max_size:

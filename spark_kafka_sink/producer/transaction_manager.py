@@ -157,7 +157,7 @@ class TransactionManager:
         """
         if not self.producer.is_valid or self.has_fatal_error:
             return True
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         if not entry.in_flight:
             return False
         if batch.has_sequence:
@@ -169,19 +169,19 @@ class TransactionManager:
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
             return
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         if entry.producer != self.producer:
             entry.start_at_beginning(self.producer, self.is_transactional)
         entry.take(batch, self.is_transactional)
 
     def on_split_part(self, part: ProducerBatch) -> None:
         if part.has_sequence:
-            self.sequences.entry(part.topic_partition).insert(part)
+            self.sequences[part.topic_partition].insert(part)
 
     # ---- what became of a batch ------------------------------------------------------------------------------------
 
     def handle_completed_batch(self, batch: ProducerBatch) -> None:
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         entry.remove(batch)
         if (
             batch.producer_id,
@@ -191,7 +191,7 @@ class TransactionManager:
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """Its parts take its place among those in flight."""
-        self.sequences.entry(batch.topic_partition).remove(batch)
+        self.sequences[batch.topic_partition].remove(batch)
 
     def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         """The records are given up; the broker may have them all the same. Nothing new goes to the partition until what
@@ -201,7 +201,7 @@ class TransactionManager:
         doubled. So they end under their old ones first: a leader that has them says so, and one that refuses them for
         the gap proves that it has none.
         """
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         entry.remove(batch)
         if error.fatal or isinstance(error, UnsupportedVersionError):
             self._move_to(State.FATAL_ERROR, error)
@@ -224,7 +224,7 @@ class TransactionManager:
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable
-        in_flight = self.sequences.entry(batch.topic_partition).in_flight
+        in_flight = self.sequences[batch.topic_partition].in_flight
         is_oldest = bool(in_flight) and in_flight[0] is batch
         is_told = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
         is_new_gap = is_told and not batch.sequence_has_been_reset
@@ -237,7 +237,7 @@ class TransactionManager:
         number before, or it was given up too and the partition begins again.
         """
         if self._unresolved:
-            self._unresolved = {place for place in self._unresolved if self.sequences.entry(place).in_flight}
+            self._unresolved = {place for place in self._unresolved if self.sequences[place].in_flight}
 
     def bump_epoch_if_needed(self) -> None:
         """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none."""
@@ -253,7 +253,7 @@ class TransactionManager:
 
     def _restart_partitions(self) -> None:
         for topic_partition in self._to_restart:
-            self.sequences.entry(topic_partition).start_at_beginning(self.producer, self.is_transactional)
+            self.sequences[topic_partition].start_at_beginning(self.producer, self.is_transactional)
             self._unresolved.discard(topic_partition)
         self._to_restart.clear()
 

@@ -92,6 +92,8 @@ def read_varint(data: Data, at: int) -> tuple[int, int]:
 
 def write_varint(value: int) -> bytes:
     """The inverse of `read_varint`."""
+    if value <= 0x7F:
+        return bytes((value,))
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(0x80 | (value & 0x7F))

@@ -105,13 +105,11 @@ def test_parts_are_in_flight_in_their_places() -> None:
 
 def test_the_table_makes_entries_and_keeps_them() -> None:
     table = SequenceTable()
-    entry = table.entry(PLACE)
-    assert table.entry(PLACE) is entry
+    entry = table[PLACE]
+    assert table[PLACE] is entry
     assert entry.producer == NO_PRODUCER
     assert not entry.producer.is_valid
-    assert [each.topic_partition for each in table] == [PLACE]
-    table.clear()
-    assert list(table) == []
+    assert [each.topic_partition for each in table.values()] == [PLACE]
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------
