@@ -39,7 +39,8 @@ class RefreshSchedule:
         if self.last_successful_refresh_ms + self.expire_ms <= now_ms:
             self.brought_news()  # a refresh for age alone does not try again, so its pause does not grow
         pause_ms = max(self._failure_pause_ms, self._equivalent_pause_ms)
-        return max(self.last_refresh_ms + pause_ms - now_ms, 0)
+        left_ms = self.last_refresh_ms + pause_ms - now_ms
+        return left_ms if left_ms > 0 else 0
 
     def time_to_next_update(self, now_ms: int, is_wanted: bool) -> int:
         """How long until the next fetch: when one `is_wanted`, or what is known is too old, and the pause is over."""

@@ -34,11 +34,11 @@ class Node:
     host: str
     port: int
     rack: str | None = None
+    id_string: str = field(init=False, repr=False, compare=False)
+    """The id under which connections to this node are kept."""
 
-    @property
-    def id_string(self) -> str:
-        """The id under which connections to this node are kept."""
-        return str(self.id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id_string", str(self.id))
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port} (id {self.id})"

@@ -240,9 +240,10 @@ class Sender:
             self._fail_if_refused(cache.cluster.nodes)
         nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
         self._tell_loads(check, cache, now_ms)
-        drained = self._sealed(
-            self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms), now_ms
-        )
+        drained: Mapping[int, list[ProducerBatch]] = {}
+        if nodes:
+            limit = self._config.max_request_size
+            drained = self._sealed(self._accumulator.drain(cache.cluster, nodes, limit, epoch_of, now_ms), now_ms)
         if self._guarantees_order:
             for batches in drained.values():
                 for batch in batches:
