@@ -206,11 +206,9 @@ class RecordAccumulator:
                 if leader.id in ready_nodes:
                     continue
                 check.waiting_nodes.add(leader.id)
-                if queue.is_muted:
-                    continue
                 batch = batches[0]
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
-                if batch.is_filled:
+                if batch.is_filled and not queue.is_muted:
                     check.consider(leader, queue, hurry, self._linger_ms, now_ms)
         return check
 
