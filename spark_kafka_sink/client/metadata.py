@@ -191,11 +191,6 @@ class Metadata:
             self._request_version += 1
             return self._update_version
 
-    def time_to_allow_update(self, now_ms: int) -> int:
-        """The rest of the pause since the last fetch, in ms."""
-        with self.condition:
-            return self._schedule.time_to_allow_update(now_ms)
-
     def time_to_next_update(self, now_ms: int) -> int:
         """How long until metadata should be fetched, in ms; 0 = now."""
         with self._lock:

@@ -119,19 +119,11 @@ class Cluster:
         }
 
     @cached_property
-    def _partitions_by_node(self) -> dict[int, tuple[PartitionInfo, ...]]:
-        found: dict[int, list[PartitionInfo]] = {node.id: [] for node in self.nodes}
-        for info in self.partitions:
-            if info.leader is not None:
-                found.setdefault(info.leader.id, []).append(info)
-        return {node_id: tuple(infos) for node_id, infos in found.items()}
-
-    @cached_property
-    def _topic_partitions_by_node(self) -> dict[int, tuple[TopicPartition, ...]]:
-        return {
-            node_id: tuple(TopicPartition(info.topic, info.partition) for info in infos)
-            for node_id, infos in self._partitions_by_node.items()
-        }
+    def _partitions_by_node(self) -> dict[int, tuple[TopicPartition, ...]]:
+        found: dict[int, list[TopicPartition]] = {node.id: [] for node in self.nodes}
+        for place, leader in self.leaders.items():
+            found.setdefault(leader.id, []).append(place)
+        return {node_id: tuple(places) for node_id, places in found.items()}
 
     @cached_property
     def leaders(self) -> Mapping[TopicPartition, Node]:
@@ -150,8 +142,7 @@ class Cluster:
         return self._info_by_topic_partition.get(topic_partition)
 
     def leader_for(self, topic_partition: TopicPartition) -> Node | None:
-        info = self._info_by_topic_partition.get(topic_partition)
-        return info.leader if info is not None else None
+        return self.leaders.get(topic_partition)
 
     def partitions_for_topic(self, topic: str) -> tuple[PartitionInfo, ...]:
         """All partitions of the topic by number, or () where it is not known."""
@@ -161,13 +152,9 @@ class Cluster:
         """The partitions that have a leader."""
         return self._available_partitions_by_topic.get(topic, ())
 
-    def partitions_for_node(self, node_id: int) -> tuple[PartitionInfo, ...]:
+    def partitions_for_node(self, node_id: int) -> tuple[TopicPartition, ...]:
         """The partitions that the node leads."""
         return self._partitions_by_node.get(node_id, ())
-
-    def topic_partitions_for_node(self, node_id: int) -> tuple[TopicPartition, ...]:
-        """The same, by name."""
-        return self._topic_partitions_by_node.get(node_id, ())
 
     def partition_count_for_topic(self, topic: str) -> int | None:
         """How many partitions the topic has, or None where it is not known."""

@@ -147,7 +147,7 @@ class Channel:
         send = self.send
         if send is None:
             return None
-        while send.remaining:
+        while not send.completed:
             buffers = send.head(_IOV_MAX)
             offered = sum(map(len, buffers))
             count = self.transport.sendmsg(buffers)

@@ -56,14 +56,8 @@ class BatchResult:
     """How a batch ended."""
 
     __slots__ = (
-        "_waiting",
-        "base_offset",
-        "error",
-        "is_done",
-        "log_append_time_ms",
-        "record_errors",
-        "topic_partition",
-    )
+        "_waiting", "base_offset", "error", "is_done", "log_append_time_ms", "record_errors", "topic_partition",
+    )  # fmt: skip
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition

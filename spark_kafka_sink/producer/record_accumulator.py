@@ -230,7 +230,7 @@ class RecordAccumulator:
         self, cluster: Cluster, node: Node, max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> list[ProducerBatch]:
         """Start after the partition at which the last drain stopped, so that none starves. Caller holds the lock."""
-        partitions = cluster.topic_partitions_for_node(node.id)
+        partitions = cluster.partitions_for_node(node.id)
         batches: list[ProducerBatch] = []
         size = 0
         first = self._drain_index.get(node.id, 0) % len(partitions) if partitions else 0

@@ -183,10 +183,8 @@ class TransactionManager:
     def handle_completed_batch(self, batch: ProducerBatch) -> None:
         entry = self.sequences[batch.topic_partition]
         entry.remove(batch)
-        if (
-            batch.producer_id,
-            batch.producer_epoch,
-        ) == entry.producer:  # else it was given up, and the partition has begun a new epoch since
+        sent_by = (batch.producer_id, batch.producer_epoch)
+        if sent_by == entry.producer:  # else it was given up, and the partition has begun a new epoch since
             entry.acknowledge(batch.last_sequence)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
