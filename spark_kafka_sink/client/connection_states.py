@@ -31,9 +31,9 @@ class ConnectionState(enum.Enum):
     AUTHENTICATION_FAILED = "authentication failed"
 
 
-_DOWN: Final = frozenset({ConnectionState.DISCONNECTED, ConnectionState.AUTHENTICATION_FAILED})
-_UP: Final = frozenset({ConnectionState.CHECKING_API_VERSIONS, ConnectionState.READY})
-_PREPARING: Final = frozenset({ConnectionState.CONNECTING, ConnectionState.CHECKING_API_VERSIONS})
+_DOWN: Final = (ConnectionState.DISCONNECTED, ConnectionState.AUTHENTICATION_FAILED)
+_UP: Final = (ConnectionState.CHECKING_API_VERSIONS, ConnectionState.READY)
+_PREPARING: Final = (ConnectionState.CONNECTING, ConnectionState.CHECKING_API_VERSIONS)
 
 
 class _Addresses:
@@ -140,7 +140,7 @@ class ClusterConnectionStates:
         return max(connection.throttled_until_ms - now_ms, 0) if connection is not None else 0
 
     def is_connecting(self, node_id: str) -> bool:
-        return self._is_in(node_id, {ConnectionState.CONNECTING})
+        return self._is_in(node_id, (ConnectionState.CONNECTING,))
 
     def is_preparing(self, node_id: str) -> bool:
         """Connecting, or connected and finding out what the node speaks."""
@@ -187,8 +187,11 @@ class ClusterConnectionStates:
 
     def next_setup_timeout_ms(self, now_ms: int) -> int:
         """How long until the first connecting node's set-up time is over."""
-        connecting = (c for c in self._connections.values() if c.state is ConnectionState.CONNECTING)
-        return min((self._setup_left(connection, now_ms) for connection in connecting), default=FOREVER_MS)
+        left_ms = FOREVER_MS
+        for connection in self._connections.values():
+            if connection.state is ConnectionState.CONNECTING:
+                left_ms = min(left_ms, self._setup_left(connection, now_ms))
+        return left_ms
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class ClusterConnectionStates:
             raise IllegalStateError(f"No connection to node {node_id} was ever begun.")
         return connection
 
-    def _is_in(self, node_id: str, states: frozenset[ConnectionState] | set[ConnectionState]) -> bool:
+    def _is_in(self, node_id: str, states: tuple[ConnectionState, ...]) -> bool:
         connection = self._connections.get(node_id)
         return connection is not None and connection.state in states
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse
@@ -22,11 +22,11 @@ class InFlightRequest:
     send: NetworkSend
     sent_ms: int
     is_internal: bool
-    throttle_ms: int = 0
+    times_out_ms: int = field(init=False)
+    """The last moment at which it has not timed out; a throttle puts it off."""
 
-    def time_left_ms(self, now_ms: int) -> int:
-        """Until the request times out; a throttle stops that clock. Negative when it has."""
-        return self.sent_ms + self.throttle_ms + self.request.request_timeout_ms - now_ms
+    def __post_init__(self) -> None:
+        self.times_out_ms = self.sent_ms + self.request.request_timeout_ms
 
     def completed(self, body: Message, now_ms: int) -> ClientResponse:
         return ClientResponse(self.request, received_ms=now_ms, version=self.version, body=body)
@@ -78,7 +78,7 @@ class InFlightRequests:
     def can_send_more(self, node_id: str) -> bool:
         """The newest request has left us whole, and there is room for one more."""
         queue = self._queues.get(node_id)
-        return not queue or (queue[-1].send.completed and len(queue) < self._max_per_connection)
+        return not queue or (queue[-1].send.remaining == 0 and len(queue) < self._max_per_connection)
 
     def count(self, node_id: str | None = None) -> int:
         """Requests in flight to the node, or to all."""
@@ -93,19 +93,30 @@ class InFlightRequests:
     def add_throttle(self, node_id: str, throttle_ms: int) -> None:
         """The node holds its answers back: that time does not count against the time-out of what is in flight."""
         for request in self._queues.get(node_id, ()):
-            request.throttle_ms += throttle_ms
+            request.times_out_ms += throttle_ms
 
     def nodes_with_timed_out_requests(self, now_ms: int) -> list[str]:
+        if now_ms <= self._first_timeout_ms():
+            return []
         return [
             node_id
             for node_id, queue in self._queues.items()
-            if any(request.time_left_ms(now_ms) < 0 for request in queue)
+            if any(now_ms > request.times_out_ms for request in queue)
         ]
 
     def next_timeout_ms(self, now_ms: int) -> int:
         """How long until a request will have timed out."""
-        left = (request.time_left_ms(now_ms) + 1 for queue in self._queues.values() for request in queue)
-        return max(min(left, default=FOREVER_MS), 0)
+        first_ms = self._first_timeout_ms()
+        return FOREVER_MS if first_ms == FOREVER_MS else max(first_ms + 1 - now_ms, 0)
+
+    def _first_timeout_ms(self) -> int:
+        """Asked twice in each turn of a loop, so it makes nothing."""
+        first_ms = FOREVER_MS
+        for queue in self._queues.values():
+            for request in queue:
+                if request.times_out_ms < first_ms:
+                    first_ms = request.times_out_ms
+        return first_ms
 
     def _queue(self, node_id: str) -> deque[InFlightRequest]:
         queue = self._queues.get(node_id)

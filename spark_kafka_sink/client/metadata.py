@@ -73,7 +73,8 @@ class Metadata:
         cluster_listeners: Sequence[ClusterListener],
         rng: random.Random,
     ) -> None:
-        self.condition = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self.condition = threading.Condition(self._lock)
         self._schedule = RefreshSchedule(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
         self._cluster_listeners = list(cluster_listeners)
         self._cache = MetadataCache()
@@ -190,16 +191,11 @@ class Metadata:
             self._request_version += 1
             return self._update_version
 
-    def time_to_allow_update(self, now_ms: int) -> int:
-        """The rest of the pause since the last fetch, in ms."""
-        with self.condition:
-            return self._schedule.time_to_allow_update(now_ms)
-
     def time_to_next_update(self, now_ms: int) -> int:
         """How long until metadata should be fetched, in ms; 0 = now."""
-        with self.condition:
-            time_to_expire = 0 if self.update_requested() else self._schedule.time_to_expire(now_ms)
-            return max(time_to_expire, self.time_to_allow_update(now_ms))
+        with self._lock:
+            is_wanted = self._need_full_update or self._need_partial_update
+            return self._schedule.time_to_next_update(now_ms, is_wanted)
 
     def new_metadata_request_and_version(self, now_ms: int) -> MetadataRequestAndVersion:
         """What to ask for now: the new topics alone where nothing else is due, else everything."""

@@ -29,8 +29,8 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkSend
 from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import ApiKey, Message
+from spark_kafka_sink.protocol.framing import correlation_id_of, parse_response
+from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
 SOFTWARE_NAME: Final = "spark-kafka-sink"
@@ -175,10 +175,11 @@ class NetworkClient:
             raise UnsupportedVersionError(f"Node {request.destination}: {error}") from None
 
     def _send_in_version(self, request: ClientRequest, version: int, is_internal: bool, now_ms: int) -> None:
-        entity = request.request.build(version)
-        send = NetworkSend(request.destination, encode_request(entity, request.correlation_id, self._client_id))
+        frame = request.request.encode(version, request.correlation_id, self._client_id)
+        send = NetworkSend(request.destination, frame)
         log.debug("Sending %s in version %d", request, version)
-        self._in_flight.add(InFlightRequest(request, version, type(entity), send, now_ms, is_internal))
+        answered_type = request_type(request.request.api_key, version)
+        self._in_flight.add(InFlightRequest(request, version, answered_type, send, now_ms, is_internal))
         self._selector.send(send)
 
     # ---- polling ---------------------------------------------------------------------------------------------------

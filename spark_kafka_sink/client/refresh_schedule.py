@@ -36,10 +36,19 @@ class RefreshSchedule:
 
     def time_to_allow_update(self, now_ms: int) -> int:
         """The rest of the pause since the last fetch."""
-        if self.time_to_expire(now_ms) == 0:
+        if self.last_successful_refresh_ms + self.expire_ms <= now_ms:
             self.brought_news()  # a refresh for age alone does not try again, so its pause does not grow
         pause_ms = max(self._failure_pause_ms, self._equivalent_pause_ms)
-        return max(self.last_refresh_ms + pause_ms - now_ms, 0)
+        left_ms = self.last_refresh_ms + pause_ms - now_ms
+        return left_ms if left_ms > 0 else 0
+
+    def time_to_next_update(self, now_ms: int, is_wanted: bool) -> int:
+        """How long until the next fetch: when one `is_wanted`, or what is known is too old, and the pause is over."""
+        pause_ms = self.time_to_allow_update(now_ms)
+        if is_wanted:
+            return pause_ms
+        age_ms = self.last_successful_refresh_ms + self.expire_ms - now_ms
+        return age_ms if age_ms > pause_ms else pause_ms
 
     def at_once(self) -> None:
         """No pause before the next fetch."""

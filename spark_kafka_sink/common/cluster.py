@@ -34,11 +34,11 @@ class Node:
     host: str
     port: int
     rack: str | None = None
+    id_string: str = field(init=False, repr=False, compare=False)
+    """The id under which connections to this node are kept."""
 
-    @property
-    def id_string(self) -> str:
-        """The id under which connections to this node are kept."""
-        return str(self.id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id_string", str(self.id))
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port} (id {self.id})"
@@ -119,12 +119,16 @@ class Cluster:
         }
 
     @cached_property
-    def _partitions_by_node(self) -> dict[int, tuple[PartitionInfo, ...]]:
-        found: dict[int, list[PartitionInfo]] = {node.id: [] for node in self.nodes}
-        for info in self.partitions:
-            if info.leader is not None:
-                found.setdefault(info.leader.id, []).append(info)
-        return {node_id: tuple(infos) for node_id, infos in found.items()}
+    def _partitions_by_node(self) -> dict[int, tuple[TopicPartition, ...]]:
+        found: dict[int, list[TopicPartition]] = {node.id: [] for node in self.nodes}
+        for place, leader in self.leaders.items():
+            found.setdefault(leader.id, []).append(place)
+        return {node_id: tuple(places) for node_id, places in found.items()}
+
+    @cached_property
+    def leaders(self) -> Mapping[TopicPartition, Node]:
+        """Who leads, for the partitions that have a leader."""
+        return {place: info.leader for place, info in self._info_by_topic_partition.items() if info.leader is not None}
 
     @cached_property
     def topics(self) -> frozenset[str]:
@@ -138,8 +142,7 @@ class Cluster:
         return self._info_by_topic_partition.get(topic_partition)
 
     def leader_for(self, topic_partition: TopicPartition) -> Node | None:
-        info = self._info_by_topic_partition.get(topic_partition)
-        return info.leader if info is not None else None
+        return self.leaders.get(topic_partition)
 
     def partitions_for_topic(self, topic: str) -> tuple[PartitionInfo, ...]:
         """All partitions of the topic by number, or () where it is not known."""
@@ -149,7 +152,7 @@ class Cluster:
         """The partitions that have a leader."""
         return self._available_partitions_by_topic.get(topic, ())
 
-    def partitions_for_node(self, node_id: int) -> tuple[PartitionInfo, ...]:
+    def partitions_for_node(self, node_id: int) -> tuple[TopicPartition, ...]:
         """The partitions that the node leads."""
         return self._partitions_by_node.get(node_id, ())
 

@@ -80,7 +80,9 @@ class Channel:
     @property
     def is_ready(self) -> bool:
         """Whether a send may be given."""
-        return self.is_connected and self.failed_send is None and not self.is_authenticating
+        authenticator = self._authenticator
+        is_content = authenticator is None or authenticator.is_complete
+        return self.is_connected and self.failed_send is None and is_content
 
     @property
     def is_authenticating(self) -> bool:
@@ -147,7 +149,7 @@ class Channel:
             return None
         while not send.completed:
             buffers = send.head(_IOV_MAX)
-            offered = sum(buffer.nbytes for buffer in buffers)
+            offered = sum(map(len, buffers))
             count = self.transport.sendmsg(buffers)
             if count == WOULD_BLOCK:
                 return None

@@ -46,7 +46,7 @@ class NetworkSend:
         self.destination = destination
         self._pending = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
         self._first = 0
-        self.size = sum(buffer.nbytes for buffer in self._pending)
+        self.size = sum(map(len, self._pending))
         self.remaining = self.size
         """Bytes that the socket has not taken yet."""
 
@@ -73,5 +73,5 @@ class NetworkSend:
             count -= length
             first += 1
         self._first = first
-        if self.completed:
+        if not self.remaining:
             self._pending, self._first = [], 0

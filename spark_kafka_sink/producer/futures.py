@@ -55,7 +55,9 @@ RunCallback = Callable[[RunMetadata, KafkaError | None], None]
 class BatchResult:
     """How a batch ended."""
 
-    __slots__ = ("_done", "base_offset", "error", "log_append_time_ms", "record_errors", "topic_partition")
+    __slots__ = (
+        "_waiting", "base_offset", "error", "is_done", "log_append_time_ms", "record_errors", "topic_partition",
+    )  # fmt: skip
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition
@@ -63,7 +65,9 @@ class BatchResult:
         self.log_append_time_ms: int | None = None
         self.error: KafkaError | None = None
         self.record_errors: dict[int, KafkaError] = {}
-        self._done = threading.Event()
+        self.is_done = False
+        self._waiting: list[threading.Event] = []
+        """Of those who wait, each its own: for most batches nobody does, and an event costs more than the rest."""
 
     def set(
         self,
@@ -79,14 +83,21 @@ class BatchResult:
 
     def mark_done(self) -> None:
         """Wake who waits: after the callbacks, so that a flush that returns has seen them all run."""
-        self._done.set()
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
+        self.is_done = True
+        for event in tuple(self._waiting):  # a copy: who gives up takes its own away
+            event.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        return self._done.wait(timeout_s)
+        """Whether the batch has ended within that time."""
+        if self.is_done:
+            return True
+        event = threading.Event()
+        self._waiting.append(event)
+        try:
+            # `mark_done` looks for events after it has said so, we ask after ours can be seen: one sees the other.
+            return self.is_done or event.wait(timeout_s)
+        finally:
+            self._waiting.remove(event)
 
     def error_of(self, index: int) -> KafkaError | None:
         return self.record_errors.get(index, self.error)

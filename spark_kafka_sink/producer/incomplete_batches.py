@@ -41,9 +41,13 @@ class IncompleteBatches:
         """When the first batch that has no outcome yet reaches delivery.timeout.ms. One that is still being filled does
         not expire; who fills it wakes the Sender.
         """
-        waiting = (batch.created_ms for batch in self._batches if not batch.is_done and batch.is_filled)
-        created_ms = min(waiting, default=None) if self._has_parts else next(waiting, None)
-        return FOREVER_MS if created_ms is None else created_ms + self._delivery_timeout_ms
+        first_ms: int | None = None
+        for batch in self._batches:
+            if batch.final_state is None and batch.is_filled and (first_ms is None or batch.created_ms < first_ms):
+                first_ms = batch.created_ms
+                if not self._has_parts:
+                    break
+        return FOREVER_MS if first_ms is None else first_ms + self._delivery_timeout_ms
 
     def expired(self, now_ms: int) -> list[ProducerBatch]:
         """Those without an outcome that have reached it, queued or in flight."""

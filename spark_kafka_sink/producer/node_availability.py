@@ -21,9 +21,13 @@ class NodeAvailability:
 
     def keep(self, waiting: Set[int]) -> None:
         """Forget all other nodes: nothing waits for them any more, so that they may be tried again."""
-        for node_id in self._waiting_since_ms.keys() - waiting:
-            del self._waiting_since_ms[node_id]
+        if self._waiting_since_ms:
+            for node_id in self._waiting_since_ms.keys() - waiting:
+                del self._waiting_since_ms[node_id]
 
-    def is_available(self, node_id: int, now_ms: int) -> bool:
-        since_ms = self._waiting_since_ms.get(node_id)
-        return self._timeout_ms == 0 or since_ms is None or now_ms - since_ms < self._timeout_ms
+    def unavailable(self, now_ms: int) -> Set[int]:
+        if self._timeout_ms == 0 or not self._waiting_since_ms:
+            return frozenset()
+        return {
+            node_id for node_id, since_ms in self._waiting_since_ms.items() if now_ms - since_ms >= self._timeout_ms
+        }

@@ -7,7 +7,6 @@ drop the records. Reference: org.apache.kafka.clients.producer.internals.{TxnPar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -65,10 +64,14 @@ class PartitionSequences:
         self.in_flight.sort(key=lambda batch: batch.ordinal)
 
     def remove(self, batch: ProducerBatch) -> None:
-        self.in_flight = [other for other in self.in_flight if other is not batch]
+        if self.in_flight and self.in_flight[0] is batch:  # nearly always
+            del self.in_flight[0]
+        else:
+            self.in_flight = [other for other in self.in_flight if other is not batch]
 
     def acknowledge(self, last_sequence: int) -> None:
-        if not self.has_acknowledged or _is_after(last_sequence, self.last_acked_sequence):
+        last = self.last_acked_sequence
+        if last == NO_LAST_ACKED_SEQUENCE or _is_after(last_sequence, last):
             self.last_acked_sequence = last_sequence
 
     @property
@@ -102,20 +105,9 @@ def _is_after(sequence: int, other: int) -> bool:
     return 0 < (sequence - other) % (MAX_SEQUENCE + 1) < 2**30
 
 
-class SequenceTable:
-    """`PartitionSequences` by topic-partition."""
+class SequenceTable(dict[TopicPartition, PartitionSequences]):
+    """By topic-partition. One that is asked for is there from then on."""
 
-    def __init__(self) -> None:
-        self._entries: dict[TopicPartition, PartitionSequences] = {}
-
-    def __iter__(self) -> Iterator[PartitionSequences]:
-        return iter(self._entries.values())
-
-    def entry(self, topic_partition: TopicPartition) -> PartitionSequences:
-        entry = self._entries.get(topic_partition)
-        if entry is None:
-            entry = self._entries[topic_partition] = PartitionSequences(topic_partition)
+    def __missing__(self, topic_partition: TopicPartition) -> PartitionSequences:
+        entry = self[topic_partition] = PartitionSequences(topic_partition)
         return entry
-
-    def clear(self) -> None:
-        self._entries.clear()

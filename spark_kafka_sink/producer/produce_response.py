@@ -7,9 +7,10 @@ failBatch).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
+from typing import NamedTuple
 
 from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
@@ -36,15 +37,14 @@ from spark_kafka_sink.protocol.messages import Message, to_ms
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionOutcome:
+class PartitionOutcome(NamedTuple):
     """What a node said of one batch."""
 
     error: KafkaError | None = None
     base_offset: int = -1
     log_append_time_ms: int | None = None
     log_start_offset: int = -1
-    record_errors: Mapping[int, str | None] = field(default_factory=dict)
+    record_errors: Mapping[int, str | None] = MappingProxyType({})
     leader: LeaderIdAndEpoch | None = None
 
 
@@ -88,15 +88,16 @@ class BatchOutcomes:
         self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch], now_ms: int
     ) -> None:
         self._metrics.response_received(response.latency_ms, to_ms(response.body.throttle_time), now_ms)
-        outcomes = dict(_outcomes(response.body))
-        leaders = {tp: outcome.leader for tp, outcome in outcomes.items() if outcome.leader is not None}
+        outcomes = _outcomes(response.body)
+        refused = {tp: outcome for tp, outcome in outcomes.items() if outcome.error is not None}
+        leaders = {tp: outcome.leader for tp, outcome in refused.items() if outcome.leader is not None}
         if leaders:
             endpoints = getattr(response.body, "node_endpoints", ())
             nodes = [Node(int(node.node_id), node.host, int(node.port), node.rack) for node in endpoints]
             self._metadata.update_partition_leadership(leaders, nodes)
         for stranger in outcomes.keys() - batches.keys():
             log.warning("Node %s answered for %s, of which it was sent nothing", response.destination, stranger)
-        _log_errors(response.destination, outcomes)
+        _log_errors(response.destination, refused)
         for topic_partition, batch in batches.items():
             outcome = outcomes.get(topic_partition)
             if outcome is None:
@@ -222,28 +223,32 @@ def _no_answer(response: ClientResponse) -> KafkaError | None:
     return None
 
 
-def _log_errors(node: str, outcomes: Mapping[TopicPartition, PartitionOutcome]) -> None:
+def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -> None:
     """One line for each error of a response, however many partitions it met."""
     met: dict[str, list[TopicPartition]] = {}
-    for topic_partition, outcome in outcomes.items():
-        if outcome.error is not None:
-            met.setdefault(str(outcome.error), []).append(topic_partition)
+    for topic_partition, outcome in refused.items():
+        met.setdefault(str(outcome.error), []).append(topic_partition)
     for text, places in met.items():
         others = f" and {len(places) - 1} more partitions" if len(places) > 1 else ""
         log.warning("Node %s refused the batch for %s%s: %s", node, places[0], others, text)
 
 
-def _outcomes(body: Message) -> Iterator[tuple[TopicPartition, PartitionOutcome]]:
+def _outcomes(body: Message) -> dict[TopicPartition, PartitionOutcome]:
     """From kio's ProduceResponse of any version."""
+    outcomes: dict[TopicPartition, PartitionOutcome] = {}
     for topic in body.responses:
+        name = str(topic.name)
         for partition in topic.partition_responses:
-            yield TopicPartition(str(topic.name), int(partition.index)), _outcome(partition)
+            if partition.error_code:
+                outcome = _refusal(partition)
+            else:
+                stamped_ms = _to_epoch_ms(partition.log_append_time)
+                outcome = PartitionOutcome(None, int(partition.base_offset), stamped_ms)
+            outcomes[TopicPartition(name, int(partition.index))] = outcome
+    return outcomes
 
 
-def _outcome(partition: Message) -> PartitionOutcome:
-    error_code = int(partition.error_code)
-    if not error_code:
-        return PartitionOutcome(None, int(partition.base_offset), _to_epoch_ms(partition.log_append_time))
+def _refusal(partition: Message) -> PartitionOutcome:
     leader = getattr(partition, "current_leader", None)
     current = None
     if leader is not None and leader.leader_id >= 0:
@@ -251,7 +256,7 @@ def _outcome(partition: Message) -> PartitionOutcome:
             int(leader.leader_id), int(leader.leader_epoch) if leader.leader_epoch >= 0 else None
         )
     return PartitionOutcome(
-        error=error_for_code(error_code, getattr(partition, "error_message", None) or ""),
+        error=error_for_code(int(partition.error_code), getattr(partition, "error_message", None) or ""),
         log_start_offset=int(getattr(partition, "log_start_offset", -1)),
         record_errors={
             int(e.batch_index): e.batch_index_error_message for e in getattr(partition, "record_errors", ())

@@ -307,7 +307,8 @@ class ProducerBatch:
         if self.final_state is not None:
             return False
         self.final_state = state
-        self.close_for_appends()
+        if self.is_open:
+            self.close_for_appends()
         self.result.set(base_offset, log_append_time_ms, error, record_errors)
         for thunk in self.thunks:
             thunk.fire()
@@ -320,8 +321,9 @@ class ProducerBatch:
         lets go of its records, which a flush that waits for it would otherwise keep.
         """
         held = (self._row_bytes, tuple(self._allocations))
-        self.size = self.wire_size
-        self._sealed = None
+        if self._sealed is not None:
+            self.size = self._sealed.size
+            self._sealed = None
         self._chunks = [None] * len(self._chunks)  # a run that is still being encoded finds its place
         self._row_runs = []
         self._row_bytes = 0

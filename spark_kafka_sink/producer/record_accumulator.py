@@ -184,23 +184,31 @@ class RecordAccumulator:
         off.
         """
         check = ReadyCheck()
+        leaders, ready_nodes = cluster.leaders, check.ready_nodes
+        sizes: dict[int, int] = {}
+        sizes_of: str | None = None
         exhausted = self.pool.queued > 0
         with self._lock:
             hurry = exhausted or self._closed or self._flushes_in_progress > 0 or self._rules.is_completing
-            for topic_partition, queue in self._queues.items():
-                leader = cluster.leader_for(topic_partition)
+            for topic_partition, queue in self._queues.items():  # of every partition in every turn: no call to spare
+                topic, partition = topic_partition
+                leader = leaders.get(topic_partition)
+                batches = queue.batches
                 if leader is not None:
-                    sizes = check.queue_sizes.setdefault(topic_partition.topic, {})
-                    sizes[topic_partition.partition] = len(queue.batches)
-                if not queue.batches:
+                    if topic is not sizes_of:
+                        sizes, sizes_of = check.queue_sizes.setdefault(topic, {}), topic
+                    sizes[partition] = len(batches)
+                if not batches:
                     continue
                 if leader is None:
-                    check.unknown_leader_topics.add(topic_partition.topic)
+                    check.unknown_leader_topics.add(topic)
+                    continue
+                if leader.id in ready_nodes:
                     continue
                 check.waiting_nodes.add(leader.id)
-                batch = queue.batches[0]
+                batch = batches[0]
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
-                if leader.id not in check.ready_nodes and not queue.is_muted and batch.is_filled:
+                if batch.is_filled and not queue.is_muted:
                     check.consider(leader, queue, hurry, self._linger_ms, now_ms)
         return check
 
@@ -226,17 +234,17 @@ class RecordAccumulator:
         batches: list[ProducerBatch] = []
         size = 0
         first = self._drain_index.get(node.id, 0) % len(partitions) if partitions else 0
-        for step in range(len(partitions)):
-            index = (first + step) % len(partitions)
-            info = partitions[index]
-            queue = self._queues.get(TopicPartition(info.topic, info.partition))
+        for index in (*range(first, len(partitions)), *range(first)):
+            topic_partition = partitions[index]
+            queue = self._queues.get(topic_partition)
             if queue is None or queue.is_muted or not queue.batches:
                 continue
             batch = queue.batches[0]
-            batch.maybe_update_leader_epoch(leader_epoch_of(queue.topic_partition))
-            if not batch.is_filled or batch.is_backing_off(now_ms):
+            batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
+            if not batch.is_filled or (batch.attempts and batch.is_backing_off(now_ms)):
                 continue
-            if batches and size + batch.wire_size > max_size:
+            batch_size = batch.wire_size
+            if batches and size + batch_size > max_size:
                 self._drain_index[node.id] = index
                 return batches
             if self._rules.must_wait(batch):
@@ -246,7 +254,7 @@ class RecordAccumulator:
             self._rules.on_drain(batch)
             batch.is_in_flight = True
             batch.drained_ms = now_ms
-            size += batch.wire_size
+            size += batch_size
             batches.append(batch)
         return batches
 
@@ -291,7 +299,8 @@ class RecordAccumulator:
         """
         with self._lock:
             expired = self._incomplete.expired(now_ms)
-            self._unqueue(expired)
+            if expired:
+                self._unqueue(expired)
         return expired
 
     def next_expiry_ms(self) -> int:

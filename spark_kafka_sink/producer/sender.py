@@ -24,7 +24,7 @@ from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.ready_check import ReadyCheck
-from spark_kafka_sink.producer.record_accumulator import LeaderEpochs, RecordAccumulator
+from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.transaction_manager import OutgoingRequest, TransactionManager
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.requests import ProduceRequest
@@ -231,7 +231,7 @@ class Sender:
     def _send_producer_data(self, now_ms: int) -> int:
         """Drain and send what is ready. Returns how long the poll may wait, in ms."""
         cache = self._metadata.cache
-        epoch_of = _leader_epochs(cache)
+        epoch_of = cache.leader_epoch
         check = self._accumulator.ready(cache.cluster, epoch_of, now_ms)
         for topic in check.unknown_leader_topics:
             self._metadata.add(topic, now_ms)
@@ -240,9 +240,10 @@ class Sender:
             self._fail_if_refused(cache.cluster.nodes)
         nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
         self._tell_loads(check, cache, now_ms)
-        drained = self._sealed(
-            self._accumulator.drain(cache.cluster, nodes, self._config.max_request_size, epoch_of, now_ms), now_ms
-        )
+        drained: Mapping[int, list[ProducerBatch]] = {}
+        if nodes:
+            limit = self._config.max_request_size
+            drained = self._sealed(self._accumulator.drain(cache.cluster, nodes, limit, epoch_of, now_ms), now_ms)
         if self._guarantees_order:
             for batches in drained.values():
                 for batch in batches:
@@ -305,24 +306,28 @@ class Sender:
 
     def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
         self._availability.keep(check.waiting_nodes)
+        unavailable = self._availability.unavailable(now_ms)
         for topic, queue_sizes in check.queue_sizes.items():
             available = cache.cluster.available_partitions_for_topic(topic)
             sizes: dict[int, int] = {}
             if len(queue_sizes) >= len(available):  # else one that was never used would never be chosen
-                sizes = {
-                    info.partition: queue_sizes[info.partition]
-                    for info in available
-                    if info.leader is not None and self._availability.is_available(info.leader.id, now_ms)
-                }
+                sizes = queue_sizes
+                if unavailable:
+                    sizes = {
+                        info.partition: queue_sizes[info.partition]
+                        for info in available
+                        if info.leader is not None and info.leader.id not in unavailable
+                    }
             self._on_loads(topic, sizes, len(available))
 
     def _send_produce_request(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
         by_topic: dict[str, list[tuple[int, RecordChunks]]] = {}
         by_partition: dict[TopicPartition, ProducerBatch] = {}
         for batch in batches:
-            topic, partition = batch.topic_partition
-            by_topic.setdefault(topic, []).append((partition, RecordChunks(batch.sealed.buffers)))
-            by_partition[batch.topic_partition] = batch
+            topic_partition, sealed = batch.topic_partition, batch.sealed
+            topic, partition = topic_partition
+            by_topic.setdefault(topic, []).append((partition, RecordChunks(sealed.buffers, sealed.size)))
+            by_partition[topic_partition] = batch
         config = self._config
         manager = self._transaction_manager
         request = ProduceRequest(
@@ -342,11 +347,3 @@ class Sender:
         self._client.send(
             self._client.new_client_request(str(node_id), request, now_ms, expects_response, None, settle), now_ms
         )
-
-
-def _leader_epochs(cache: MetadataCache) -> LeaderEpochs:
-    def epoch_of(topic_partition: TopicPartition) -> int | None:
-        metadata = cache.partitions.get(topic_partition)
-        return None if metadata is None else metadata.leader_epoch
-
-    return epoch_of

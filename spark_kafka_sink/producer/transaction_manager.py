@@ -157,37 +157,39 @@ class TransactionManager:
         """
         if not self.producer.is_valid or self.has_fatal_error:
             return True
-        entry = self.sequences.entry(batch.topic_partition)
-        if not batch.has_sequence:
-            is_stale = entry.producer != self.producer
-            is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
-            return bool(entry.in_flight) and (is_unsettled or entry.is_window_full)
-        return bool(entry.in_flight) and entry.in_flight[0] is not batch
+        entry = self.sequences[batch.topic_partition]
+        if not entry.in_flight:
+            return False
+        if batch.has_sequence:
+            return entry.in_flight[0] is not batch
+        is_stale = entry.producer != self.producer
+        is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
+        return is_unsettled or entry.is_window_full
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
             return
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         if entry.producer != self.producer:
             entry.start_at_beginning(self.producer, self.is_transactional)
         entry.take(batch, self.is_transactional)
 
     def on_split_part(self, part: ProducerBatch) -> None:
         if part.has_sequence:
-            self.sequences.entry(part.topic_partition).insert(part)
+            self.sequences[part.topic_partition].insert(part)
 
     # ---- what became of a batch ------------------------------------------------------------------------------------
 
     def handle_completed_batch(self, batch: ProducerBatch) -> None:
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         entry.remove(batch)
-        sent_by = ProducerIdAndEpoch(batch.producer_id, batch.producer_epoch)
+        sent_by = (batch.producer_id, batch.producer_epoch)
         if sent_by == entry.producer:  # else it was given up, and the partition has begun a new epoch since
             entry.acknowledge(batch.last_sequence)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """Its parts take its place among those in flight."""
-        self.sequences.entry(batch.topic_partition).remove(batch)
+        self.sequences[batch.topic_partition].remove(batch)
 
     def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         """The records are given up; the broker may have them all the same. Nothing new goes to the partition until what
@@ -197,7 +199,7 @@ class TransactionManager:
         doubled. So they end under their old ones first: a leader that has them says so, and one that refuses them for
         the gap proves that it has none.
         """
-        entry = self.sequences.entry(batch.topic_partition)
+        entry = self.sequences[batch.topic_partition]
         entry.remove(batch)
         if error.fatal or isinstance(error, UnsupportedVersionError):
             self._move_to(State.FATAL_ERROR, error)
@@ -220,7 +222,7 @@ class TransactionManager:
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable
-        in_flight = self.sequences.entry(batch.topic_partition).in_flight
+        in_flight = self.sequences[batch.topic_partition].in_flight
         is_oldest = bool(in_flight) and in_flight[0] is batch
         is_told = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
         is_new_gap = is_told and not batch.sequence_has_been_reset
@@ -232,7 +234,8 @@ class TransactionManager:
         """Where everything in flight has ended, new batches may go: the last one was acknowledged and with it every
         number before, or it was given up too and the partition begins again.
         """
-        self._unresolved = {place for place in self._unresolved if self.sequences.entry(place).in_flight}
+        if self._unresolved:
+            self._unresolved = {place for place in self._unresolved if self.sequences[place].in_flight}
 
     def bump_epoch_if_needed(self) -> None:
         """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none."""
@@ -248,7 +251,7 @@ class TransactionManager:
 
     def _restart_partitions(self) -> None:
         for topic_partition in self._to_restart:
-            self.sequences.entry(topic_partition).start_at_beginning(self.producer, self.is_transactional)
+            self.sequences[topic_partition].start_at_beginning(self.producer, self.is_transactional)
             self._unresolved.discard(topic_partition)
         self._to_restart.clear()
 

@@ -107,7 +107,7 @@ class TransactionalExchange(TransactionManager):
 
     def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         with self._lock:
-            self.sequences.entry(batch.topic_partition).remove(batch)
+            self.sequences[batch.topic_partition].remove(batch)
             if isinstance(error, _FATAL_FOR_A_BATCH):
                 self.fail(error)
                 return
@@ -127,7 +127,7 @@ class TransactionalExchange(TransactionManager):
             if self.state in _LOST or self.has_fatal_error:
                 return False
             if isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
-                in_flight = self.sequences.entry(batch.topic_partition).in_flight
+                in_flight = self.sequences[batch.topic_partition].in_flight
                 return bool(in_flight) and in_flight[0] is not batch
             return error.retriable
 

@@ -36,17 +36,19 @@ class NodeApiVersions:
 
     def usable_version(self, request: Request) -> int:
         """The highest version of the request that both sides know. Raises UnsupportedVersionError with both ranges."""
-        name = f"{request.api_key.name} (api {int(request.api_key)})"
-        ours = VersionRange(request.oldest_version, request.latest_version)
+        oldest, latest = request.oldest_version, request.latest_version
         theirs = self.ranges.get(request.api_key)
+        if theirs is not None:
+            version = min(latest, theirs.latest)
+            if version >= oldest and version >= theirs.oldest:
+                return version
+        name = f"{request.api_key.name} (api {int(request.api_key)})"
+        ours = VersionRange(oldest, latest)
         if theirs is None:
             raise UnsupportedVersionError(f"The node does not speak {name} at all; this request needs versions {ours}.")
-        version = min(ours.latest, theirs.latest)
-        if version < max(ours.oldest, theirs.oldest):
-            raise UnsupportedVersionError(
-                f"The node speaks versions {theirs} of {name}; this request needs versions {ours}."
-            )
-        return version
+        raise UnsupportedVersionError(
+            f"The node speaks versions {theirs} of {name}; this request needs versions {ours}."
+        )
 
     def finalized_feature(self, name: str) -> int:
         """The finalized level of a feature; 0 where the cluster has none."""

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_args, get_origin
 
 from spark_kafka_sink.common.errors import UnsupportedVersionError
+from spark_kafka_sink.protocol.framing import encode_request
 from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, request_type
 
 
@@ -36,6 +37,12 @@ class Request(Protocol):
         """
         ...
 
+    def encode(self, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
+        """What `build` gives, as the buffers of a frame. Raises as `build`, and ProtocolError where a value does not
+        fit its field.
+        """
+        ...
+
 
 class VersionedRequest:
     """A request that speaks every version of `SUPPORTED_VERSIONS`; the base of our builders."""
@@ -49,6 +56,9 @@ class VersionedRequest:
     @property
     def latest_version(self) -> int:
         return SUPPORTED_VERSIONS[self.api_key].latest
+
+    def encode(self: Request, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
+        return encode_request(self.build(version), correlation_id, client_id)
 
     def _fill(self, version: int, values: Mapping[str, object]) -> Message:
         newest = request_type(self.api_key, SUPPORTED_VERSIONS[self.api_key].latest)

@@ -15,18 +15,19 @@ class RecordChunks:
     were made of.
     """
 
-    __slots__ = ("_size", "buffers")
+    __slots__ = ("buffers", "size")
 
-    def __init__(self, buffers: Iterable[memoryview]) -> None:
+    def __init__(self, buffers: Iterable[memoryview], size: int | None = None) -> None:
+        """`size`: their bytes, where the caller knows it."""
         self.buffers: tuple[memoryview, ...] = tuple(buffers)
-        self._size = sum(buffer.nbytes for buffer in self.buffers)
+        self.size = sum(buffer.nbytes for buffer in self.buffers) if size is None else size
 
     def __len__(self) -> int:
-        """Total bytes."""
-        return self._size
+        """Total bytes, which kio asks for so."""
+        return self.size
 
     def __repr__(self) -> str:
-        return f"RecordChunks({self._size} bytes in {len(self.buffers)} buffers)"
+        return f"RecordChunks({self.size} bytes in {len(self.buffers)} buffers)"
 
 
 class GatherBuffer:

@@ -16,7 +16,7 @@ from kio.serial.errors import SerialError
 
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.chunks import GatherBuffer
-from spark_kafka_sink.protocol.layout import Edit, apply_edits, layout_of
+from spark_kafka_sink.protocol.layout import Edit, Step, apply_edits, layout_of
 from spark_kafka_sink.protocol.messages import ApiKey, Message, MessageType, response_type, writer_of
 
 _log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _UNSUPPORTED_VERSION: Final = 35
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
-_SIZE_BYTES: Final = 4
-_MAX_FRAME: Final = 2**31 - 1
+SIZE_BYTES: Final = 4
+MAX_FRAME: Final = 2**31 - 1
 
 
 def encode_request(entity: Message, correlation_id: int, client_id: str | None) -> list[memoryview]:
@@ -37,7 +37,7 @@ def encode_request(entity: Message, correlation_id: int, client_id: str | None) 
     """
     request_type: MessageType = type(entity)
     header_type = request_type.__header_schema__
-    buffer = GatherBuffer(reserved=_SIZE_BYTES)
+    buffer = GatherBuffer(reserved=SIZE_BYTES)
     header = header_type(
         request_api_key=request_type.__api_key__,
         request_api_version=request_type.__version__,
@@ -50,9 +50,9 @@ def encode_request(entity: Message, correlation_id: int, client_id: str | None) 
     except (struct.error, SerialError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ProtocolError(f"{request_name(request_type)} cannot be encoded: {error}") from error
     frame = buffer.finish()
-    size = sum(piece.nbytes for piece in frame) - _SIZE_BYTES
-    if size > _MAX_FRAME:
-        raise ProtocolError(f"{request_name(request_type)} is {size} bytes; a frame holds at most {_MAX_FRAME}.")
+    size = sum(piece.nbytes for piece in frame) - SIZE_BYTES
+    if size > MAX_FRAME:
+        raise ProtocolError(f"{request_name(request_type)} is {size} bytes; a frame holds at most {MAX_FRAME}.")
     _INT32.pack_into(frame[0], 0, size)
     return frame
 
@@ -80,30 +80,31 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
     api_key = int(request_type.__api_key__)
     if api_key == _API_VERSIONS and version > 0 and _error_code_after_header(payload) == _UNSUPPORTED_VERSION:
         version = 0
-    name = f"{request_name(request_type)}'s response (version {version}, {len(payload)} bytes)"
-    entity_type = response_type(api_key, version)
-    header_type = entity_type.__header_schema__
+    walk_header, walk_body, read = _reading(api_key, version)
     edits: list[Edit] = []
     try:
-        body = layout_of(header_type)(payload, 0, edits)
-        end = layout_of(entity_type)(payload, body, edits)
+        body = walk_header(payload, 0, edits)
+        end = walk_body(payload, body, edits)
     except (IndexError, struct.error):
-        raise ProtocolError(f"{name} ends too early.") from None
+        raise ProtocolError(f"{_response_name(request_type, version, len(payload))} ends too early.") from None
     except ProtocolError as error:
-        raise ProtocolError(f"{name}: {error}") from None
+        raise ProtocolError(f"{_response_name(request_type, version, len(payload))}: {error}") from None
     if end != len(payload):
+        name = _response_name(request_type, version, len(payload))
         raise ProtocolError(f"{name} has {len(payload) - end} bytes too many.")
-    for edit in edits:
-        if edit.note:
-            _log.warning("%s: %s", name, edit.note)
     if edits:
+        name = _response_name(request_type, version, len(payload))
+        for edit in edits:
+            if edit.note:
+                _log.warning("%s: %s", name, edit.note)
         payload = apply_edits(payload, edits)
-        body = layout_of(header_type)(payload, 0, [])
+        body = walk_header(payload, 0, [])
     elif not isinstance(payload, bytes):
         payload = memoryview(payload).toreadonly()  # kio reads nothing that may change under it
     try:
-        entity, _ = _reader_of(entity_type)(payload, body)
+        entity, _ = read(payload, body)
     except (SerialError, ValueError, OverflowError, TypeError, LookupError) as error:
+        name = _response_name(request_type, version, end)
         raise ProtocolError(f"{name} does not parse: {error}") from error
     return correlation_id, entity
 
@@ -113,9 +114,15 @@ def request_name(request_type: MessageType) -> str:
     return str(request_type.__name__).removesuffix("Request")
 
 
+def _response_name(request_type: MessageType, version: int, size: int) -> str:
+    return f"{request_name(request_type)}'s response (version {version}, {size} bytes)"
+
+
 @cache
-def _reader_of(entity_type: MessageType) -> Any:
-    return entity_reader(entity_type)
+def _reading(api_key: int, version: int) -> tuple[Step, Step, Any]:
+    """The walks over header and body of a response, and kio's reader of the body."""
+    entity_type = response_type(api_key, version)
+    return layout_of(entity_type.__header_schema__), layout_of(entity_type), entity_reader(entity_type)
 
 
 def _error_code_after_header(payload: bytes | bytearray | memoryview) -> int:

@@ -92,6 +92,8 @@ def read_varint(data: Data, at: int) -> tuple[int, int]:
 
 def write_varint(value: int) -> bytes:
     """The inverse of `read_varint`."""
+    if value <= 0x7F:
+        return bytes((value,))
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(0x80 | (value & 0x7F))
@@ -232,6 +234,8 @@ def _length(data: Data, at: int, width: int, flexible: bool) -> tuple[int, int]:
 
 def _bytes(width: int, flexible: bool, nullable: bool) -> Step:
     def walk(data: Data, at: int, _edits: list[Edit]) -> int:
+        if nullable and flexible and data[at] == 0:  # a null, as most are
+            return at + 1
         length, at = _length(data, at, width, flexible)
         if length < 0:
             if nullable and length == -1:
@@ -246,13 +250,17 @@ def _bytes(width: int, flexible: bool, nullable: bool) -> Step:
 
 
 def _array(steps: tuple[Step, ...], min_item: int, flexible: bool, nullable: bool) -> Step:
+    item_size = max(1, min_item)
+
     def walk(data: Data, at: int, edits: list[Edit]) -> int:
+        if flexible and data[at] == 1:  # nothing in it, as in most
+            return at + 1
         count, at = _length(data, at, 4, flexible)
         if count < 0:
             if nullable and count == -1:
                 return at
             raise ProtocolError(f"a count of {count}")
-        if count * max(1, min_item) > len(data) - at:
+        if count * item_size > len(data) - at:
             raise ProtocolError(f"a count of {count} with {len(data) - at} bytes left")
         for _ in range(count):
             for step in steps:

@@ -86,6 +86,9 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
 }
 
 
+_MS: Final = timedelta(milliseconds=1)
+
+
 @cache
 def request_type(api_key: int, version: int) -> MessageType:
     """kio's class of this request in this version."""
@@ -106,4 +109,4 @@ def writer_of(entity_type: MessageType) -> Callable[[Any, Message], None]:
 
 def to_ms(duration: timedelta) -> int:
     """kio gives durations as timedelta; everything above counts whole ms."""
-    return duration // timedelta(milliseconds=1)
+    return duration // _MS if duration else 0

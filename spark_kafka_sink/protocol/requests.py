@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 from spark_kafka_sink.protocol.building import VersionedRequest
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, request_type
+from spark_kafka_sink.protocol.produce_frames import produce_frame
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -115,6 +116,11 @@ class ProduceRequest(VersionedRequest):
             acks=self.acks,
             timeout=timedelta(milliseconds=self.timeout_ms),
             topic_data=tuple(topics),
+        )
+
+    def encode(self, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
+        return produce_frame(
+            version, correlation_id, client_id, self.transactional_id, self.acks, self.timeout_ms, self.batches
         )
 
 

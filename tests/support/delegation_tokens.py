@@ -20,6 +20,7 @@ from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import error_for_code
+from spark_kafka_sink.protocol.framing import encode_request
 
 _TIMEOUT_MS = 20_000
 
@@ -39,6 +40,9 @@ class _TokenRequest:
 
     def build(self, version: int) -> Any:
         return load_request_schema(int(self.api_key), version)(**self.values)
+
+    def encode(self, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
+        return encode_request(self.build(version), correlation_id, client_id)
 
 
 @dataclass(frozen=True)

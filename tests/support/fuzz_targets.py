@@ -75,7 +75,7 @@ def _use_versions(entity: Any) -> None:
 
 
 _USE: Mapping[int, Callable[[Any], object]] = {
-    ApiKey.PRODUCE: lambda entity: list(_outcomes(entity)),
+    ApiKey.PRODUCE: _outcomes,
     ApiKey.METADATA: _use_metadata,
     ApiKey.API_VERSIONS: _use_versions,
     ApiKey.FIND_COORDINATOR: lambda entity: coordinator_of(entity, "k"),

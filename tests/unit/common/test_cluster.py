@@ -39,14 +39,25 @@ def test_only_partitions_with_a_leader_are_available(cluster: Cluster) -> None:
 
 
 def test_partitions_are_found_by_their_leader(cluster: Cluster) -> None:
-    assert [info.partition for info in cluster.partitions_for_node(0)] == [2]
-    assert [info.partition for info in cluster.partitions_for_node(1)] == [0]
+    assert cluster.partitions_for_node(0) == (TopicPartition("t", 2),)
+    assert cluster.partitions_for_node(1) == (TopicPartition("t", 0),)
     assert cluster.partitions_for_node(9) == ()
+    assert cluster.leaders == {TopicPartition("t", 2): A, TopicPartition("t", 0): B}
+
+
+def test_a_nodes_id_as_text_follows_its_id_and_makes_no_difference() -> None:
+    assert (A.id_string, Node(-1, "x", 1).id_string) == ("0", "-1")
+    assert dataclasses.replace(A, id=7).id_string == "7"
+    assert pickle.loads(pickle.dumps(A)).id_string == "0"
+    assert pickle.loads(pickle.dumps(A)) == A
+    assert "id_string" not in repr(A)
 
 
 def test_a_leader_that_is_not_among_the_nodes_is_found_too() -> None:
     stranger = Node(5, "s", 1)
-    assert Cluster(partitions=(PartitionInfo("t", 0, stranger),)).partitions_for_node(5)[0].leader is stranger
+    cluster = Cluster(partitions=(PartitionInfo("t", 0, stranger),))
+    assert cluster.partitions_for_node(5) == (TopicPartition("t", 0),)
+    assert cluster.leader_for(TopicPartition("t", 0)) is stranger
 
 
 def test_partitions_and_leaders_are_found_by_name(cluster: Cluster) -> None:

@@ -101,6 +101,40 @@ def test_a_wait_on_a_split_batch_goes_on_with_the_part() -> None:
         future.result(0)
 
 
+def test_all_who_wait_are_woken_and_nothing_is_left_of_them() -> None:
+    batch = BatchResult(PLACE)
+    woken: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: woken.append(batch.wait(JOIN_S)), daemon=True, name=f"waits {number}")
+        for number in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    assert not batch.wait(0)
+    batch.mark_done()
+    for thread in threads:
+        thread.join(JOIN_S)
+    assert woken == [True] * 5
+    assert batch.wait(None)
+    assert batch._waiting == []
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["after its event can be seen", "before"])
+def test_a_batch_that_ends_while_somebody_begins_to_wait_wakes_them(is_seen: bool) -> None:
+    class Ends(list[threading.Event]):
+        def append(self, event: threading.Event) -> None:
+            if is_seen:
+                super().append(event)
+            batch.mark_done()
+            if not is_seen:
+                super().append(event)
+
+    batch = BatchResult(PLACE)
+    batch._waiting = Ends()
+    assert batch.wait(0)
+    assert batch._waiting == []
+
+
 def test_a_callback_gets_the_metadata_or_the_error() -> None:
     calls: list[tuple[RecordMetadata | None, KafkaError | None]] = []
     for outcome in (result(), result(error=KafkaError("no"))):

@@ -61,6 +61,19 @@ def test_batches_get_consecutive_numbers_and_are_counted_in_flight() -> None:
     assert entry.in_flight == [second]
 
 
+def test_whichever_batch_ends_the_others_stay_in_flight_in_their_order() -> None:
+    entry = entry_at()
+    first, second, third = taken(entry, 1, 1, 1)
+    entry.remove(second)
+    assert entry.in_flight == [first, third]
+    entry.remove(second)  # as a batch that expired in flight
+    assert entry.in_flight == [first, third]
+    entry.remove(first)
+    entry.remove(third)
+    entry.remove(third)
+    assert entry.in_flight == []
+
+
 def test_what_is_acknowledged_only_moves_on() -> None:
     entry = entry_at()
     assert not entry.has_acknowledged
@@ -105,13 +118,11 @@ def test_parts_are_in_flight_in_their_places() -> None:
 
 def test_the_table_makes_entries_and_keeps_them() -> None:
     table = SequenceTable()
-    entry = table.entry(PLACE)
-    assert table.entry(PLACE) is entry
+    entry = table[PLACE]
+    assert table[PLACE] is entry
     assert entry.producer == NO_PRODUCER
     assert not entry.producer.is_valid
-    assert [each.topic_partition for each in table] == [PLACE]
-    table.clear()
-    assert list(table) == []
+    assert [each.topic_partition for each in table.values()] == [PLACE]
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------

@@ -174,11 +174,11 @@ def test_a_node_is_not_available_once_it_took_nothing_for_so_long() -> None:
     availability = NodeAvailability(500)
     availability.update(1, False, 1_000)
     availability.update(1, False, 1_400)
-    assert availability.is_available(1, 1_499)
-    assert not availability.is_available(1, 1_500)
-    assert availability.is_available(2, 1_500)
+    assert 1 not in availability.unavailable(1_499)
+    assert 1 in availability.unavailable(1_500)
+    assert 2 not in availability.unavailable(1_500)
     availability.update(1, True, 1_600)
-    assert availability.is_available(1, 9_000)
+    assert 1 not in availability.unavailable(9_000)
 
 
 def test_a_node_for_which_nothing_waits_any_more_may_be_tried_again() -> None:
@@ -186,11 +186,11 @@ def test_a_node_for_which_nothing_waits_any_more_may_be_tried_again() -> None:
     availability.update(1, False, 1_000)
     availability.update(2, False, 1_000)
     availability.keep({2})
-    assert availability.is_available(1, 2_000)
-    assert not availability.is_available(2, 2_000)
+    assert 1 not in availability.unavailable(2_000)
+    assert 2 in availability.unavailable(2_000)
 
 
 def test_no_time_limit_means_always_available() -> None:
     availability = NodeAvailability(0)
     availability.update(1, False, 0)
-    assert availability.is_available(1, 10**9)
+    assert 1 not in availability.unavailable(10**9)

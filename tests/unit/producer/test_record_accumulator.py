@@ -423,6 +423,29 @@ def test_loads_count_the_batches_of_every_partition_that_has_a_leader() -> None:
     assert rig.ready(cluster_of(0, 0, None)).queue_sizes == {TOPIC: {0: 2, 1: 0}}
 
 
+def test_loads_are_counted_by_topic_in_whatever_order_partitions_come() -> None:
+    rig = Rig(batch_size=1)
+    places = [TopicPartition("".join(topic), partition) for partition in (0, 1) for topic in ("ab", "cd")]
+    for number, each in enumerate(places):
+        for _ in range(number + 1):
+            thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), None)
+            rig.accumulator.append_row(each, None, b"v", (), 5, ONE_RECORD, thunk, 0, rig.now_ms)
+    infos = tuple(PartitionInfo(topic, partition, NODES[0]) for topic, partition in places)
+    check = rig.ready(Cluster(nodes=NODES, partitions=infos))
+    assert check.queue_sizes == {"ab": {0: 1, 1: 3}, "cd": {0: 2, 1: 4}}
+    assert check.waiting_nodes == {0}
+
+
+def test_the_nodes_that_something_waits_for_are_told_whether_they_are_ready_or_not() -> None:
+    rig = Rig(batch_size=1)
+    for partition in (0, 0, 1, 2):
+        rig.append(partition)
+    rig.accumulator.mute(place(2))
+    check = rig.ready(cluster_of(0, 0, 1))
+    assert set(check.ready_nodes) == {0}
+    assert check.waiting_nodes == {0, 1}
+
+
 # ---- drain -----------------------------------------------------------------------------------------------------------
 
 

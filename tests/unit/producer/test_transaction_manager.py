@@ -479,7 +479,7 @@ def test_a_late_acknowledgement_does_not_count_in_the_epoch_that_has_begun_since
     harness.selector.at(first.sent_ms + 10_300, harness.network.held.clear)
     harness.run_until(lambda: harness.memory_in_use == 0)
     assert isinstance(first.error, KafkaTimeoutError)
-    entry = manager.sequences.entry(PLACE)
+    entry = manager.sequences[PLACE]
     assert entry.producer.epoch == 1
     assert not entry.has_acknowledged
     harness.deliveries.clear()
@@ -504,7 +504,7 @@ def test_retries_that_are_used_up_leave_no_gap() -> None:
 
 def test_sequences_wrap() -> None:
     harness = warm()
-    entry = manager_of(harness).sequences.entry(PLACE)
+    entry = manager_of(harness).sequences[PLACE]
     log = harness.cluster.log(TOPIC, 0)
     entry.next_sequence = 2**31 - 3
     entry.last_acked_sequence = 2**31 - 4
@@ -519,7 +519,7 @@ def test_sequences_wrap() -> None:
 
 def test_retries_keep_their_order_across_the_wrap() -> None:
     harness = warm()
-    entry = manager_of(harness).sequences.entry(PLACE)
+    entry = manager_of(harness).sequences[PLACE]
     harness.cluster.log(TOPIC, 0).forget_producers()
     entry.next_sequence = 2**31 - 2
     entry.last_acked_sequence = 2**31 - 3
