@@ -1,10 +1,15 @@
 """How much Spark hands over to a task at once: its part on the driver, before the query starts, and the task's.
 
-Spark cuts an Arrow batch at 10,000 rows or 64 MB. That is too much of large values: a Python worker holds two batches,
-one in use and one that is read. And to know the bytes Spark asks its Arrow writer for the sizes of all its buffers
-before every row, which is a third of what the JVM takes to make and hand over small rows. So ours is a limit of rows
-alone, and a large row counts for as many as it is long: `padded` puts rows without contents behind it, one for every
-512 bytes, and `without_padding` takes them out again.
+Spark cuts an Arrow batch at 10,000 rows or 64 MB. Both suit this sink badly: a Python worker holds two batches, one in
+use and one that is read, and with large values they are more than all the rest of it; while of small rows 10,000 are
+few where a topic has hundreds of partitions, because a batch costs something for every partition that it goes to. So
+the bytes are the limit.
+
+To know them Spark asks its Arrow writer for the sizes of all its buffers before every row. With headers, vectors in
+vectors, that is half of what the JVM does. There the limit is one of rows, and a large row counts for as many as it is
+long: `padded` puts rows without contents behind it, one for every 512 bytes, and `without_padding` takes them out
+again. (Rows without headers would gain a sixth by that where they have 100 bytes, and lose as much where they have a
+thousand: Spark copies what comes out of an explode.)
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from spark_kafka_sink.record.arrow_arrays import marked
 from spark_kafka_sink.sink.frame import HEADERS, KEY, TOPIC, VALUE
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -28,38 +34,43 @@ IS_RECORD: Final = "is_record"
 
 _BYTES_OF_A_ROW: Final = 512
 _OF_PADDED_ROWS: Final = {BYTES: (1 << 31) - 1, RECORDS: 7_168}
-"""At most 3.7 MB, and one row that may be of any size. The greatest number means no limit: Spark then counts rows
-alone. A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
+"""The greatest number means no limit of bytes: Spark then counts rows alone."""
+_OF_ROWS: Final = {BYTES: 3_900_000, RECORDS: 32_768}
+"""A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
 JVM, whose vectors grow by doubling.
 """
-_BESIDE_ANOTHERS: Final = {BYTES: 3_900_000, RECORDS: 32_768}
-"""For the one of the two that nobody has set."""
 
 
 @contextmanager
 def batch_limits(df: DataFrame) -> Iterator[DataFrame]:
-    """`df` as it should go through mapInArrow, with limits for the queries that this thread begins inside. A limit that
-    somebody has set in the session stays, and then there is no padding.
+    """`df` as it should go through mapInArrow, with limits of about 4 MB for queries that this thread begins inside. A
+    limit that somebody has set in the session stays.
 
     Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
     other thread's query sees them. Spark Connect has none; there Spark's own limits hold, with padding.
     """
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
-    is_padded = len(free) == 2
-    limits = _OF_PADDED_ROWS if is_padded else _BESIDE_ANOTHERS
-    with _local_properties(session, {name: str(limits[name]) for name in free}):
+    context = _context(session)
+    is_padded = len(free) == 2 and (context is None or HEADERS in df.columns)
+    limits = _OF_PADDED_ROWS if is_padded else _OF_ROWS
+    properties = {} if context is None else {name: str(limits[name]) for name in free}
+    with _local_properties(context, properties):
         yield padded(df) if is_padded else df
 
 
-@contextmanager
-def _local_properties(session: object, properties: Mapping[str, str]) -> Iterator[None]:
+def _context(session: object) -> SparkContext | None:
+    """None in Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession
 
-    if not isinstance(session, ClassicSession):
+    return session.sparkContext if isinstance(session, ClassicSession) else None
+
+
+@contextmanager
+def _local_properties(context: SparkContext | None, properties: Mapping[str, str]) -> Iterator[None]:
+    if context is None:
         yield
         return
-    context = session.sparkContext
     before = {name: context.getLocalProperty(name) for name in properties}
     for name, value in properties.items():
         context.setLocalProperty(name, value)
