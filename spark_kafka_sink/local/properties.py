@@ -42,6 +42,8 @@ _TEST_DEFAULTS: Mapping[str, PropertyValue] = {
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
     "share.coordinator.state.topic.num.partitions": 4,
+    # Kafka deletes what has a timestamp older than a week: half a minute after the start, then every five minutes.
+    "log.retention.ms": -1,
     # 128 MB of a small heap by default.
     "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
 }

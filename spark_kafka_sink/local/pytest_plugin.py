@@ -87,7 +87,7 @@ def old_kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 @pytest.fixture
 def new_topic(request: pytest.FixtureRequest, kafka_broker: Admin) -> Iterator[Callable[..., str]]:
     """`new_topic(partitions=1, replication_factor=1, config=None)` creates a topic named after the test and gives its
-    name.
+    name. It keeps its records whatever their timestamps are (`retention.ms=-1`), if `config` does not say otherwise.
 
     The topics are deleted when the test is over.
     """
@@ -96,7 +96,7 @@ def new_topic(request: pytest.FixtureRequest, kafka_broker: Admin) -> Iterator[C
 
     def create(partitions: int = 1, replication_factor: int = 1, config: Mapping[str, str | int] | None = None) -> str:
         name = f"{stem}-{uuid.uuid4().hex[:8]}"
-        kafka_broker.create_topic(name, partitions, replication_factor, config)
+        kafka_broker.create_topic(name, partitions, replication_factor, {"retention.ms": -1, **(config or {})})
         made.append(name)
         return name
 

@@ -8,8 +8,15 @@ from collections.abc import Iterable
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 
-def produce(bootstrap_servers: str, topic: str, values: Iterable[str], *, timeout_s: float = 30.0) -> None:
-    """Send values with acks=all and wait until every one is acknowledged."""
+def produce(
+    bootstrap_servers: str,
+    topic: str,
+    values: Iterable[str],
+    *,
+    timestamp_ms: int | None = None,
+    timeout_s: float = 30.0,
+) -> None:
+    """Send values with acks=all and wait until every one is acknowledged. `timestamp_ms`: of each, else it is now."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "acks": "all"})
     failures: list[KafkaError] = []
 
@@ -18,7 +25,7 @@ def produce(bootstrap_servers: str, topic: str, values: Iterable[str], *, timeou
             failures.append(error)
 
     for value in values:
-        producer.produce(topic, value.encode(), on_delivery=delivered)
+        producer.produce(topic, value.encode(), timestamp=timestamp_ms or 0, on_delivery=delivered)
     left = producer.flush(timeout_s)
     assert not left, f"{left} records were not acknowledged within {timeout_s} s"
     assert not failures, failures

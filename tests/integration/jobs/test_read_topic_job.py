@@ -19,7 +19,7 @@ JOB = Path(__file__).resolve().parents[3] / "jobs" / "read_topic.py"
 @pytest.fixture
 def filled_topic(kafka_broker: Admin, new_topic: Callable[..., str]) -> str:
     """300 records of librdkafka's on three partitions."""
-    topic = new_topic(partitions=3, config={"retention.ms": -1})
+    topic = new_topic(partitions=3)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for n in range(300):
         headers = [("n", str(n).encode()), ("null", None)] if n % 2 else None

@@ -29,7 +29,7 @@ def make_topic(request: pytest.FixtureRequest, broker: Admin) -> Callable[..., s
 
     def make(partitions: int = 1, config: dict[str, str | int] | None = None) -> str:
         name = new_name(request)
-        broker.create_topic(name, partitions, 1, config)
+        broker.create_topic(name, partitions, 1, {"retention.ms": -1, **(config or {})})
         return name
 
     return make

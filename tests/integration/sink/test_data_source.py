@@ -88,7 +88,7 @@ def test_every_column_arrives_as_it_was(
 ) -> None:
     conf("spark.sql.execution.arrow.useLargeVarTypes", uses_large_types)
     conf("spark.sql.session.timeZone", "Asia/Tokyo")
-    topic = new_topic(partitions=4, config={"retention.ms": -1})
+    topic = new_topic(partitions=4)
     frame = spark.range(5_000).selectExpr(
         "id AS ignored",
         "if(id % 7 = 0, null, concat('ключ-', id % 50)) AS key",

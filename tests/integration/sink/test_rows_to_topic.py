@@ -66,7 +66,7 @@ def rows_with_every_column(spark: SparkSession, topic: str) -> DataFrame:
 def test_every_column_arrives_as_it_was(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], write: Write
 ) -> None:
-    topic = new_topic(partitions=4, config={"retention.ms": -1})
+    topic = new_topic(partitions=4)
     frame = rows_with_every_column(spark, topic)
     write(frame, sink_of(kafka_broker))
     columns = ("key", "value", "topic", "partition", "headers", "timestamp_ms")
