@@ -94,6 +94,11 @@ class Channel:
         return self._held is not None or (self.send is not None and self.send is not self._own_send)
 
     @property
+    def is_sending(self) -> bool:
+        """A send is on its way, and nothing in its way but the socket."""
+        return self.send is not None and self.is_ready
+
+    @property
     def is_held_up(self) -> bool:
         """Whether the authenticator is at work, or has just ended and a send waits for that."""
         return self.is_connected and (self.is_authenticating or self._held is not None)

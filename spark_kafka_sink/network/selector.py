@@ -59,6 +59,7 @@ class Selector:
         self._wakeup_writer.setblocking(False)
         self._poller.register(self._wakeup_reader, READ, None)
         self._is_woken = False
+        self._was_woken = False  # in this poll
         self._is_closed = False
         self._channels: dict[str, Channel] = {}
         self._idle = IdleConnections(connections_max_idle_ms)
@@ -150,11 +151,20 @@ class Selector:
         self.completed_receives = []
         self.connected = []
         self.disconnected, self._lost = self._lost, {}
+        self._was_woken = False
         # A new send mostly fits the socket's buffer, and then costs no interest in writing and no look at the poller.
         to_write, self._to_write = self._to_write, []
         now_ms = self._clock.now_ms()
         for channel in to_write:
             self._write(channel, now_ms)
+        deadline_ms = now_ms + timeout_ms
+        # A frame larger than the socket's buffer goes out in pieces, of which nobody needs to hear. It comes to an end:
+        # nobody gives another send meanwhile.
+        while self._poll_once(deadline_ms - now_ms, now_ms):
+            now_ms = self._clock.now_ms()
+
+    def _poll_once(self, timeout_ms: int, now_ms: int) -> bool:
+        """Whether some sends went on, and nothing else happened. A `timeout_ms` below 0 is 0."""
         to_drain, self._to_drain = self._to_drain, []  # before the events, whose channels have had their turn to read
         buffered, self._buffered = self._buffered, set()
         events = self._select(0 if to_drain or buffered else self._bounded_timeout(timeout_ms, now_ms))
@@ -169,6 +179,8 @@ class Selector:
             self._advance_authentications(now_ms)
         self._drain_failed(to_drain, now_ms)
         self._close_idle(now_ms)
+        is_to_be_told = self._was_woken or self.completed_sends or self.completed_receives or self.disconnected
+        return bool(events) and not is_to_be_told and all(channel.is_sending for channel in events)
 
     def wakeup(self) -> None:
         """Make the poll under way, or the next one, return at once. From any thread; no effect once closed."""
@@ -209,6 +221,7 @@ class Selector:
         self._wakeup_reader.recv(64)
         # Only now: a wake-up between the two finds this poll awake, and must not leave the flag set without its byte.
         self._is_woken = False
+        self._was_woken = True
 
     def _process(self, channel: Channel, ready: int, now_ms: int) -> None:
         if not channel.is_connected:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from support.peer import LIMIT_S, Peer, connect, frame, lost, poll_until, receive, send_of
@@ -61,6 +63,78 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
     reader.join(LIMIT_S)
     peer.close()
     assert bytes(got) == wanted
+
+
+def read_all(connection: socket.socket, size: int) -> threading.Thread:
+    def read() -> None:
+        left = size
+        while left:
+            left -= len(connection.recv(min(left, 20_000)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    return reader
+
+
+def test_a_frame_of_many_pieces_goes_out_in_one_poll(selector: Selector) -> None:
+    peer = Peer(receive_buffer=4096)
+    connection = connect(selector, peer, send_buffer=4096)
+    send = send_of(bytes(1_000_000))
+    reader = read_all(connection, 1_000_004)
+    selector.send(send)
+    selector.poll(int(LIMIT_S * 1000))
+    assert selector.completed_sends == [send]
+    reader.join(LIMIT_S)
+    peer.close()
+
+
+def test_a_poll_ends_in_mid_frame_when_another_connection_has_something_to_tell(selector: Selector) -> None:
+    """Also for a wake-up, and at its own time-out: a slow reader holds nobody up."""
+    slow, other = Peer(receive_buffer=4096), Peer()
+    reading = connect(selector, slow, "1", send_buffer=4096)
+    telling = connect(selector, other, "2")
+    send = send_of(bytes(50_000_000))
+    selector.send(send)
+    reader = threading.Thread(target=read_until_it_ends, args=(reading,))
+    reader.start()
+
+    def poll_while(happens: Callable[[], object]) -> None:
+        """`happens` is called in mid-poll: after some bytes of the frame went, and long before the last."""
+        seen = send.remaining
+
+        def act() -> None:
+            while send.remaining in (seen, send.size):
+                time.sleep(0.001)
+            happens()
+
+        actor = threading.Thread(target=act)
+        actor.start()
+        selector.poll(60_000)
+        actor.join(LIMIT_S)
+        assert 0 < send.remaining < seen
+        assert selector.completed_sends == []
+
+    try:
+        poll_while(lambda: telling.sendall(frame(b"news")))
+        assert [received.payload for received in selector.completed_receives] == [b"news"]
+        poll_while(lambda: reading.sendall(frame(b"answer")))
+        assert [received.payload for received in selector.completed_receives] == [b"answer"]
+        poll_while(selector.wakeup)
+        assert selector.completed_receives == []
+        started = time.monotonic()
+        selector.poll(100)
+        assert time.monotonic() - started >= 0.09
+        assert send.remaining > 0
+    finally:
+        selector.close("1")
+        reader.join(LIMIT_S)
+        slow.close()
+        other.close()
+
+
+def read_until_it_ends(connection: socket.socket) -> None:
+    while connection.recv(4_096):
+        time.sleep(0.001)
 
 
 def test_waiting_for_room_in_the_socket_is_no_busy_loop(selector: Selector) -> None:
