@@ -86,7 +86,8 @@ class ProducerConfig(SecurityConfig):
         _int_ms,
         262_144,
         "int",
-        "Bytes of records after which a batch is full (before compression). Kafka's own default is 16384.",
+        "Bytes of a full batch, as it is expected to be compressed (before that up to 3.3 times as much). Kafka's own"
+        " default is 16384.",
     )
     max_request_size: int = option(_int_ms, 1_048_576, "int", "The largest request, and so the largest record.")
     buffer_memory: int = option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")

@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
+from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
@@ -88,7 +89,7 @@ class KafkaProducer(TransactionMethods):
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup())
         self._metrics = ProducerMetrics(self._pool, self._metadata)
         self._accumulator = RecordAccumulator(
-            batch_size=self.config.batch_size,
+            sizes=BatchSizes(self.config.batch_size),
             linger_ms=self.config.linger_ms,
             delivery_timeout_ms=self.config.delivery_timeout_ms,
             retry_backoff=self._retry_backoff(),
@@ -298,7 +299,7 @@ class KafkaProducer(TransactionMethods):
         partitioner = self._partitioners.get(topic)
         if partitioner is None:
             made = StickyPartitioner(
-                topic, self.config.batch_size, self.config.partitioner_adaptive_partitioning_enable, self._rng
+                topic, self._accumulator.sizes, self.config.partitioner_adaptive_partitioning_enable, self._rng
             )
             partitioner = self._partitioners.setdefault(topic, made)
         return partitioner

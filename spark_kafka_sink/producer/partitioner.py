@@ -1,7 +1,7 @@
 """Which partition a record without a partition of its own goes to.
 
 With a key: murmur2, as every Java client has it. Without: the uniform sticky partitioner (KIP-480, KIP-794), which
-stays with a partition for batch.size bytes and then chooses another, one whose queue is short more often than one
+stays with a partition for a batch's bytes and then chooses another, one whose queue is short more often than one
 whose broker falls behind. Application threads choose; the Sender thread tells of loads. Reference:
 org.apache.kafka.clients.producer.internals.BuiltInPartitioner.
 """
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from spark_kafka_sink.common.cluster import Cluster
+from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.record.block import Block
 
 
@@ -33,9 +34,9 @@ class PartitionLoads:
 class StickyPartitioner:
     """The choice for one topic."""
 
-    def __init__(self, topic: str, sticky_bytes: int, is_adaptive: bool, rng: random.Random) -> None:
+    def __init__(self, topic: str, sizes: BatchSizes, is_adaptive: bool, rng: random.Random) -> None:
         self._topic = topic
-        self._sticky_bytes = sticky_bytes
+        self._sizes = sizes
         self._is_adaptive = is_adaptive
         self._rng = rng
         self._lock = threading.Lock()
@@ -54,31 +55,31 @@ class StickyPartitioner:
     def take(self, size: int, cluster: Cluster, partition_count: int) -> int:
         """The partition of a record of `size` bytes."""
         with self._lock:
-            partition = self._current(cluster, partition_count)
+            partition = self._current(cluster, partition_count, self._sizes.capacity(self._topic))
             self._bytes += size
             return partition
 
     def assign(self, block: Block, cluster: Cluster, partition_count: int) -> list[tuple[int, int, int]]:
-        """Cut a block whose rows may go anywhere: (partition, first row, end row), each about batch.size bytes."""
+        """Cut a block whose rows may go anywhere: (partition, first row, end row), each about a batch's bytes."""
         groups: list[tuple[int, int, int]] = []
-        start = 0
+        start, sticky_bytes = 0, self._sizes.capacity(self._topic)
         with self._lock:
             while start < block.num_rows:
-                partition = self._current(cluster, partition_count)
-                end = max(start + 1, block.last_fitting(start, block.num_rows, self._sticky_bytes - self._bytes))
+                partition = self._current(cluster, partition_count, sticky_bytes)
+                end = max(start + 1, block.last_fitting(start, block.num_rows, sticky_bytes - self._bytes))
                 self._bytes += block.size(start, end)
                 if end < block.num_rows:
-                    self._bytes = max(self._bytes, self._sticky_bytes)  # the next row did not fit: the batch is full
+                    self._bytes = max(self._bytes, sticky_bytes)  # the next row did not fit: the batch is full
                 groups.append((partition, start, end))
                 start = end
         return groups
 
-    def _current(self, cluster: Cluster, partition_count: int) -> int:
+    def _current(self, cluster: Cluster, partition_count: int, sticky_bytes: int) -> int:
         """The partition to stay with, chosen anew when it has had its bytes or has lost its leader. Caller holds the
         lock.
         """
         partition = self._partition
-        if partition is None or self._bytes >= self._sticky_bytes or not self._has_leader(cluster, partition):
+        if partition is None or self._bytes >= sticky_bytes or not self._has_leader(cluster, partition):
             partition = self._partition = self._choose(cluster, partition_count)
             self._bytes = 0
         return partition

@@ -43,7 +43,7 @@ class _RowRun:
 
 
 class ProducerBatch:
-    """`batch_size` bytes of records, or one record that is larger."""
+    """`batch_size` bytes of records before compression, or one record that is larger."""
 
     def __init__(
         self, topic_partition: TopicPartition, base_timestamp_ms: int, batch_size: int, created_ms: int
@@ -233,6 +233,10 @@ class ProducerBatch:
         """The batch as it was sealed last."""
         assert self._sealed is not None, "a batch is sealed when it is drained"
         return self._sealed
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._sealed is not None
 
     @property
     def wire_size(self) -> int:

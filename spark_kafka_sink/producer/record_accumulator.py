@@ -15,6 +15,7 @@ from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
 from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
+from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
 from spark_kafka_sink.producer.drain_rules import DrainRules
@@ -34,14 +35,14 @@ class RecordAccumulator:
     def __init__(
         self,
         *,
-        batch_size: int,
+        sizes: BatchSizes,
         linger_ms: int,
         delivery_timeout_ms: int,
         retry_backoff: ExponentialBackoff,
         pool: BufferPool,
         drain_rules: DrainRules,
     ) -> None:
-        self.batch_size = max(1, batch_size)
+        self.sizes = sizes
         self.pool = pool
         self._linger_ms = linger_ms
         self._retry_backoff = retry_backoff
@@ -163,7 +164,8 @@ class RecordAccumulator:
         previous = queue.open_batch
         if previous is not None:
             previous.close_for_appends()
-        batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, self.batch_size + HEADER_SIZE, now_ms)
+        capacity = self.sizes.capacity(queue.topic_partition.topic) + HEADER_SIZE
+        batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, capacity, now_ms)
         self._incomplete.add(batch)  # first: what is queued alone would have no end
         queue.batches.append(batch)
         return batch
@@ -215,9 +217,7 @@ class RecordAccumulator:
     def drain(
         self, cluster: Cluster, nodes: Iterable[Node], max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> dict[int, list[ProducerBatch]]:
-        """Take up to `max_size` bytes of batches for each node, at least one, one per partition; closed, in order,
-        with their sequences.
-        """
+        """For each node up to `max_size` expected bytes, at least one batch; closed, in order, with their sequences."""
         drained: dict[int, list[ProducerBatch]] = {}
         for node in nodes:
             with self._lock:
@@ -243,7 +243,7 @@ class RecordAccumulator:
             batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
             if not batch.is_filled or (batch.attempts and batch.is_backing_off(now_ms)):
                 continue
-            batch_size = batch.wire_size
+            batch_size = self.sizes.on_wire(batch)
             if batches and size + batch_size > max_size:
                 self._drain_index[node.id] = index
                 return batches
@@ -268,6 +268,7 @@ class RecordAccumulator:
 
     def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
         """Replace a batch that the broker finds too large by parts of at most half its size, in its place."""
+        self.sizes.refused(batch.topic_partition.topic)
         parts = split_batch(batch, now_ms)
         with self._lock:
             row_bytes, allocations = batch.take_memory()

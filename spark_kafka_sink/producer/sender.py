@@ -262,12 +262,15 @@ class Sender:
         sealed: dict[int, list[ProducerBatch]] = {}
         for node_id, batches in drained.items():
             for batch in batches:
+                is_first_time = not batch.is_sealed
                 try:
                     batch.seal(self._codec)
                 except Exception as cause:
                     self._outcomes.fail_unsendable(batch, cause, now_ms)
-                else:
-                    sealed.setdefault(node_id, []).append(batch)
+                    continue
+                sealed.setdefault(node_id, []).append(batch)
+                if is_first_time:
+                    self._accumulator.sizes.learn(batch)
         return sealed
 
     def _nodes_to_send_to(self, check: ReadyCheck, now_ms: int) -> tuple[list[Node], int]:

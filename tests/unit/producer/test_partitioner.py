@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo
+from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.node_availability import NodeAvailability
 from spark_kafka_sink.producer.partitioner import PartitionLoads, StickyPartitioner
 from spark_kafka_sink.record.block import Block
@@ -24,7 +25,7 @@ def cluster_of(*has_leader: bool) -> Cluster:
 
 
 def partitioner(sticky_bytes: int = 100, *, is_adaptive: bool = True, seed: int = 3) -> StickyPartitioner:
-    return StickyPartitioner(TOPIC, sticky_bytes, is_adaptive, random.Random(seed))
+    return StickyPartitioner(TOPIC, BatchSizes(sticky_bytes), is_adaptive, random.Random(seed))
 
 
 def draws(made: StickyPartitioner, cluster: Cluster, count: int, size: int = 100) -> Counter[int]:
@@ -36,6 +37,22 @@ def test_it_stays_for_so_many_bytes_and_then_goes_elsewhere() -> None:
     taken = [made.take(50, cluster, 3) for _ in range(40)]
     assert taken[0::2] == taken[1::2]
     assert all(one != two for one, two in pairwise(taken[0::2]))
+
+
+def test_it_stays_longer_where_batches_hold_more() -> None:
+    class Learning(BatchSizes):
+        def capacity(self, topic: str) -> int:
+            assert topic == TOPIC
+            return 300
+
+    made = StickyPartitioner(TOPIC, Learning(100), True, random.Random(3))
+    cluster = cluster_of(True, True, True)
+    taken = [made.take(100, cluster, 3) for _ in range(30)]
+    assert taken[0::3] == taken[1::3] == taken[2::3]
+    assert all(one != two for one, two in pairwise(taken[0::3]))
+    block = Block(RecordColumns.from_rows([bytes(90)] * 9), 0, 0)
+    assert [end - start for _, start, end in made.assign(block, cluster, 3)] == [2, 2, 2, 2, 1]
+    assert [end - start for _, start, end in partitioner(100).assign(block, cluster, 3)] == [1] * 9
 
 
 def test_the_choice_is_uniform_without_loads() -> None:

@@ -19,6 +19,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
+from spark_kafka_sink.producer.batch_sizes import LEAST_SHARE, BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import DrainRules, NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
@@ -75,7 +76,7 @@ class Rig:
         self.clock = FakeClock()
         self.pool = BufferPool(memory, self.clock)
         self.accumulator = RecordAccumulator(
-            batch_size=batch_size,
+            sizes=BatchSizes(batch_size),
             linger_ms=LINGER_MS,
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
             retry_backoff=ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
@@ -472,6 +473,39 @@ def test_a_drain_stops_at_the_largest_request_but_takes_one_batch_in_any_case() 
     size = HEADER_SIZE + ONE_RECORD
     assert len(rig.drain(cluster_of(0, 0, 0), max_size=2 * size)[0]) == 2
     assert len(rig.drain(cluster_of(0, 0, 0), max_size=1)[0]) == 1
+
+
+def compressible(rig: Rig, rounds: int = 20) -> None:
+    """Let the rig learn that its topic's batches shrink to nearly nothing."""
+    batch = ProducerBatch(place(0), 0, 10**6, 0)
+    batch.append_row(None, bytes(5_000), (), 0, 5_000, None)
+    batch.seal(codec_for("zstd"))
+    for _ in range(rounds):
+        rig.accumulator.sizes.learn(batch)
+
+
+def test_a_drain_counts_what_compression_is_expected_to_leave() -> None:
+    rig = Rig(batch_size=1_000)
+    for partition in range(4):
+        rig.append(partition, 900)
+    compressible(rig)
+    expected = int((900 + HEADER_SIZE) * LEAST_SHARE)
+    drained = rig.accumulator.drain(cluster_of(0, 0, 0, 0), NODES, 3 * expected, no_epochs, rig.now_ms)
+    assert len(drained[0]) == 3
+
+
+def test_batches_hold_more_where_records_compress_well_until_one_is_too_large() -> None:
+    rig = Rig(batch_size=1_000)
+    compressible(rig)
+    for _ in range(40):
+        rig.append()
+    batch = rig.drain_one()
+    assert batch.record_count == int(1_000 / LEAST_SHARE) // ONE_RECORD
+    rig.accumulator.split_and_reenqueue(batch, rig.now_ms)
+    for _ in range(20):
+        rig.append(partition=1)
+    (another,) = (each for each in rig.drain(cluster_of(0, 0))[0] if each.topic_partition == place(1))
+    assert another.record_count == 1_000 // ONE_RECORD
 
 
 def test_drains_go_round_so_that_no_partition_starves() -> None:

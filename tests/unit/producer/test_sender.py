@@ -513,6 +513,31 @@ def test_what_follows_a_split_batch_stays_behind_it() -> None:
     assert harness.values() == values
 
 
+@pytest.mark.parametrize(("codec", "grows"), [("none", False), ("gzip", True), ("zstd", True)])
+def test_batches_grow_with_what_their_codec_saves(codec: str, grows: bool) -> None:
+    harness = warm({**AT_ONCE, "batch.size": "2000", "compression.type": codec})
+    counts = []
+    for _ in range(20):
+        harness.send_columns(RecordColumns.from_rows([bytes(90)] * 100))
+        harness.settle()
+        counts.append(harness.sent_batches())
+        harness.cluster.requests.clear()
+    assert counts[0] == 7
+    assert counts[-1] == (2 if grows else 7)
+    assert harness.memory_in_use == 0
+
+
+def test_a_topic_that_takes_no_large_batches_is_sent_small_ones_after_the_first_refusal() -> None:
+    harness = warm({**AT_ONCE, "batch.size": "2000", "compression.type": "gzip"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 1_000
+    values = [bytes(60) + random_bytes(index, 30) for index in range(2_000)]
+    for start in range(0, 2_000, 100):
+        harness.send_columns(RecordColumns.from_rows(values[start : start + 100]))
+        harness.settle()
+    assert harness.values() == values
+    assert 1 <= harness.producer.metrics()["batch-split-total"] <= 3  # those that were full already
+
+
 def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
     harness = warm({"linger.ms": "0"})
     harness.cluster.topics[TOPIC].max_message_bytes = 600
