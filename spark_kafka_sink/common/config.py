@@ -89,7 +89,12 @@ class ProducerConfig(SecurityConfig):
         "Bytes of a full batch, as it is expected to be compressed (before that up to 3.3 times as much). Kafka's own"
         " default is 16384.",
     )
-    max_request_size: int = option(_int_ms, 1_048_576, "int", "The largest request, and so the largest record.")
+    max_request_size: int = option(
+        _int_ms,
+        1_048_576,
+        "int",
+        "The largest request, of batches as they are expected to be compressed, and the largest record.",
+    )
     buffer_memory: int = option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
     max_block_ms: int = option(
         _ms,
