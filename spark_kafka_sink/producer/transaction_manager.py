@@ -31,6 +31,8 @@ from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 log = logging.getLogger(__name__)
 
 MAX_EPOCH: Final = 2**15 - 1
+ATTEMPTS_BEFORE_A_WARNING: Final = 5
+"""That a coordinator asks for a little patience is everyday business."""
 
 
 class State(enum.Enum):
@@ -294,11 +296,12 @@ class TransactionManager:
             self._restart_partitions()
             log.info("Producer id %d, epoch %d", *self.producer)
         elif error is None or error.retriable:
-            if error is not None:
-                self._refusal = error
-                log.warning("A producer id was refused, and is asked for again: %s", error)
             self._init_not_before_ms = now_ms + self._retry_backoff.backoff_ms(self._init_attempts)
             self._init_attempts += 1
+            if error is not None:
+                self._refusal = error
+                if self._init_attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+                    log.warning("No producer id: attempt %d was refused: %s", self._init_attempts, error)
         else:
             self.fail(error)
 

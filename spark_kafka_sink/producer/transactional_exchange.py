@@ -32,7 +32,12 @@ from spark_kafka_sink.producer.partition_sequences import ProducerIdAndEpoch
 from spark_kafka_sink.producer.pending_operation import PendingOperation, TransactionalResult
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_content import TransactionContent
-from spark_kafka_sink.producer.transaction_manager import OutgoingRequest, State, TransactionManager
+from spark_kafka_sink.producer.transaction_manager import (
+    ATTEMPTS_BEFORE_A_WARNING,
+    OutgoingRequest,
+    State,
+    TransactionManager,
+)
 from spark_kafka_sink.producer.transactional_queue import TransactionalQueue
 from spark_kafka_sink.producer.transactional_requests import Action, Priority, Refusal, TransactionalRequest
 from spark_kafka_sink.protocol.messages import Message
@@ -50,8 +55,6 @@ _FATAL_FOR_A_BATCH: Final = (
 _MAY_BECOME_ABORTABLE: Final = frozenset(
     {State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTABLE_ERROR}
 )
-_ATTEMPTS_BEFORE_A_WARNING: Final = 5
-"""That a coordinator asks for a little patience is everyday business."""
 _LOST: Final = frozenset({State.ABORTABLE_ERROR, State.ABORTING})
 
 
@@ -241,7 +244,7 @@ class TransactionalExchange(TransactionManager):
         if action <= Action.FIND_COORDINATOR:
             self._refusal = self._pending.last_refusal = error
             self._queue.again(request, refusal.error_code, now_ms)
-            if request.attempts % _ATTEMPTS_BEFORE_A_WARNING == 0:
+            if request.attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
                 log.warning("%s: attempt %d was refused: %s", self.transactional_id, request.attempts, error)
         elif isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted

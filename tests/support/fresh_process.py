@@ -1,4 +1,4 @@
-"""Runs a script in a Python of its own that has no Spark yet."""
+"""Runs a script in a Python of its own: one that has no Spark yet, or one that may not complain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 LIMIT_S = 400
+ROOT = Path(__file__).resolve().parents[2]
+_LOG_TO_STDOUT = "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
 
 
 def run_script(source: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -25,3 +27,19 @@ def run_script(source: str, folder: Path, *arguments: str, **variables: str) -> 
     )
     assert done.returncode == 0, done.stderr[-3_000:]
     return done
+
+
+def run_strictly(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`source` where Python's warnings are errors, and stderr holds its own complaints alone.
+
+    The package's log goes to stdout: what brokers ask patience for may be told there.
+    """
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", _LOG_TO_STDOUT + source, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fresh_process import run_strictly
 from support.librdkafka import read_topic, read_values
 
 from spark_kafka_sink.local import Admin
 
-ROOT = Path(__file__).resolve().parents[3]
 MEGABYTE = 1024 * 1024
 
 
 def run(script: str, *arguments: str) -> dict[str, Any]:
-    """What a script in a process of its own prints as JSON on its last line."""
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    """What a script in a process of its own prints as its last line of JSON."""
+    process = run_strictly(script, *arguments)
     assert (process.returncode, process.stderr) == (0, "")
-    answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
+    answer: dict[str, Any] = json.loads(lines[-1])
     return answer
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
+from support.fresh_process import run_strictly
 from support.lateness import Stopwatch
 from support.librdkafka import committed_offset, read_values
 
@@ -31,7 +30,6 @@ from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 
-ROOT = Path(__file__).resolve().parents[3]
 PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
     "transaction.state.log.num.partitions": 4,
@@ -287,15 +285,7 @@ for prepared, committed in work:
 
 def end_elsewhere(servers: str, *work: tuple[PreparedTransaction, bool]) -> subprocess.CompletedProcess[str]:
     """End prepared transactions, True to commit, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", DRIVER, servers, json.dumps(work)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_strictly(DRIVER, servers, json.dumps(work))
 
 
 def test_another_process_ends_what_tasks_have_prepared(cluster: Cluster, start_producer: StartProducer) -> None:
