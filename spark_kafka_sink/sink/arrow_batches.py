@@ -10,11 +10,14 @@ vectors, that is half of what the JVM does. There the limit is one of rows, and 
 long: `padded` puts rows without contents behind it, one for every 512 bytes, and `without_padding` takes them out
 again. (Rows without headers would gain a sixth by that where they have 100 bytes, and lose as much where they have a
 thousand: Spark copies what comes out of an explode.)
+
+A data source has no say in Spark's limits, and gets its 10,000 rows: `joined` makes larger batches of small ones, for a
+copy of their text and bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -105,3 +108,25 @@ def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
     columns = {name: marked(batch.column(at), is_record) for at, name in enumerate(batch.schema.names) if at != place}
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of `batches` in batches about as large as `batch_limits` has them, where what comes is smaller; what is
+    as large already comes through as it is. Batches of one schema alone are put together. Used by the task's thread.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        rows += batch.num_rows
+        size += batch.nbytes
+        is_full = rows > _OF_ROWS[RECORDS] or size > _OF_ROWS[BYTES]
+        if waiting and (is_full or batch.schema != waiting[0].schema):
+            yield _one_of(waiting)
+            waiting, rows, size = [], batch.num_rows, batch.nbytes
+        waiting.append(batch)
+    if waiting:
+        yield _one_of(waiting)
+
+
+def _one_of(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -173,7 +173,7 @@ def test_a_poll_wakes_for_the_next_expiry(peer: Peer) -> None:
         connect(selector, peer)
         started = time.monotonic()
         selector.poll(5000)
-        assert 0.02 < time.monotonic() - started < 2
+        assert 0.02 < time.monotonic() - started < 4
         assert selector.disconnected["1"].kind is ChannelKind.EXPIRED
     finally:
         selector.close_all()

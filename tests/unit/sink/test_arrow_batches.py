@@ -1,13 +1,14 @@
-"""Padding is taken out of an Arrow batch, and the records are as they were."""
+"""Padding is taken out of an Arrow batch, small batches are joined, and the records are as they were."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
-from spark_kafka_sink.sink.arrow_batches import IS_RECORD, without_padding
+from spark_kafka_sink.sink.arrow_batches import IS_RECORD, joined, without_padding
 
 TYPES = {"value": pa.binary(), "key": pa.string(), "topic": pa.large_string(), "partition": pa.int32()}
 
@@ -57,3 +58,58 @@ def test_bytes_under_a_null_are_left_out() -> None:
 def test_a_batch_without_the_column_has_no_padding() -> None:
     batch = pa.RecordBatch.from_pydict({"value": [b"a", None]})
     assert without_padding(batch) is batch
+
+
+def rows_of(size: int, *counts: int) -> list[pa.RecordBatch]:
+    """Batches of as many rows as `counts`, each with a value of its own of `size` characters."""
+    batches, first = [], 0
+    for count in counts:
+        values = [str(number).zfill(size) for number in range(first, first + count)]
+        batches.append(pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string()), "key": [None] * count}))
+        first += count
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("size", "counts", "becomes"),
+    [
+        (100, [10_000] * 7 + [5], [30_000, 30_000, 10_005]),
+        (20, [10_000] * 7, [30_000, 30_000, 10_000]),
+        (20, [8_192] * 4, [32_768]),
+        (1_000, [3_000, 800, 100, 3_000], [3_800, 3_100]),
+        (1_000, [10_000, 10_000, 3], [10_000, 10_000, 3]),
+        (100, [0, 0, 7], [7]),
+        (100, [], []),
+    ],
+)
+def test_small_batches_are_joined_up_to_about_four_megabytes(size: int, counts: list[int], becomes: list[int]) -> None:
+    batches = rows_of(size, *counts)
+    together = list(joined(batches))
+    assert [batch.num_rows for batch in together] == becomes
+    assert [value for batch in together for value in batch.column(0).to_pylist()] == [
+        value for batch in batches for value in batch.column(0).to_pylist()
+    ]
+    assert all(batch.column(1).null_count == batch.num_rows for batch in together)
+
+
+def test_what_is_large_enough_is_not_copied() -> None:
+    batches = rows_of(1_000, 4_000, 4_000)
+    assert all(one is other for one, other in zip(joined(batches), batches, strict=True))
+
+
+def test_batches_of_another_schema_are_left_apart() -> None:
+    first, other = rows_of(10, 5, 5), pa.RecordBatch.from_pydict({"value": [b"bytes"]})
+    assert [batch.num_rows for batch in joined([*first, other, *first])] == [10, 1, 10]
+
+
+def test_a_batch_is_not_read_before_there_is_room_for_it() -> None:
+    read: list[int] = []
+
+    def reading() -> Iterator[pa.RecordBatch]:
+        for batch in rows_of(100, *[10_000] * 8):
+            read.append(batch.num_rows)
+            yield batch
+
+    batches = joined(reading())
+    next(batches)
+    assert len(read) == 4
