@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import threading
+import weakref
 
 import pytest
 from support.scripted_producer import ScriptedProducer
@@ -10,7 +11,7 @@ from support.scripted_producer import ScriptedProducer
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink import producer_pool
-from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, ProducerPool, process_pool
+from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, LoadedModules, ProducerPool, process_pool
 
 
 class HandClock:
@@ -137,9 +138,33 @@ def test_what_cannot_be_made_leaves_nothing_behind() -> None:
 
 
 def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int, int]], of_parent: int) -> None:
-    gc.unfreeze()
     pool = process_pool()
     answers.put((id(pool) == of_parent, len(producer_pool._POOLS), gc.get_freeze_count()))
+
+
+class _Knot:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def _freeze_in_child(answers: multiprocessing.SimpleQueue[tuple[list[bool], bool]]) -> None:
+    loaded, is_frozen = LoadedModules(), []
+    knot = weakref.ref(_Knot())
+    for modules in (500, 599, 600, 650):
+        gc.unfreeze()
+        loaded.freeze(modules)
+        is_frozen.append(gc.get_freeze_count() > 10_000)
+    answers.put((is_frozen, knot() is None))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_what_is_imported_later_is_spared_the_collector_too_and_garbage_is_not_kept() -> None:
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    child = fork.Process(target=_freeze_in_child, args=(answers,))
+    child.start()
+    assert answers.get() == ([True, False, True, False], True)
+    child.join()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
