@@ -7,12 +7,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from support.fake_clock import FakeClock
 from support.peer import LIMIT_S, Peer, connect, frame, lost, poll_until, receive, send_of
 
 from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.network import selector as selector_module
 from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 
@@ -68,8 +70,8 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
 def read_all(connection: socket.socket, size: int) -> threading.Thread:
     def read() -> None:
         left = size
-        while left:
-            left -= len(connection.recv(min(left, 20_000)))
+        while left and (count := len(connection.recv(min(left, 20_000)))):
+            left -= count
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -130,6 +132,77 @@ def test_a_poll_ends_in_mid_frame_when_another_connection_has_something_to_tell(
         reader.join(LIMIT_S)
         slow.close()
         other.close()
+
+
+class TickingClock(FakeClock):
+    """A millisecond for every look at it."""
+
+    def now_ms(self) -> int:
+        self.advance(1)
+        return super().now_ms()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeClock], Selector]]:
+    """Makes a selector that waits for room in a socket for as long as a test takes, and has no time but its clock's."""
+    monkeypatch.setattr(selector_module, "_LONGEST_WAIT_FOR_ROOM_MS", int(LIMIT_S * 1000))
+    made: list[Selector] = []
+
+    def make(clock: FakeClock) -> Selector:
+        made.append(Selector(clock, connections_max_idle_ms=-1))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close_all()
+
+
+def test_a_frame_whose_peer_takes_it_goes_out_before_anything_else_is_looked_at(
+    patient: Callable[[FakeClock], Selector],
+) -> None:
+    selector, peer = patient(FakeClock()), Peer(receive_buffer=4096)
+    connection = connect(selector, peer, send_buffer=4096)
+    send = send_of(bytes(1_000_000))
+    reader = read_all(connection, 1_000_004)
+    connection.sendall(frame(b"an answer in mid-frame"))
+    selector.send(send)
+    selector.wakeup()
+    selector.poll(0)
+    assert selector.completed_sends == [send]
+    assert [received.payload for received in selector.completed_receives] == [b"an answer in mid-frame"]
+    reader.join(LIMIT_S)
+    peer.close()
+
+
+def test_a_long_frame_is_left_after_five_milliseconds(patient: Callable[[FakeClock], Selector]) -> None:
+    selector, peer = patient(TickingClock()), Peer(receive_buffer=4096)
+    connection = connect(selector, peer, send_buffer=4096)
+    send = send_of(bytes(50_000_000))
+    selector.send(send)
+    reader = threading.Thread(target=read_until_it_ends, args=(connection,))
+    reader.start()
+    selector.wakeup()
+    selector.poll(0)
+    assert 0 < send.remaining < send.size
+    selector.close("1")
+    reader.join(LIMIT_S)
+    peer.close()
+
+
+def test_nobody_waits_for_a_peer_while_another_can_be_written_to(patient: Callable[[FakeClock], Selector]) -> None:
+    selector, deaf, other = patient(FakeClock()), Peer(receive_buffer=4096), Peer(receive_buffer=4096)
+    connect(selector, deaf, "1", send_buffer=4096)
+    reader = read_all(connect(selector, other, "2", send_buffer=4096), 1_000_004)
+    to_deaf, to_other = send_of(bytes(5_000_000), "1"), send_of(bytes(1_000_000), "2")
+    selector.send(to_deaf)
+    selector.send(to_other)
+    started = time.monotonic()
+    poll_until(selector, lambda: to_other in selector.completed_sends)
+    assert time.monotonic() - started < LIMIT_S / 2
+    assert to_deaf.remaining > 0
+    reader.join(LIMIT_S)
+    deaf.close()
+    other.close()
 
 
 def read_until_it_ends(connection: socket.socket) -> None:
