@@ -117,16 +117,26 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
+        if waiting and (_is_much(rows + batch.num_rows, size + batch.nbytes) or batch.schema != waiting[0].schema):
+            yield _one_of(waiting)
+            rows = size = 0
+        waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        is_full = rows > _OF_ROWS[RECORDS] or size > _OF_ROWS[BYTES]
-        if waiting and (is_full or batch.schema != waiting[0].schema):
+        if _is_much(rows + batch.num_rows, size + batch.nbytes):  # with another one like this
+            del batch
             yield _one_of(waiting)
-            waiting, rows, size = [], batch.num_rows, batch.nbytes
-        waiting.append(batch)
+            rows = size = 0
     if waiting:
         yield _one_of(waiting)
 
 
+def _is_much(rows: int, size: int) -> bool:
+    return rows > _OF_ROWS[RECORDS] or size > _OF_ROWS[BYTES]
+
+
 def _one_of(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    """Takes them out of the list, which would keep their memory while the whole is at work."""
+    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    batches.clear()
+    return whole

@@ -39,12 +39,17 @@ def deliver_arrow(
     delivery = delivery or TaskDelivery(config, pool)
     try:
         for batch in batches:
-            for topic, columns in _columns_by_topic(config, batch):
-                delivery.send(topic, columns)
+            _send(config, delivery, batch)
+            del batch  # not kept while the next one is read
         delivery.finish()
     finally:
         delivery.abandon()
     return delivery
+
+
+def _send(config: SinkConfig, delivery: TaskDelivery, batch: pa.RecordBatch) -> None:
+    for topic, columns in _columns_by_topic(config, batch):
+        delivery.send(topic, columns)
 
 
 def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:

@@ -77,7 +77,8 @@ def rows_of(size: int, *counts: int) -> list[pa.RecordBatch]:
         (20, [10_000] * 7, [30_000, 30_000, 10_000]),
         (20, [8_192] * 4, [32_768]),
         (200, [10_000] * 3, [10_000] * 3),
-        (1_000, [3_000, 800, 100, 3_000], [3_800, 3_100]),
+        (1_000, [3_000, 800, 100, 3_000], [3_000, 900, 3_000]),
+        (1_000, [800, 3_200, 800], [800, 3_200, 800]),
         (1_000, [10_000, 10_000, 3], [10_000, 10_000, 3]),
         (100, [0, 0, 7], [7]),
         (100, [], []),
@@ -103,6 +104,14 @@ def test_batches_of_another_schema_are_left_apart() -> None:
     assert [batch.num_rows for batch in joined([*first, other, *first])] == [10, 1, 10]
 
 
+def test_what_was_joined_or_handed_over_is_not_kept() -> None:
+    before = pa.total_allocated_bytes()
+    batches = joined(batch for number in range(9) for batch in rows_of(100, 10_000))
+    for whole in batches:
+        assert pa.total_allocated_bytes() - before < 1.5 * whole.nbytes
+        del whole
+
+
 def test_a_batch_is_not_read_before_there_is_room_for_it() -> None:
     read: list[int] = []
 
@@ -113,4 +122,4 @@ def test_a_batch_is_not_read_before_there_is_room_for_it() -> None:
 
     batches = joined(reading())
     next(batches)
-    assert len(read) == 4
+    assert len(read) == 3
