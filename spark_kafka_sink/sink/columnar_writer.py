@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,12 +11,15 @@ import pyarrow.compute as pc
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.topics import by_topic
+from spark_kafka_sink.sink.arrow_batches import joined
 from spark_kafka_sink.sink.columns import NULL_TOPIC
 from spark_kafka_sink.sink.frame import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
 from spark_kafka_sink.sink.write_report import task_report
+
+MANY_PARTITIONS: Final = 32
 
 
 def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -38,13 +42,18 @@ def deliver_arrow(
     """
     delivery = delivery or TaskDelivery(config, pool)
     try:
-        for batch in batches:
+        for batch in joined(batches, lambda: _is_spread(config, delivery)):
             _send(config, delivery, batch)
             del batch  # not kept while the next one is read
         delivery.finish()
     finally:
         delivery.abandon()
     return delivery
+
+
+def _is_spread(config: SinkConfig, delivery: TaskDelivery) -> bool:
+    """Whether a batch costs much by the number of its partitions; said of a topic that has been sent to."""
+    return config.topic is not None and delivery.partition_count(config.topic) >= MANY_PARTITIONS
 
 
 def _send(config: SinkConfig, delivery: TaskDelivery, batch: pa.RecordBatch) -> None:

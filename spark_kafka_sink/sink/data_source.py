@@ -32,7 +32,6 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
-from spark_kafka_sink.sink.arrow_batches import joined
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
 from spark_kafka_sink.sink.driver_cluster import process_driver
 from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
@@ -191,14 +190,13 @@ class _ArrowWriter(ABC):
         """
         clock = SystemClock()
         started_ms = clock.wall_ms()
-        batches = joined(iterator)
         outcome = None
         delivery: TaskDelivery
         if self._mandate is None:
-            delivery = deliver_arrow(self._config, process_pool(), batches)
+            delivery = deliver_arrow(self._config, process_pool(), iterator)
         else:
             task = self._task(self._mandate)
-            delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, batches)
+            delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, iterator)
             outcome = delivery.outcome
         rows = report_rows(delivery.tally.delivered, delivery.batches, delivery.retries)
         return TaskWritten(tuple(rows), started_ms, clock.wall_ms(), outcome)

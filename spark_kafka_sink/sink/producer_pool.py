@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -37,6 +37,8 @@ class Producer(Protocol):
     """What the sink needs of a producer."""
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None: ...
+
+    def partitions_for(self, topic: str) -> Sequence[object]: ...
 
     def flush(self, timeout: float | None = None) -> None: ...
 

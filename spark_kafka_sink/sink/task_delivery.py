@@ -89,6 +89,10 @@ class TaskDelivery:
         self._producer.send_columns(topic, columns, self.tally)
         self._sent += columns.num_rows
 
+    def partition_count(self, topic: str) -> int:
+        """How many partitions `topic` has, of which rows were sent; 0 where none were. Raises KafkaError."""
+        return 0 if self._producer is None else len(self._producer.partitions_for(topic))
+
     def finish(self) -> None:
         """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
         try:

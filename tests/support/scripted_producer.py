@@ -41,6 +41,7 @@ class ScriptedProducer:
     flushes: int = 0
     closed_with: list[float | None] = field(default_factory=list)
     has_failed: bool = False
+    partitions: int = 4
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
         assert not self.closed_with, "a send after close"
@@ -58,6 +59,10 @@ class ScriptedProducer:
             return
         for sent in unreported:
             sent.report()
+
+    def partitions_for(self, topic: str) -> range:
+        assert topic in {each.topic for each in self.sent}
+        return range(self.partitions)
 
     def close(self, timeout: float | None = None) -> None:
         self.closed_with.append(timeout)

@@ -41,6 +41,19 @@ def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() ->
     assert report.to_pylist()[0]["records"] == 3
 
 
+@pytest.mark.parametrize(
+    ("topic", "partitions", "sizes"), [("orders", 31, [1, 1, 1]), ("orders", 32, [1, 2]), (None, 32, [1, 1, 1])]
+)
+def test_small_batches_are_joined_for_a_topic_of_many_partitions(
+    topic: str | None, partitions: int, sizes: list[int]
+) -> None:
+    producer = ScriptedProducer(partitions=partitions)
+    batches = [batch(value=pa.array([text]), topic=pa.array(["orders"])) for text in "abc"]
+    list(write_arrow(config(topic), pool_of(producer), batches))
+    assert [sent.columns.num_rows for sent in producer.sent] == sizes
+    assert [row for sent in producer.sent for row in sent.rows("value")] == [(b"a",), (b"b",), (b"c",)]
+
+
 def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
     producer = ScriptedProducer()
     rows = batch(value=pa.array(["a", "b", "c"]), topic=pa.array(["t2", "t1", "t2"]))
