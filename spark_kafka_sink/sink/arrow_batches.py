@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -113,32 +112,33 @@ def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def joined(batches: Iterable[pa.RecordBatch], is_worth_it: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
     """The rows of `batches` in batches as `write` gets them, where what comes is smaller; larger ones come as they are.
-    Batches of one schema alone are put together. The first comes as it is, then `is_worth_it` is asked whether the
-    others do as well. Used by the task's thread.
+    Batches of one schema alone are put together. After the first whole `is_worth_it` is asked whether to go on so: else
+    the others come as they are. Used by the task's thread.
     """
     batches = iter(batches)
-    yield from islice(batches, 1)
-    if not is_worth_it():
-        yield from batches
-        return
     waiting: list[pa.RecordBatch] = []
-    rows = size = 0
     for batch in batches:
-        if waiting and (_is_much(rows + batch.num_rows, size + batch.nbytes) or batch.schema != waiting[0].schema):
+        if waiting and (_is_much([*waiting, batch]) or batch.schema != waiting[0].schema):
             yield _one_of(waiting)
-            rows = size = 0
+            if not is_worth_it():
+                waiting.append(batch)
+                del batch
+                yield _one_of(waiting)
+                break
         waiting.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if _is_much(rows + batch.num_rows, size + batch.nbytes):  # with another one like this
+        if _is_much([*waiting, batch]):  # with another one like this
             del batch
             yield _one_of(waiting)
-            rows = size = 0
+            if not is_worth_it():
+                break
+    yield from batches
     if waiting:
         yield _one_of(waiting)
 
 
-def _is_much(rows: int, size: int) -> bool:
+def _is_much(batches: list[pa.RecordBatch]) -> bool:
+    rows: int = sum(each.num_rows for each in batches)
+    size: int = sum(each.nbytes for each in batches)
     return rows > _OF_ROWS[RECORDS] or size > _OF_ROWS[BYTES]
 
 

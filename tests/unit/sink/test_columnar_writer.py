@@ -36,22 +36,25 @@ def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() ->
         batch(value=pa.array(["c"]), key=pa.array(["y"])),
     ]
     (report,) = write_arrow(config(), pool_of(producer), batches)
-    assert [sent.rows("value", "key") for sent in producer.sent] == [[(b"a", b"x"), (b"b", None)], [(b"c", b"y")]]
+    assert [sent.rows("value", "key") for sent in producer.sent] == [[(b"a", b"x"), (b"b", None), (b"c", b"y")]]
     assert producer.flushes == 1
     assert report.to_pylist()[0]["records"] == 3
 
 
 @pytest.mark.parametrize(
-    ("topic", "partitions", "sizes"), [("orders", 31, [1, 1, 1]), ("orders", 32, [1, 2]), (None, 32, [1, 1, 1])]
+    ("topic", "partitions", "sizes"), [("orders", 31, [3, 1, 1, 1]), ("orders", 32, [3, 3]), (None, 32, [3, 1, 1, 1])]
 )
 def test_small_batches_are_joined_for_a_topic_of_many_partitions(
     topic: str | None, partitions: int, sizes: list[int]
 ) -> None:
     producer = ScriptedProducer(partitions=partitions)
-    batches = [batch(value=pa.array([text]), topic=pa.array(["orders"])) for text in "abc"]
+    rows = 10_000
+    batches = [batch(value=pa.array([text] * rows), topic=pa.array(["orders"] * rows)) for text in "abcdef"]
     list(write_arrow(config(topic), pool_of(producer), batches))
-    assert [sent.columns.num_rows for sent in producer.sent] == sizes
-    assert [row for sent in producer.sent for row in sent.rows("value")] == [(b"a",), (b"b",), (b"c",)]
+    assert [sent.columns.num_rows // rows for sent in producer.sent] == sizes
+    assert [row for sent in producer.sent for (row,) in sent.rows("value")[::rows]] == [
+        each.encode() for each in "abcdef"
+    ]
 
 
 def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
