@@ -117,18 +117,24 @@ def joined(batches: Iterable[pa.RecordBatch], is_worth_it: Callable[[], bool]) -
     """
     batches = iter(batches)
     waiting: list[pa.RecordBatch] = []
+    rows = size = 0
     for batch in batches:
-        if waiting and (_is_much([*waiting, batch]) or batch.schema != waiting[0].schema):
+        its_rows, its_size = batch.num_rows, batch.nbytes
+        if waiting and (_is_much(rows + its_rows, size + its_size) or batch.schema != waiting[0].schema):
             yield _one_of(waiting)
+            rows = size = 0
             if not is_worth_it():
                 waiting.append(batch)
                 del batch
                 yield _one_of(waiting)
                 break
         waiting.append(batch)
-        if _is_much([*waiting, batch]):  # with another one like this
+        rows += its_rows
+        size += its_size
+        if _is_much(rows + its_rows, size + its_size):  # with another one like this
             del batch
             yield _one_of(waiting)
+            rows = size = 0
             if not is_worth_it():
                 break
     yield from batches
@@ -136,9 +142,7 @@ def joined(batches: Iterable[pa.RecordBatch], is_worth_it: Callable[[], bool]) -
         yield _one_of(waiting)
 
 
-def _is_much(batches: list[pa.RecordBatch]) -> bool:
-    rows: int = sum(each.num_rows for each in batches)
-    size: int = sum(each.nbytes for each in batches)
+def _is_much(rows: int, size: int) -> bool:
     return rows > _OF_ROWS[RECORDS] or size > _OF_ROWS[BYTES]
 
 

@@ -133,6 +133,24 @@ def test_batches_of_another_schema_are_left_apart() -> None:
     assert [batch.num_rows for batch in joined([*first, *first, other, *first], lambda: True)] == [20, 1, 10]
 
 
+class CountingBatch:
+    """Of one row; notes how often somebody asks for its bytes."""
+
+    num_rows, schema, asked = 1, None, 0
+
+    @property
+    def nbytes(self) -> int:
+        CountingBatch.asked += 1
+        return 1
+
+
+def test_tiny_batches_are_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: all that waited was added up for each batch, which with one row in each takes minutes."""
+    monkeypatch.setattr(pa, "concat_batches", len)
+    assert list(joined([CountingBatch() for _ in range(2_000)], lambda: True)) == [2_000]
+    assert CountingBatch.asked == 2_000
+
+
 def test_what_was_joined_or_handed_over_is_not_kept() -> None:
     before = pa.total_allocated_bytes()
     batches = joined((batch for number in range(9) for batch in rows_of(100, 10_000)), lambda: True)
