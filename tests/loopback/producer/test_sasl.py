@@ -119,7 +119,7 @@ def test_tokens_of_a_function(server, cluster) -> None:
     assert values(cluster) == [b"x"]
     with producer(server, sasl_oauthbearer_token_provider=lambda: ("bad", 10**15), **settings) as made:
         assert isinstance(failure(made), SaslAuthenticationError)
-    assert cluster.sasl.tokens_heard[-1] == b"\x01"
+    assert b"\x01" in cluster.sasl.tokens_heard  # the last may be another connection's token, cut off by the close
 
 
 def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp_path, monkeypatch) -> None:
