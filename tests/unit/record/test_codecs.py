@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError, CorruptBatchError
-from spark_kafka_sink.record.codecs import codec_by_id, codec_for
+from spark_kafka_sink.record.codecs import _snappy_size, codec_by_id, codec_for
 
 COMPRESSING = ["gzip", "snappy", "lz4", "zstd"]
 PAYLOADS = {
@@ -19,6 +19,7 @@ PAYLOADS = {
     "repeating": [b"0123456789" * 50_000],
     "many chunks": [b"chunk %d " % index * (index % 50) for index in range(400)],
     "block edge": [bytes(65536), b"a"],
+    "large chunks": [random.Random(2).randbytes(50_000) * 2, b"0123456789" * 20_001, bytes(70_001)],
 }
 
 
@@ -79,6 +80,28 @@ def test_snappy_is_framed_as_snappy_java_does_and_a_raw_block_is_read_too() -> N
     assert pa.Codec("snappy").decompress(framed[20 : 20 + size], 65536, asbytes=True) == plain[:65536]
     raw = pa.Codec("snappy").compress(plain, asbytes=True)
     assert codec_for("snappy").decompress(raw, len(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks"),
+    [([100_000, 65_536], [65_536, 34_464, 65_536]), ([40_000] * 4, [65_536, 65_536, 28_928]), ([1] * 3, [3])],
+    ids=["large", "small", "tiny"],
+)
+def test_large_chunks_go_into_snappy_as_they_are_and_small_ones_joined(sizes: list[int], blocks: list[int]) -> None:
+    framed = bytes(codec_for("snappy").compress([bytes(size) for size in sizes]))
+    found, position = [], 16
+    while position < len(framed):
+        (size,) = struct.unpack_from(">i", framed, position)
+        found.append(_snappy_size(memoryview(framed)[position + 4 :]))
+        position += 4 + size
+    assert found == blocks
+
+
+def test_large_chunks_make_the_lz4_frame_that_one_chunk_makes() -> None:
+    chunks = PAYLOADS["large chunks"]
+    whole = bytes(codec_for("lz4").compress([b"".join(chunks)]))
+    assert bytes(codec_for("lz4").compress(chunks)) == whole
+    assert lz4.frame.decompress(whole) == b"".join(chunks)
 
 
 def test_a_snappy_block_that_claims_more_than_it_can_hold_is_refused_before_anything_is_allocated() -> None:
