@@ -34,6 +34,7 @@ _HOMES = {
 }
 
 __all__ = [*_HOMES]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

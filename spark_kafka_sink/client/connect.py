@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from spark_kafka_sink import __version__
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.bootstrap import bootstrap_addresses
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
-from spark_kafka_sink.client.network_client import SOFTWARE_NAME, NetworkClient
+from spark_kafka_sink.client.network_client import NetworkClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.network.resolver import canonical_names, resolve
@@ -72,7 +72,7 @@ def network_client(
         config.send_buffer_bytes,
         config.receive_buffer_bytes,
         api_versions,
-        _software_version(),
+        __version__,
     )
 
 
@@ -87,10 +87,3 @@ def consumer_network_client(
     bootstrap(metadata, config)
     client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
     return ConsumerNetworkClient(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
-
-
-def _software_version() -> str:
-    try:
-        return version(SOFTWARE_NAME)
-    except PackageNotFoundError:
-        return "unknown"

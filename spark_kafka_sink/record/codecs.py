@@ -8,8 +8,9 @@ it and its contents whole in memory. lz4: frames with independent blocks and no 
 Lz4BlockInputStream refuses linked blocks, and its idea of a content checksum is not the frame format's). zstd: one
 frame that states its content size.
 
-Large chunks are compressed as they are; small ones are joined first, and zstd's always, for its frame states its size:
-one copy of the uncompressed records.
+Chunks are joined first, one copy of the uncompressed records (2 % of lz4's time for records of 100 bytes, a fifth for
+1 KB), but for gzip's and snappy's large ones. python-lz4 by chunks saves that too, but what it takes and gives back
+for each leaves holes in the heap: 8 MB of a worker, with 200 partitions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 64 * 1024
 """As much as snappy itself compresses at a time: larger blocks would gain nothing."""
-_LARGE_PIECE = 64 * 1024
 _SNAPPY_MAX_RATIO = 64
 """Above what a snappy block can expand to: its longest copy gives 64 bytes for 3."""
 _LZ4_JAVA_DEFAULT_LEVEL = 9
@@ -104,13 +104,6 @@ def _joined(chunks: Sequence[Bytes]) -> Bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _pieces(chunks: Sequence[Bytes]) -> Sequence[Bytes]:
-    """The chunks as they are where they are large: to join megabytes costs a quarter of what lz4 takes to compress
-    them. Joined where they are small: a call for each would cost more.
-    """
-    return chunks if sum(map(len, chunks)) >= _LARGE_PIECE * len(chunks) else [_joined(chunks)]
-
-
 def _too_large(name: str, max_size: int) -> CorruptBatchError:
     return CorruptBatchError(f"The records compressed with {name} take more than {max_size} bytes when decompressed.")
 
@@ -151,9 +144,11 @@ def _gunzip(data: Bytes, max_size: int) -> bytes:
 
 
 def _snappy(chunks: Sequence[Bytes], _level: int | None) -> Bytes:
+    # A join of large chunks costs a quarter of what compressing does; small blocks compress badly.
+    is_large = sum(map(len, chunks)) >= _XERIAL_BLOCK * len(chunks)
     codec = pa.Codec("snappy")
     parts: list[Any] = [_XERIAL_HEADER]
-    for piece in _pieces(chunks):
+    for piece in chunks if is_large else [_joined(chunks)]:
         view = memoryview(piece)
         for start in range(0, len(view), _XERIAL_BLOCK):
             block = codec.compress(view[start : start + _XERIAL_BLOCK], memory_pool=SENT_POOL)
@@ -205,13 +200,15 @@ def _snappy_size(block: memoryview) -> int:
 def _lz4(chunks: Sequence[Bytes], level: int | None) -> Bytes:
     # Java's default, 9, means the fast compressor and every other level the high one (KIP-390).
     fast = level is None or level == _LZ4_JAVA_DEFAULT_LEVEL
-    stream = lz4.frame.LZ4FrameCompressor(
+    compressed: bytes = lz4.frame.compress(
+        _joined(chunks),
         compression_level=0 if fast else max(level or 0, _LZ4_LEAST_HIGH_LEVEL),
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         content_checksum=False,
+        store_size=False,
     )
-    return b"".join([stream.begin(), *map(stream.compress, _pieces(chunks)), stream.flush()])
+    return compressed
 
 
 def _unlz4(data: Bytes, max_size: int) -> bytes:

@@ -97,13 +97,6 @@ def test_large_chunks_go_into_snappy_as_they_are_and_small_ones_joined(sizes: li
     assert found == blocks
 
 
-def test_large_chunks_make_the_lz4_frame_that_one_chunk_makes() -> None:
-    chunks = PAYLOADS["large chunks"]
-    whole = bytes(codec_for("lz4").compress([b"".join(chunks)]))
-    assert bytes(codec_for("lz4").compress(chunks)) == whole
-    assert lz4.frame.decompress(whole) == b"".join(chunks)
-
-
 def test_a_snappy_block_that_claims_more_than_it_can_hold_is_refused_before_anything_is_allocated() -> None:
     claim = b"\xff\xff\xff\xff\x07" + bytes(20)  # 2 GiB - 1
     with pytest.raises(CorruptBatchError, match="a block of 25 bytes claims to hold 2147483647"):

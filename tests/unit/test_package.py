@@ -1,0 +1,25 @@
+"""What the package says of itself, and what a process that only produces does not load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from support.fresh_process import run_strictly
+
+import spark_kafka_sink
+
+PRODUCER = """
+from spark_kafka_sink import KafkaProducer
+
+KafkaProducer({"bootstrap.servers": "127.0.0.1:1"}).close(0)
+print({"http.client", "urllib.request", "pyspark", "pandas"} & sys.modules.keys() or "nothing")
+"""
+
+
+def test_its_version_is_the_installed_ones() -> None:
+    assert spark_kafka_sink.__version__ == importlib.metadata.version("spark-kafka-sink")
+
+
+def test_a_producer_loads_no_http() -> None:
+    done = run_strictly(PRODUCER)
+    assert (done.stdout.splitlines()[-1:], done.stderr) == (["nothing"], "")
