@@ -2,7 +2,8 @@
 
 It counts bytes and hands out none. Encoded records are immutable buffers that live as long as someone holds them, so
 the memory of a batch on the wire cannot be used again early (KAFKA-19012 cannot happen here); what the pool bounds is
-how many such bytes there are. Any thread may call; waiters are served in the order in which they came
+how many such bytes there are: of a batch that was compressed the compressed ones, for its records are gone then. Any
+thread may call; waiters are served in the order in which they came
 (org.apache.kafka.clients.producer.internals.BufferPool).
 """
 
@@ -45,12 +46,12 @@ class BufferPool:
         """Written under the lock."""
 
     def __repr__(self) -> str:
-        return f"BufferPool({self._available} of {self.total_memory} bytes free, {len(self._waiters)} waiting)"
+        return f"BufferPool({max(0, self._available)} of {self.total_memory} bytes free, {len(self._waiters)} waiting)"
 
     @property
     def available_memory(self) -> int:
         with self._lock:
-            return self._available
+            return max(0, self._available)
 
     @property
     def queued(self) -> int:
@@ -88,7 +89,7 @@ class BufferPool:
             while gathered < size:
                 if self._closed:
                     raise ProducerClosedError("The producer was closed while a send waited for buffer.memory.")
-                if self._waiters[0] is turn and self._available:
+                if self._waiters[0] is turn and self._available > 0:
                     taken = min(size - gathered, self._available)
                     self._available -= taken
                     gathered += taken
@@ -110,6 +111,11 @@ class BufferPool:
             self._waiters.remove(turn)
             self._notify_first()
 
+    def charge(self, size: int) -> None:
+        """Take `size` bytes that are in use already, be they free or not; who waits goes on waiting for others."""
+        with self._lock:
+            self._available -= size
+
     def deallocate(self, size: int) -> None:
         """Give `size` bytes back."""
         with self._lock:
@@ -124,7 +130,7 @@ class BufferPool:
                 turn.notify_all()
 
     def _notify_first(self) -> None:
-        if self._waiters and (self._available or self._closed):
+        if self._waiters and (self._available > 0 or self._closed):
             self._waiters[0].notify_all()
 
 

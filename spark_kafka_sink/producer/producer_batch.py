@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.producer.buffer_pool import SharedAllocation
+from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunThunk, Thunk
 from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
 from spark_kafka_sink.record.codecs import Codec
@@ -90,7 +90,7 @@ class ProducerBatch:
         self._row_runs: list[_RowRun] = []
         self._open_row_run: _RowRun | None = None
         self._allocations: list[SharedAllocation] = []
-        self._row_bytes = 0
+        self._own_bytes = 0
         self._sealed: SealedBatch | None = None
         self._sealed_stale = False
 
@@ -133,7 +133,7 @@ class ProducerBatch:
         if thunk is not None:
             thunk.bind(self.result, self.record_count)
             self.thunks.append(thunk)
-            self._row_bytes += size
+            self._own_bytes += size
         self.record_count += 1
         self.size += size
         if timestamp_ms > self.max_timestamp_ms:
@@ -321,18 +321,31 @@ class ProducerBatch:
         return True
 
     def take_memory(self) -> tuple[int, Sequence[SharedAllocation]]:
-        """What the batch holds of the pool: bytes for rows, and shares of blocks. Ask once: the batch forgets them, and
+        """What the batch holds of the pool: bytes of its own, shares of blocks. Ask once: the batch forgets them, and
         lets go of its records, which a flush that waits for it would otherwise keep.
         """
-        held = (self._row_bytes, tuple(self._allocations))
+        held = (self._own_bytes, tuple(self._allocations))
         if self._sealed is not None:
             self.size = self._sealed.size
             self._sealed = None
         self._chunks = [None] * len(self._chunks)  # a run that is still being encoded finds its place
         self._row_runs = []
-        self._row_bytes = 0
+        self._own_bytes = 0
         self._allocations = []
         return held
+
+    def keep_compressed(self, pool: BufferPool) -> None:
+        """The batch was sealed. Where that compressed it, hold as much of `pool` as it takes now: the records are gone,
+        and a block's memory goes back with its last batch. In a batch that is not compressed they live on.
+        """
+        if self.sealed.stamp.codec_id == 0:
+            return
+        records, blocks = self._own_bytes, self._allocations
+        self._own_bytes, self._allocations = self.sealed.size, []
+        pool.charge(self.sealed.size)
+        pool.deallocate(records)
+        for block in blocks:
+            block.release()
 
     def share_memory(self, memory: SharedAllocation) -> None:
         """Hold a share of memory that others hold too; the caller has counted this batch among the holders."""

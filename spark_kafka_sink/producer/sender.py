@@ -271,6 +271,7 @@ class Sender:
                 sealed.setdefault(node_id, []).append(batch)
                 if is_first_time:
                     self._accumulator.sizes.learn(batch)
+                    batch.keep_compressed(self._accumulator.pool)
         return sealed
 
     def _nodes_to_send_to(self, check: ReadyCheck, now_ms: int) -> tuple[list[Node], int]:

@@ -49,6 +49,22 @@ def test_memory_is_counted_out_and_back() -> None:
     assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
 
 
+def test_what_is_in_use_already_is_charged_for_be_it_that_nothing_is_free() -> None:
+    pool = BufferPool(100, FakeClock())
+    pool.allocate(90, 0)
+    pool.charge(30)
+    assert pool.available_memory == 0
+    pool.deallocate(20)
+    assert pool.available_memory == 0
+    with pytest.raises(BufferExhaustedError):
+        pool.allocate(1, 0)
+    with pytest.raises(BufferExhaustedError):  # who waited, and gave up, has taken nothing
+        pool.allocate(1, 10)
+    pool.deallocate(100)
+    assert pool.available_memory == 100
+    assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
+
+
 def test_more_than_there_is_in_all_is_refused_at_once_and_names_the_option() -> None:
     pool = BufferPool(100, FakeClock())
     pool.allocate(100, 0)  # the last byte may be had

@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 
 import pytest
+from support.fake_clock import FakeClock
 from support.scripted_broker.batches import check_batch, read_records
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, NotLeaderOrFollowerError
-from spark_kafka_sink.producer.buffer_pool import SharedAllocation
+from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunThunk
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.batch import HEADER_SIZE
@@ -224,6 +225,37 @@ def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their
     sealed.take_memory()
     assert bytes_of_it() is None
     assert sealed.wire_size == size
+
+
+def test_a_compressed_batch_holds_what_it_takes_now_and_a_block_is_freed_by_its_last_batch() -> None:
+    pool = BufferPool(10_000, FakeClock())
+    pool.allocate(4_000, 0)
+    block = SharedAllocation(lambda: pool.deallocate(4_000), holders=0)
+    batches = []
+    for _ in range(2):
+        batch = ProducerBatch(PLACE, 50, 5_000, 0)
+        run = encode_rows([None], [bytes(1_900)], [()], [50], 0, 50)
+        place = batch.reserve_run(1, 2_000, block, None)
+        batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 2_000)
+        batches.append(batch)
+    first, second = (batch.seal(codec_for("zstd")).size for batch in batches)
+    assert first + second < 400
+    batches[0].keep_compressed(pool)
+    assert pool.available_memory == 10_000 - 4_000 - first
+    batches[1].keep_compressed(pool)
+    assert pool.available_memory == 10_000 - first - second
+    assert [batch.take_memory() for batch in batches] == [(first, ()), (second, ())]
+
+
+def test_a_batch_that_is_not_compressed_holds_its_records_memory_on() -> None:
+    pool = BufferPool(10_000, FakeClock())
+    block = free_memory()
+    batch = ProducerBatch(PLACE, 50, 5_000, 0)
+    run = encode_rows([None], [bytes(1_900)], [()], [50], 0, 50)
+    batch.fill_run(batch.reserve_run(1, 2_000, block, None), run.chunk, run.max_timestamp_ms, run.largest_record, 2_000)
+    batch.seal(NONE)
+    batch.keep_compressed(pool)
+    assert (pool.available_memory, batch.take_memory()) == (10_000, (0, (block,)))
 
 
 def test_memory_is_told_of_once() -> None:

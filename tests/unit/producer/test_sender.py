@@ -149,6 +149,35 @@ def test_at_most_max_in_flight_requests_are_under_way_to_a_node() -> None:
     assert harness.values() == [b"%d" % index for index in range(6)]
 
 
+@pytest.mark.parametrize(
+    ("codec", "least", "most"), [("none", 48_000, 60_000), ("gzip", 200, 2_000), ("lz4", 200, 2_000)]
+)
+def test_what_is_under_way_takes_the_memory_of_its_bytes_on_the_wire(codec: str, least: int, most: int) -> None:
+    harness = warm({**AT_ONCE, "compression.type": codec})
+    harness.network.held.add(0)
+    for _ in range(5):
+        harness.send(bytes(4_900))
+        harness.send_columns(RecordColumns.from_rows([bytes(960)] * 5))
+    harness.run_for(10)
+    assert len(produce_attempts(harness)) == 1
+    assert least < harness.memory_in_use < most
+    harness.network.held.clear()
+    harness.settle()
+    assert harness.memory_in_use == 0
+
+
+def test_more_than_buffer_memory_may_be_under_way_where_it_compresses_well() -> None:
+    harness = warm({**AT_ONCE, "buffer.memory": "20000", "compression.type": "gzip", "max.block.ms": "1000"})
+    harness.network.held.add(0)
+    for _ in range(4):
+        harness.send(bytes(15_000))
+        harness.run_for(10)
+    harness.network.held.clear()
+    harness.settle()
+    assert len(harness.values()) == 4
+    assert harness.memory_in_use == 0
+
+
 def test_with_one_request_in_flight_a_partition_is_muted_until_its_answer_and_order_is_kept() -> None:
     settings = {
         **AT_ONCE,
