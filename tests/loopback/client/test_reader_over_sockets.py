@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.dispatch import API_VERSIONS
 from support.scripted_server import ScriptedServer
 
+import spark_kafka_sink
 from spark_kafka_sink.client.connect import consumer_network_client
 from spark_kafka_sink.client.topic_reader import TopicReader
 from spark_kafka_sink.client.topics_metadata import TopicsMetadata
@@ -106,3 +108,13 @@ def test_a_port_where_nobody_listens_is_told_within_the_limit(server: ScriptedSe
         pytest.raises(UnknownTopicOrPartitionError, match=r"'t'.*refused"),
     ):
         topic_reader.partitions("t")
+
+
+def test_every_broker_is_told_who_we_are_and_in_which_version(server: ScriptedServer) -> None:
+    with reader(server.bootstrap_servers) as found:
+        count(found)
+    with server.lock:
+        told = [exchange.request for exchange in server.cluster.requests_of(API_VERSIONS)]
+    assert len(told) >= 3
+    names = {(request.client_software_name, request.client_software_version) for request in told}
+    assert names == {("spark-kafka-sink", spark_kafka_sink.__version__)}
