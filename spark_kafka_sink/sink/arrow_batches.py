@@ -5,12 +5,11 @@ use and one that is read, and with large values they are more than all the rest 
 few where a topic has hundreds of partitions, because a batch costs something for every partition that it goes to. So
 the bytes are the limit.
 
-To know them Spark asks its Arrow writer for the sizes of all its buffers before every row: 0.3 us and more, half of
-what the JVM does for records of 100 bytes. Instead a limit of rows can hold, where a large row counts for as many as it
-is long: `padded` puts rows without contents behind it, one for so many bytes, and `without_padding` takes them out
-again. Spark copies what comes out of an explode, and a row of padding costs half as much as being asked: so it pays for
-small records, and for those with headers, vectors in vectors. How large records are is known from the write before; a
-guess that is wrong costs time, for the limit holds all the same.
+To know them Spark asks its Arrow writer for the sizes of all its buffers before every row. With headers, vectors in
+vectors, that is half of what the JVM does. There the limit is one of rows, and a large row counts for as many as it is
+long: `padded` puts rows without contents behind it, one for every 512 bytes, and `without_padding` takes them out
+again. (Rows without headers would gain a sixth by that where they have 100 bytes, and lose as much where they have a
+thousand: Spark copies what comes out of an explode.)
 
 A data source has no say in Spark's limits, and gets its 10,000 rows: `joined` makes larger batches of small ones. The
 copy takes 17 us a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
@@ -18,7 +17,6 @@ copy takes 17 us a thousand rows of 120 bytes, and 10 MB. It saves as much with 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -37,40 +35,19 @@ RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 IS_RECORD: Final = "is_record"
 """The column that tells records from padding."""
 
+_BYTES_OF_A_ROW: Final = 512
+_OF_PADDED_ROWS: Final = {BYTES: (1 << 31) - 1, RECORDS: 7_168}
+"""The greatest number means no limit of bytes: Spark then counts rows alone."""
 _OF_ROWS: Final = {BYTES: 3_900_000, RECORDS: 32_768}
 """A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
 JVM, whose vectors grow by doubling.
 """
-_NO_BYTES: Final = (1 << 31) - 1
-"""Of all limits of bytes the one at which Spark counts rows alone."""
-_MOST_OF_A_ROW: Final = 512
-"""Bytes that a row may have without padding behind it, at most."""
-_ROOM: Final = 1.25
-"""For rows that are larger than the mean of theirs: few shall have padding."""
-
-
-class RecordSizes:
-    """Bytes of a record, the mean of the last write to a topic (None: to topics of a column). Any thread of the driver
-    may call.
-    """
-
-    def __init__(self) -> None:
-        self._means: dict[str | None, float] = {}
-
-    def learn(self, topic: str | None, records: int, size: int) -> None:
-        """A write of so many records, `size` bytes together, has ended."""
-        if records:
-            self._means[topic] = size / records
-
-    def mean(self, topic: str | None) -> float | None:
-        """None where nothing is known."""
-        return self._means.get(topic)
 
 
 @contextmanager
-def batch_limits(df: DataFrame, mean_bytes: float | None = None) -> Iterator[DataFrame]:
+def batch_limits(df: DataFrame) -> Iterator[DataFrame]:
     """`df` as it should go through mapInArrow, with limits of about 4 MB for queries that this thread begins inside. A
-    limit that somebody has set in the session stays. `mean_bytes`: what a record takes, if that is known.
+    limit that somebody has set in the session stays.
 
     Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
     other thread's query sees them. Spark Connect has none; there Spark's own limits hold, with padding.
@@ -78,19 +55,11 @@ def batch_limits(df: DataFrame, mean_bytes: float | None = None) -> Iterator[Dat
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = _context(session)
-    row_bytes = _MOST_OF_A_ROW if context is None or HEADERS in df.columns else _row_bytes(mean_bytes)
-    rows = 0 if row_bytes is None or len(free) < 2 else _OF_ROWS[BYTES] // row_bytes
-    limits = {BYTES: _NO_BYTES, RECORDS: rows} if rows else _OF_ROWS
+    is_padded = len(free) == 2 and (context is None or HEADERS in df.columns)
+    limits = _OF_PADDED_ROWS if is_padded else _OF_ROWS
     properties = {} if context is None else {name: str(limits[name]) for name in free}
     with _local_properties(context, properties):
-        yield padded(df, row_bytes, rows) if row_bytes and rows else df
-
-
-def _row_bytes(mean_bytes: float | None) -> int | None:
-    """How large a row may be without padding; None where Spark shall look at its buffers."""
-    if mean_bytes is None or mean_bytes * _ROOM > _MOST_OF_A_ROW:
-        return None
-    return max(math.ceil(mean_bytes * _ROOM), _OF_ROWS[BYTES] // _OF_ROWS[RECORDS])
+        yield padded(df) if is_padded else df
 
 
 def _context(session: object) -> SparkContext | None:
@@ -115,14 +84,14 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
             context.setLocalProperty(name, earlier)  # type: ignore[arg-type]  # None takes it out
 
 
-def padded(df: DataFrame, row_bytes: int, most_rows: int) -> DataFrame:
-    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
-    which it is false, for every `row_bytes` of its text and bytes, and at most by `most_rows`, which end any batch.
+def padded(df: DataFrame) -> DataFrame:
+    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row whose text and bytes take more than
+    512 bytes is followed by one row of nulls, for which it is false, for every 512 of them.
     """
     # as text headers take more bytes than they do as Arrow columns, not fewer
     texts = {VALUE: VALUE, KEY: KEY, TOPIC: TOPIC, HEADERS: f"CAST({HEADERS} AS STRING)"}
     sizes = [f"coalesce(octet_length({text}), 0)" for name, text in texts.items() if name in df.columns]
-    rows = f"CAST(least(({' + '.join(sizes)}) DIV {row_bytes}, {most_rows}) AS INT)"
+    rows = f"CAST(({' + '.join(sizes)}) DIV {_BYTES_OF_A_ROW} AS INT)"
     # most rows are of the first kind: a constant array
     marks = f"if({rows} = 0, array(true), concat(array(true), array_repeat(false, {rows})))"
     contents = [f"if({IS_RECORD}, `{name}`, NULL) AS `{name}`" for name in df.columns]

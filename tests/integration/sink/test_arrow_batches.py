@@ -15,15 +15,15 @@ from spark_kafka_sink.sink.frame import by_position, projection
 MIB = 1 << 20
 
 
-def batches(df: DataFrame, mean_bytes: float | None = None) -> list[tuple[int, int, int]]:
-    """Rows, records and bytes of each Arrow batch in which `df` comes to a task; `mean_bytes` as it is guessed."""
+def batches(df: DataFrame) -> list[tuple[int, int, int]]:
+    """Rows, records and bytes of each Arrow batch in which `df` comes to a task."""
 
     def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in given:
             records = without_padding(batch).num_rows
             yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "records": [records], "bytes": [batch.nbytes]})
 
-    with batch_limits(df, mean_bytes) as limited:
+    with batch_limits(df) as limited:
         found = limited.mapInArrow(measure, "rows BIGINT, records BIGINT, bytes BIGINT").collect()
     return [tuple(row) for row in found]
 
@@ -52,36 +52,6 @@ def test_a_batch_takes_four_megabytes_and_a_row(
     assert sum(records for _, records, _ in found) == rows
     assert len([records for _, records, _ in found if records]) <= most_batches
     assert max(size for _, _, size in found) <= 4 * MIB + 900_000
-
-
-@pytest.mark.parametrize("mean_bytes", [1, 119, 400, 410, 900_000])
-@pytest.mark.parametrize(
-    ("rows", "value"),
-    [
-        (40_000, "cast(id AS STRING)"),
-        (40_000, "rpad(cast(id AS STRING), 118, 'x')"),
-        (20_000, "rpad(cast(id AS STRING), 499, 'x')"),
-        (20, "rpad(cast(id AS STRING), 900000, 'x')"),
-        (9_000, "if(id % 500 = 0, rpad(cast(id AS STRING), 900000, 'x'), cast(id AS STRING))"),
-    ],
-)
-def test_a_wrong_guess_of_the_records_size_changes_no_limit(
-    spark: SparkSession, mean_bytes: float, rows: int, value: str
-) -> None:
-    found = batches(values(spark, rows, value), mean_bytes)
-    assert sum(records for _, records, _ in found) == rows
-    assert max(size for _, _, size in found) <= 4 * MIB + 900_000
-
-
-def test_small_records_of_a_known_size_need_no_look_at_buffers_and_no_padding(spark: SparkSession) -> None:
-    frame = values(spark, 60_000, "rpad(cast(id AS STRING), 100, 'x')")
-    with batch_limits(frame, 110.0) as limited:
-        assert IS_RECORD in limited.columns
-        assert spark.sparkContext.getLocalProperty(BYTES) == str(2**31 - 1)
-    assert [rows for rows, records, _ in batches(frame, 110.0) if rows == records] == [28_260, 28_260, 3_480]
-    with batch_limits(frame, 1_000.0) as limited:
-        assert IS_RECORD not in limited.columns
-        assert int(spark.sparkContext.getLocalProperty(BYTES) or 0) < 4 * MIB
 
 
 def test_keys_topics_and_headers_count_too(spark: SparkSession) -> None:
@@ -130,14 +100,14 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 def test_a_limit_of_rows_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(RECORDS, "77")
-    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"), 100)
+    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"))
     assert [(rows, records) for rows, records, _ in found] == [(77, 77), (77, 77), (46, 46)]
     assert max(records for _, records, _ in batches(values(spark, 20, "rpad('x', 900000, 'y')"))) == 5
 
 
 def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(BYTES, "10000")
-    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), 100)
+    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"))
     assert {rows == records for rows, records, _ in found} == {True}
     assert max(rows for rows, _, _ in found) <= 10
 

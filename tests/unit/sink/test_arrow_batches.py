@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from spark_kafka_sink.sink.arrow_batches import IS_RECORD, RecordSizes, joined, without_padding
+from spark_kafka_sink.sink.arrow_batches import IS_RECORD, joined, without_padding
 
 TYPES = {"value": pa.binary(), "key": pa.string(), "topic": pa.large_string(), "partition": pa.int32()}
 
@@ -58,17 +58,6 @@ def test_bytes_under_a_null_are_left_out() -> None:
 def test_a_batch_without_the_column_has_no_padding() -> None:
     batch = pa.RecordBatch.from_pydict({"value": [b"a", None]})
     assert without_padding(batch) is batch
-
-
-def test_the_last_write_to_a_topic_tells_how_large_its_records_are() -> None:
-    sizes = RecordSizes()
-    assert sizes.mean("t") is None
-    sizes.learn("t", 10, 1_000)
-    sizes.learn(None, 1, 7)
-    sizes.learn("t", 0, 0)  # a batch without rows says nothing
-    assert (sizes.mean("t"), sizes.mean(None), sizes.mean("other")) == (100.0, 7.0, None)
-    sizes.learn("t", 2, 1_000)
-    assert sizes.mean("t") == 500.0
 
 
 def rows_of(size: int, *counts: int) -> list[pa.RecordBatch]:
