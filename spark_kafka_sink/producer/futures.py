@@ -34,8 +34,8 @@ class RecordMetadata(NamedTuple):
 
 
 class RunMetadata(NamedTuple):
-    """Where a run of rows of one `send_columns` call is: `record_count` consecutive offsets from `base_offset` on
-    (-1: not known).
+    """Where a run of rows that went into one batch is: `record_count` consecutive offsets from `base_offset` on
+    (-1: not known). Rows of one `send_columns` call, or of consecutive ones with the very same callback.
     """
 
     topic: str
@@ -206,10 +206,10 @@ class RecordThunk:
 class RunThunk:
     """The callback of a run of rows."""
 
-    __slots__ = ("_callback", "_result", "first", "record_count", "serialized_size")
+    __slots__ = ("_result", "callback", "first", "record_count", "serialized_size")
 
     def __init__(self, callback: RunCallback, record_count: int, serialized_size: int) -> None:
-        self._callback = callback
+        self.callback = callback
         self.record_count = record_count
         self.serialized_size = serialized_size
         self.first = 0
@@ -218,6 +218,15 @@ class RunThunk:
     def bind(self, result: BatchResult, first: int) -> None:
         self.first = first
         self._result = result
+
+    def ends_at(self, index: int) -> bool:
+        """Whether record number `index` of the batch is the next."""
+        return self.first + self.record_count == index
+
+    def extend(self, record_count: int, serialized_size: int) -> None:
+        """The rows that come next in the batch are the callback's too."""
+        self.record_count += record_count
+        self.serialized_size += serialized_size
 
     def fire(self) -> None:
         """Call the callback: once, or where single records failed (KIP-467) once for each stretch of one outcome."""
@@ -233,7 +242,7 @@ class RunThunk:
                 self.serialized_size * count // self.record_count,
             )
             try:
-                self._callback(run, error)
+                self.callback(run, error)
             except BaseException:
                 log.exception("A send callback raised; the rows' own outcome stands")
 
@@ -254,7 +263,7 @@ class RunThunk:
     def part(self, first: int, last: int) -> RunThunk:
         """The thunk of rows `first` to `last` (in the batch) of this run, for a part of a split batch."""
         count = last - first
-        return RunThunk(self._callback, count, self.serialized_size * count // self.record_count)
+        return RunThunk(self.callback, count, self.serialized_size * count // self.record_count)
 
 
 Thunk = RecordThunk | RunThunk

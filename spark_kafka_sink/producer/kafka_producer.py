@@ -226,9 +226,9 @@ class KafkaProducer(TransactionMethods):
         """Send every row of `columns`; returns when all are in the accumulator. max.block.ms is for each block (65,536
         rows, or a sixth of buffer.memory), as it is for each record of `send`: a call goes on while its blocks do.
 
-        `on_completion(run, error)` runs on the Sender's thread once for each run of rows that went into one batch.
-        Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory), RecordTooLargeError, and what the
-        topic was refused with; rows that were taken before that are on their way, and `on_completion` tells of them.
+        `on_completion(run, error)` runs on the Sender's thread once for the rows that went into one batch, also those
+        of consecutive calls with the same one. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata,
+        memory), RecordTooLargeError, and what the topic was refused with; rows that were taken before are on their way.
         """
         self._ensure_usable()
         try:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
-from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunThunk, Thunk
+from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunCallback, RunThunk, Thunk
 from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
 from spark_kafka_sink.record.codecs import Codec
 from spark_kafka_sink.record.encoder import encode_rows
@@ -139,8 +139,11 @@ class ProducerBatch:
         if timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = timestamp_ms
 
-    def reserve_run(self, record_count: int, size: int, allocation: SharedAllocation, thunk: RunThunk | None) -> int:
-        """Take room for a run, and a share of its memory; returns its place, to be filled by `fill_run`.
+    def reserve_run(
+        self, record_count: int, size: int, allocation: SharedAllocation, on_completion: RunCallback | None
+    ) -> int:
+        """Take room for a run, and a share of its memory; returns its place, to be filled by `fill_run`. The callback
+        of the run before is called once for both.
 
         Ctrl-C may come between any two of these lines: what wants bytes must hold the allocation by which
         `wants_bytes_of` finds it.
@@ -151,9 +154,14 @@ class ProducerBatch:
         allocation.holders += 1
         self._empty_places += 1
         self._chunks.append(None)
-        if thunk is not None:
-            thunk.bind(self.result, self.record_count)
-            self.thunks.append(thunk)
+        if on_completion is not None:
+            last = self.thunks[-1] if self.thunks else None
+            if isinstance(last, RunThunk) and last.ends_at(self.record_count) and last.callback is on_completion:
+                last.extend(record_count, size)
+            else:
+                thunk = RunThunk(on_completion, record_count, size)
+                thunk.bind(self.result, self.record_count)
+                self.thunks.append(thunk)
         self.record_count += record_count
         self.size += size
         return place

@@ -19,7 +19,7 @@ from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
 from spark_kafka_sink.producer.drain_rules import DrainRules
-from spark_kafka_sink.producer.futures import Headers, RecordThunk, RunCallback, RunThunk
+from spark_kafka_sink.producer.futures import Headers, RecordThunk, RunCallback
 from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.ready_check import ReadyCheck
@@ -138,21 +138,17 @@ class RecordAccumulator:
         for partition, start, end in groups:
             queue = self._queue(TopicPartition(topic, partition))
             while start < end:
-                batch = queue.open_batch
-                stop = start if batch is None else self._rows_that_fit(block, start, end, batch.room)
-                if batch is None or stop == start:
-                    batch = self._open_new_batch(queue, block.timestamp_ms(start), now_ms)
-                    stop = max(start + 1, self._rows_that_fit(block, start, end, batch.room))
-                size = block.size(start, stop)
-                thunk = None if on_completion is None else RunThunk(on_completion, stop - start, size)
+                batch, stop, size = queue.open_batch, end, block.size(start, end)
+                if batch is None or size > batch.room:
+                    stop = start if batch is None else block.last_fitting(start, end, batch.room)
+                    if batch is None or stop == start:
+                        batch = self._open_new_batch(queue, block.timestamp_ms(start), now_ms)
+                        stop = max(start + 1, block.last_fitting(start, end, batch.room))
+                    size = block.size(start, stop)
                 runs.extend((start, stop, batch.record_count, batch.base_timestamp_ms))
-                places.append((batch, batch.reserve_run(stop - start, size, allocation, thunk), size))
+                places.append((batch, batch.reserve_run(stop - start, size, allocation, on_completion), size))
                 start = stop
         return runs, places
-
-    @staticmethod
-    def _rows_that_fit(block: Block, start: int, end: int, room: int) -> int:
-        return end if block.size(start, end) <= room else min(end, block.last_fitting(start, end, room))
 
     def _fill_runs(self, block: Block, runs: RunTable[int], places: list[tuple[ProducerBatch, int, int]]) -> None:
         chunks, latest = block.encode(runs)

@@ -8,7 +8,7 @@ from support.scripted_broker.batches import check_batch, read_records
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import SharedAllocation
-from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata, RunThunk
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
@@ -116,7 +116,7 @@ def test_a_run_across_the_cut_is_told_of_in_both_parts() -> None:
     allocation = SharedAllocation(lambda: None, 1)
     runs: list[RunMetadata] = []
     for first, count in ((0, 3), (3, 5)):
-        place = batch.reserve_run(count, 100, allocation, RunThunk(lambda run, error: runs.append(run), count, 100))
+        place = batch.reserve_run(count, 100, allocation, lambda run, error: runs.append(run))
         run = encode_rows(None, [bytes(20)] * count, None, [0] * count, first, 0)
         batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 100)
     batch.close_for_appends()

@@ -11,7 +11,7 @@ from support.scripted_broker.batches import check_batch, read_records
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, NotLeaderOrFollowerError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
-from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunThunk
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.codecs import codec_for
@@ -84,6 +84,19 @@ def test_runs_may_be_filled_in_any_order_and_keep_their_places() -> None:
     data = batch.sealed_bytes()
     assert [r.value for r in read_records(data)] == [b"row 0", b"run 1", b"run 2", b"row 3"]
     assert check_batch(data).max_timestamp == 1_800
+
+
+def test_a_callback_is_told_once_of_runs_that_follow_one_another() -> None:
+    told: dict[str, list[RunMetadata]] = {"a": [], "b": []}
+    a, b = (lambda run, _, calls=calls: calls.append(run) for calls in told.values())
+    batch = ProducerBatch(PLACE, 0, 10_000, 0)
+    for count, size, callback in ((2, 20, a), (3, 50, a), (1, 9, b), (1, 7, a), (4, 40, None), (1, 8, a), (1, 6, a)):
+        batch.reserve_run(count, size, free_memory(), callback)
+    append(batch, b"row 13")
+    batch.reserve_run(1, 5, free_memory(), a)
+    batch.complete(100, None)
+    runs = {name: [(run.base_offset, run.record_count, run.serialized_size) for run in told[name]] for name in told}
+    assert runs == {"a": [(100, 5, 70), (106, 1, 7), (111, 2, 14), (114, 1, 5)], "b": [(105, 1, 9)]}
 
 
 def test_the_largest_timestamp_is_kept() -> None:
@@ -261,7 +274,7 @@ def test_a_batch_that_is_not_compressed_holds_its_records_memory_on() -> None:
 def test_memory_is_told_of_once() -> None:
     batch = batch_of(b"a", b"b")
     allocation = free_memory()
-    batch.reserve_run(1, 50, allocation, RunThunk(lambda *_: None, 1, 50))
+    batch.reserve_run(1, 50, allocation, lambda *_: None)
     assert batch.take_memory() == (200, (allocation,))
     assert batch.take_memory() == (0, ())
 
