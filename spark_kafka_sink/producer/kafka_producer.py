@@ -226,9 +226,9 @@ class KafkaProducer(TransactionMethods):
         """Send every row of `columns`; returns when all are in the accumulator. max.block.ms is for each block (65,536
         rows, or a sixth of buffer.memory), as it is for each record of `send`: a call goes on while its blocks do.
 
-        `on_completion(run, error)` runs on the Sender's thread once for the rows that went into one batch, also those
-        of consecutive calls with the same one. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata,
-        memory), RecordTooLargeError, and what the topic was refused with; rows that were taken before are on their way.
+        `on_completion(run, error)` runs on the Sender's thread once for the rows in one batch, with those of calls with
+        the same one right before. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory),
+        RecordTooLargeError, what the topic was refused with; of rows taken before `on_completion` tells all the same.
         """
         self._ensure_usable()
         try:

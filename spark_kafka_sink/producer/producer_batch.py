@@ -142,8 +142,8 @@ class ProducerBatch:
     def reserve_run(
         self, record_count: int, size: int, allocation: SharedAllocation, on_completion: RunCallback | None
     ) -> int:
-        """Take room for a run, and a share of its memory; returns its place, to be filled by `fill_run`. The callback
-        of the run before is called once for both.
+        """Take room for a run, and a share of its memory; returns its place, to be filled by `fill_run`. Where the
+        run right before has the same callback, that is called once for both.
 
         Ctrl-C may come between any two of these lines: what wants bytes must hold the allocation by which
         `wants_bytes_of` finds it.
