@@ -281,6 +281,21 @@ def test_the_memory_of_a_block_goes_back_when_the_last_batch_with_rows_of_it_has
     assert [(run.partition, run.base_offset, run.record_count) for run, _ in runs] == [(0, 100, 1), (1, 200, 2)]
 
 
+def test_rows_of_several_blocks_in_one_batch_are_told_of_once() -> None:
+    rig = Rig()
+    told: list[tuple[int, int, int]] = []
+
+    def callback(run: RunMetadata, _error: object) -> None:
+        told.append((run.partition, run.base_offset, run.record_count))
+
+    for partitions in ([0, 1], [1, 1, 0], [1]):
+        block = Block(RecordColumns.from_rows([b"v"] * len(partitions)), np.array(partitions, np.int32), 77)
+        rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
+    for batch in (batch for batches in rig.drain(cluster_of(0, 1)).values() for batch in batches):
+        batch.complete(100, None)
+    assert sorted(told) == [(0, 100, 2), (1, 100, 4)]
+
+
 def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained_nor_expired() -> None:
     rig = Rig(batch_size=60)
     seen: list[object] = []
