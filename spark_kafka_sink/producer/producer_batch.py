@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
@@ -18,6 +19,9 @@ from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk,
 from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
 from spark_kafka_sink.record.codecs import Codec
 from spark_kafka_sink.record.encoder import encode_rows
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 NO_SEQUENCE = -1
 
@@ -85,7 +89,7 @@ class ProducerBatch:
         self.split_parts: list[ProducerBatch] = []
         """The batches that took this one's place after a split."""
         self._batch_size = batch_size
-        self._chunks: list[memoryview | None] = []
+        self._chunks: list[SizedBuffer | None] = []
         self._empty_places = 0
         self._row_runs: list[_RowRun] = []
         self._open_row_run: _RowRun | None = None
@@ -167,7 +171,7 @@ class ProducerBatch:
         return place
 
     def fill_run(
-        self, place: int, chunk: memoryview, max_timestamp_ms: int, largest_record: int, reserved_size: int
+        self, place: int, chunk: SizedBuffer, max_timestamp_ms: int, largest_record: int, reserved_size: int
     ) -> None:
         """Put the run's bytes in its place; `size` comes down from the bound to the truth."""
         self._chunks[place] = chunk

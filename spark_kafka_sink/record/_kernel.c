@@ -1,8 +1,9 @@
 /* Records to bytes (format v2), one after the other, in the order of the runs: see encoder.py, whose numpy form gives
  * the same bytes and stands in where this is not compiled.
  *
- * Knows buffers alone: Arrow's 32-bit offsets, data and validity bits. Holds no state, and not the GIL while it works.
- * Every length is checked against the buffers before it is used; what does not fit is a ValueError, never a write.
+ * Knows buffers alone: Arrow's 32-bit offsets, data and validity bits. Holds no state but its type, and not the GIL while
+ * it works. Every length is checked against the buffers before it is used; what does not fit is a ValueError, never a
+ * write.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -135,9 +136,73 @@ static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, co
     return at;
 }
 
+/* ---- Python's side: chunks out ---------------------------------------------------------------------------------- */
+
+/* The bytes of a run, for reading. A slice of a memoryview would be three times the work to make and to give back: a
+ * block of a thousand partitions has a thousand of them. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *block; /* a memoryview of `out`, which cannot be moved or freed while that lives */
+    uint8_t *start;
+    Py_ssize_t size;
+} chunk;
+
+static void chunk_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(((chunk *)self)->block);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static Py_ssize_t chunk_length(PyObject *self) { return ((chunk *)self)->size; }
+
+static int chunk_buffer(PyObject *self, Py_buffer *view, int flags)
+{
+    return PyBuffer_FillInfo(view, self, ((chunk *)self)->start, ((chunk *)self)->size, 1, flags);
+}
+
+static PyType_Slot chunk_slots[] = {
+    {Py_tp_doc, "The bytes of a run; keeps those of its whole block. To be had from encode."},
+    {Py_tp_dealloc, chunk_dealloc},
+    {Py_sq_length, chunk_length},
+    {Py_bf_getbuffer, chunk_buffer},
+    {0, NULL},
+};
+
+static PyType_Spec chunk_spec = {"spark_kafka_sink.record._kernel.Chunk", sizeof(chunk), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, chunk_slots};
+
+typedef struct {
+    PyTypeObject *chunk_type;
+} state;
+
+/* A list of one chunk for each run; `ends`: where it ends, counted from `start`. */
+static PyObject *chunks_of(PyTypeObject *type, PyObject *out, uint8_t *start, const int64_t *ends, int64_t runs)
+{
+    PyObject *block = PyMemoryView_FromObject(out);
+    PyObject *made = block == NULL ? NULL : PyList_New((Py_ssize_t)runs);
+    int64_t begin = 0;
+    for (int64_t index = 0; index < runs && made != NULL; index++) {
+        chunk *of_run = PyObject_New(chunk, type);
+        if (of_run == NULL) {
+            Py_CLEAR(made);
+            break;
+        }
+        Py_INCREF(block);
+        of_run->block = block;
+        of_run->start = start + begin;
+        of_run->size = (Py_ssize_t)(ends[index] - begin);
+        begin = ends[index];
+        PyList_SetItem(made, (Py_ssize_t)index, (PyObject *)of_run);
+    }
+    Py_XDECREF(block);
+    return made;
+}
+
 /* ---- Python's side: buffers in, checked ------------------------------------------------------------------------- */
 
-enum { ORDER, TIMES, COUNTS, RUNS, OUT, BOUNDS, COLUMNS, VIEWS = COLUMNS + 9 };
+enum { ORDER, TIMES, COUNTS, RUNS, OUT, COLUMNS, VIEWS = COLUMNS + 9 };
 
 /* A view of `object`'s bytes, empty for None. */
 static int view_of(PyObject *object, Py_buffer *view, int flags)
@@ -170,22 +235,23 @@ static int column_of(Py_buffer views[3], int64_t valid_from, int64_t rows, colum
     return 1;
 }
 
-static PyObject *encode(PyObject *Py_UNUSED(module), PyObject *arguments)
+static PyObject *encode(PyObject *module, PyObject *arguments)
 {
     PyObject *given[VIEWS];
     long long rows, now, key_from, value_from;
     if (!PyArg_ParseTuple(
-            arguments, "LLOOOOOO(OOOL)(OOOL)(OO)", &rows, &now, &given[ORDER], &given[TIMES], &given[COUNTS],
-            &given[RUNS], &given[OUT], &given[BOUNDS], &given[COLUMNS], &given[COLUMNS + 1], &given[COLUMNS + 2],
-            &key_from, &given[COLUMNS + 3], &given[COLUMNS + 4], &given[COLUMNS + 5], &value_from, &given[COLUMNS + 6],
+            arguments, "LLOOOOO(OOOL)(OOOL)(OO)", &rows, &now, &given[ORDER], &given[TIMES], &given[COUNTS],
+            &given[RUNS], &given[OUT], &given[COLUMNS], &given[COLUMNS + 1], &given[COLUMNS + 2], &key_from,
+            &given[COLUMNS + 3], &given[COLUMNS + 4], &given[COLUMNS + 5], &value_from, &given[COLUMNS + 6],
             &given[COLUMNS + 7]))
         return NULL;
     given[COLUMNS + 8] = Py_None; /* headers are never null */
     Py_buffer views[VIEWS];
     int taken = 0;
     PyObject *result = NULL;
+    int64_t *ends = NULL;
     for (; taken < VIEWS; taken++) {
-        int flags = taken == OUT || taken == BOUNDS ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+        int flags = taken == OUT ? PyBUF_WRITABLE : PyBUF_SIMPLE;
         if (view_of(given[taken], &views[taken], flags) < 0)
             goto release;
     }
@@ -206,26 +272,30 @@ static PyObject *encode(PyObject *Py_UNUSED(module), PyObject *arguments)
         goto release;
     }
     if (!wants(&views[ORDER], 8 * places, "order") || !wants(&views[TIMES], 8 * places, "times")
-        || !wants(&views[COUNTS], 8 * rows, "counts") || !wants(&views[BOUNDS], 8 * (runs + 1), "bounds")
+        || !wants(&views[COUNTS], 8 * rows, "counts")
         || !column_of(&views[COLUMNS], key_from, rows, &of.key, "key")
         || !column_of(&views[COLUMNS + 3], value_from, rows, &of.value, "value")
         || !column_of(&views[COLUMNS + 6], 0, rows, &of.headers, "headers"))
         goto release;
+    ends = PyMem_Calloc((size_t)runs, sizeof *ends);
+    if (ends == NULL) {
+        PyErr_NoMemory();
+        goto release;
+    }
     uint8_t *start = views[OUT].buf, *at = start;
-    int64_t *bounds = views[BOUNDS].buf;
     Py_BEGIN_ALLOW_THREADS
-    bounds[0] = 0;
     for (int64_t index = 0; index < runs && at != NULL; index++) {
         at = put_run(&of, run + 4 * index, at, start + views[OUT].len);
         if (at != NULL)
-            bounds[index + 1] = at - start;
+            ends[index] = at - start;
     }
     Py_END_ALLOW_THREADS
     if (at == NULL)
         PyErr_SetString(PyExc_ValueError, "a row, a length or the room for the records is out of bounds");
     else
-        result = PyLong_FromLongLong(at - start);
+        result = chunks_of(((state *)PyModule_GetState(module))->chunk_type, given[OUT], start, ends, runs);
 release:
+    PyMem_Free(ends);
     while (taken-- > 0)
         if (views[taken].obj != NULL)
             PyBuffer_Release(&views[taken]);
@@ -233,10 +303,36 @@ release:
 }
 
 static PyMethodDef methods[] = {
-    {"encode", encode, METH_VARARGS, "Write the records of all runs; returns the bytes written. See block.py."},
+    {"encode", encode, METH_VARARGS, "Write the records of all runs; returns a list of their chunks. See block.py."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernel", NULL, 0, methods, NULL, NULL, NULL, NULL};
+static int start_module(PyObject *module)
+{
+    state *own = PyModule_GetState(module);
+    own->chunk_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &chunk_spec, NULL);
+    return own->chunk_type == NULL ? -1 : PyModule_AddType(module, own->chunk_type);
+}
+
+static int visit_module(PyObject *module, visitproc visit, void *arg)
+{
+    state *own = PyModule_GetState(module);
+    if (own != NULL)
+        Py_VISIT(own->chunk_type);
+    return 0;
+}
+
+static int clear_module(PyObject *module)
+{
+    state *own = PyModule_GetState(module);
+    if (own != NULL)
+        Py_CLEAR(own->chunk_type);
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, start_module}, {0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernel", NULL, sizeof(state), methods, module_slots,
+                                        visit_module, clear_module, NULL};
 
 PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

@@ -10,11 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
 from spark_kafka_sink.record.codecs import Codec
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 HEADER_SIZE = 61
 """Bytes before the first record: RECORD_BATCH_OVERHEAD."""
@@ -66,7 +69,7 @@ class SealedBatch:
 
 
 def seal(
-    chunks: Sequence[memoryview],
+    chunks: Sequence[SizedBuffer],
     record_count: int,
     base_timestamp_ms: int,
     max_timestamp_ms: int,
@@ -80,7 +83,7 @@ def seal(
 
     With a codec the records are compressed, even where that does not make them smaller, as Kafka's own producer does.
     """
-    body = list(chunks) if codec.id == 0 else [memoryview(codec.compress(chunks))]
+    body = [memoryview(chunk) for chunk in (chunks if codec.id == 0 else [codec.compress(chunks)])]
     stamp = _Stamp(codec.id, record_count, base_timestamp_ms, max_timestamp_ms)
     return _assemble(body, stamp, producer_id, producer_epoch, base_sequence, is_transactional)
 

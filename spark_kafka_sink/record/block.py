@@ -3,7 +3,8 @@
 Made and used by the thread that appends. The accumulator decides with Python ints where a run begins and ends;
 `encode` then writes the records of all runs in one pass (`runs.py`), so that a run is a slice of what was written.
 
-A run's chunk is a view: it keeps the buffer of its whole block alive.
+A run's chunk is a view: it keeps the buffer of its whole block alive. With the kernel it is one of the kernel's own,
+which knows its length and gives its bytes (`memoryview`, `join`, sockets, codecs), and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bounds, tight_record_size_upper_bounds
 from spark_kafka_sink.record.heap import pool_for
 from spark_kafka_sink.record.runs import RunInput, encode_runs
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 RunTable: TypeAlias = array  # of "q"
 """Four numbers for each run, rows start..end-1 of a block, all of one partition and for one batch: start, end, how many
@@ -102,7 +106,7 @@ class Block:
     def timestamp_ms(self, row: int) -> int:
         return self._now_ms if self._times is None else int(self._times[row])
 
-    def encode(self, runs: RunTable[int]) -> tuple[list[memoryview], Iterable[int]]:
+    def encode(self, runs: RunTable[int]) -> tuple[list[SizedBuffer], Iterable[int]]:
         """The bytes of each run, in one pass for all, and the latest timestamp of each in ms. Runs ascend without
         overlap; rows between them are left out.
         """
@@ -112,8 +116,7 @@ class Block:
         first, last = runs[0], runs[-3]
         pool = pool_for(self.size(first, last), last - first)
         given = RunInput(self._columns, self._order, self._times, self._now_ms, self.size(first, last))
-        data, starts, ends = encode_runs(given, table, pool)
-        return [data[start:end] for start, end in zip(starts, ends, strict=True)], self._latest(table)
+        return encode_runs(given, table, pool), self._latest(table)
 
     def _latest(self, table: npt.NDArray[np.int64]) -> Iterable[int]:
         """The latest timestamp of each run."""

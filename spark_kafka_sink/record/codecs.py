@@ -19,13 +19,16 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lz4.frame
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import ConfigError, CorruptBatchError
 from spark_kafka_sink.record.heap import SENT_POOL
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 Bytes = bytes | memoryview
 """What goes in and comes out: contiguous bytes, read only."""
@@ -52,7 +55,7 @@ class Codec:
     id: int
     level: int | None = None
 
-    def compress(self, chunks: Sequence[Bytes]) -> Bytes:
+    def compress(self, chunks: Sequence[SizedBuffer]) -> Bytes:
         """The chunks, one after the other, compressed."""
         return _FORMATS[self.name].compress(chunks, self.level)
 
@@ -71,7 +74,7 @@ class Codec:
 
 class _Format(NamedTuple):
     id: int
-    compress: Callable[[Sequence[Bytes], int | None], Bytes]
+    compress: Callable[[Sequence[SizedBuffer], int | None], Bytes]
     decompress: Callable[[Bytes, int], bytes]
     levels: tuple[int, int] | None
     """Lowest and highest compression.<name>.level; None where the codec has no levels."""
@@ -100,7 +103,7 @@ def codec_by_id(codec_id: int) -> Codec:
     return codec
 
 
-def _joined(chunks: Sequence[Bytes]) -> Bytes:
+def _joined(chunks: Sequence[SizedBuffer]) -> SizedBuffer:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -111,8 +114,8 @@ def _too_large(name: str, max_size: int) -> CorruptBatchError:
 # ---- none ------------------------------------------------------------------------------------------------
 
 
-def _keep(chunks: Sequence[Bytes], _level: int | None) -> Bytes:
-    return _joined(chunks)
+def _keep(chunks: Sequence[SizedBuffer], _level: int | None) -> Bytes:
+    return memoryview(_joined(chunks))
 
 
 def _kept(data: Bytes, _max_size: int) -> bytes:
@@ -122,7 +125,7 @@ def _kept(data: Bytes, _max_size: int) -> bytes:
 # ---- gzip ------------------------------------------------------------------------------------------------
 
 
-def _gzip(chunks: Sequence[Bytes], level: int | None) -> Bytes:
+def _gzip(chunks: Sequence[SizedBuffer], level: int | None) -> Bytes:
     stream = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=_GZIP_WINDOW)
     return b"".join([*map(stream.compress, chunks), stream.flush()])
 
@@ -143,7 +146,7 @@ def _gunzip(data: Bytes, max_size: int) -> bytes:
 # ---- snappy ----------------------------------------------------------------------------------------------
 
 
-def _snappy(chunks: Sequence[Bytes], _level: int | None) -> Bytes:
+def _snappy(chunks: Sequence[SizedBuffer], _level: int | None) -> Bytes:
     # A join of large chunks costs a quarter of what compressing does; small blocks compress badly.
     is_large = sum(map(len, chunks)) >= _XERIAL_BLOCK * len(chunks)
     codec = pa.Codec("snappy")
@@ -197,7 +200,7 @@ def _snappy_size(block: memoryview) -> int:
 # ---- lz4 -------------------------------------------------------------------------------------------------
 
 
-def _lz4(chunks: Sequence[Bytes], level: int | None) -> Bytes:
+def _lz4(chunks: Sequence[SizedBuffer], level: int | None) -> Bytes:
     # Java's default, 9, means the fast compressor and every other level the high one (KIP-390).
     fast = level is None or level == _LZ4_JAVA_DEFAULT_LEVEL
     compressed: bytes = lz4.frame.compress(
@@ -224,7 +227,7 @@ def _unlz4(data: Bytes, max_size: int) -> bytes:
 # ---- zstd ------------------------------------------------------------------------------------------------
 
 
-def _zstd(chunks: Sequence[Bytes], level: int | None) -> Bytes:
+def _zstd(chunks: Sequence[SizedBuffer], level: int | None) -> Bytes:
     codec = pa.Codec("zstd", compression_level=_ZSTD_LEVEL if level is None else level)
     compressed = codec.compress(_joined(chunks), memory_pool=SENT_POOL)
     # A view of the buffer itself would have the length that it had before it shrank to the compressed size.

@@ -8,7 +8,7 @@ into partition order.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import data_view, encode_array
 from spark_kafka_sink.record.headers import encode_headers
 
-Placed = tuple[memoryview, list[int], list[int]]
-"""The records' bytes, and where those of each run begin and end."""
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 _SLACK: Final = 16
 """Bytes of room that the kernel wants to see beyond a record's own."""
@@ -40,18 +40,17 @@ class RunInput(NamedTuple):
     size: int
 
 
-def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> Placed:
-    """`table`: a row of four for each run, as block.RunTable. Raises SerializationError where the columns' own lengths
-    do not fit their bytes.
+def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
+    """The bytes of each run. `table`: a row of four for each, as block.RunTable. Raises SerializationError where the
+    columns' own lengths do not fit their bytes.
     """
     columns = given.columns
     headers = None if columns.headers is None else encode_headers(columns.headers)
     counts = None if headers is None else np.ascontiguousarray(headers.counts)
     tail = (None, None) if headers is None else (value_offsets(headers.encoded), value_bytes(headers.encoded))
     out = pa.allocate_buffer(given.size + _SLACK, memory_pool=pool)
-    bounds = np.empty(len(table) + 1, np.int64)
     try:
-        _kernel.encode(
+        chunks: list[SizedBuffer] = _kernel.encode(
             columns.num_rows,
             given.now_ms,
             given.order,
@@ -59,18 +58,16 @@ def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | N
             counts,
             table,
             out,
-            bounds,
             _buffers(columns.key),
             _buffers(columns.value),
             tail,
         )
     except ValueError as error:
         raise SerializationError(f"The records could not be written: {error}.") from error
-    places = bounds.tolist()
-    return memoryview(out).toreadonly(), places[:-1], places[1:]
+    return chunks
 
 
-def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> Placed:
+def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
     """As `encode_by_kernel`."""
     columns, order, times, now_ms, _ = given
     starts, ends, base_offsets, base_times = table.T
@@ -93,8 +90,9 @@ def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | No
     encoded = encode_array(columns, offset_deltas, timestamp_deltas, pool)
     if order is not None:
         encoded = pc.take(encoded, index_array(order), memory_pool=pool)
-    offsets = value_offsets(encoded)
-    return data_view(encoded), offsets[starts - first].tolist(), offsets[ends - first].tolist()
+    offsets, data = value_offsets(encoded), data_view(encoded)
+    bounds = zip(offsets[starts - first].tolist(), offsets[ends - first].tolist(), strict=True)
+    return [data[start:end] for start, end in bounds]
 
 
 def _buffers(column: pa.BinaryArray | None) -> tuple[Any, Any, Any, int]:

@@ -206,8 +206,10 @@ def test_a_block_of_more_than_2_gib_is_refused() -> None:
 def test_the_encoded_bytes_are_joined_once_and_runs_are_views_of_them() -> None:
     block = Block(RecordColumns.from_rows([b"a" * 100] * 20), array_of([row % 4 for row in range(20)]), NOW)
     runs = encoded_runs(block, [(start, end, 0, NOW) for _, start, end in block.groups])
-    assert len({id(run.chunk.obj) for run in runs}) == 1
-    assert all(run.chunk.readonly for run in runs)
+    views = [np.frombuffer(run.chunk, np.uint8) for run in runs]
+    ends = [view.ctypes.data + len(view) for view in views]
+    assert [view.ctypes.data for view in views] == [views[0].ctypes.data, *ends[:-1]]
+    assert not any(view.flags.writeable for view in views)
 
 
 content = st.one_of(st.none(), st.binary(max_size=6), st.binary(min_size=60, max_size=70))

@@ -4,6 +4,7 @@ kernel, and nothing to compare.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import shutil
 import sysconfig
@@ -15,7 +16,10 @@ import pytest
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.arrow_arrays import Int64Array
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.runs import RunInput, encode_by_kernel, encode_by_numpy, has_kernel
 
 NOW = 1_700_000_000_000
@@ -61,8 +65,9 @@ def test_kernel_and_twin_give_the_same_bytes(seed: int) -> None:
     given = RunInput(columns, order, times, NOW, 70_000 * rows + 900 * rows)
 
     def chunks(encode: Any) -> list[bytes]:
-        data, starts, ends = encode(given, table, None)
-        return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+        made = encode(given, table, None)
+        assert list(map(len, made)) == [len(bytes(chunk)) for chunk in made]
+        return list(map(bytes, made))
 
     assert chunks(encode_by_kernel) == chunks(encode_by_numpy)
 
@@ -115,3 +120,51 @@ def test_offsets_that_lie_about_the_bytes_are_refused(offsets: list[int], lying_
     object.__setattr__(given.columns, "value", lying)
     with pytest.raises(SerializationError, match="could not be written"):
         encode_by_kernel(given, runs((lying_row, lying_row + 1, 0, NOW)), None)
+
+
+ENCODERS = [encode_by_numpy, *([encode_by_kernel] if has_kernel() else [])]
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
+def test_a_chunk_keeps_its_bytes_when_everything_else_is_gone(encode: Any) -> None:
+    pool = pa.system_memory_pool()
+    before = pool.bytes_allocated()
+    contents = [random.Random(1).randbytes(5_000) for _ in range(4)]
+    chunks = encode(RunInput(values(*contents), None, None, NOW, 40_000), runs((0, 1, 0, NOW), (1, 4, 0, NOW)), pool)
+    first, second = map(memoryview, chunks)
+    del chunks
+    assert pool.bytes_allocated() > before
+    assert bytes(first[-5_001:-1]) == contents[0]
+    del first
+    assert bytes(second[-5_001:-1]) == contents[3]
+    del second
+    assert pool.bytes_allocated() == before
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
+def test_a_chunk_is_for_reading_only(encode: Any) -> None:
+    (chunk,) = encode(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 1, 0, NOW)), None)
+    with pytest.raises(TypeError):
+        memoryview(chunk)[0] = 7
+    with pytest.raises(TypeError, match="not writable"):
+        (ctypes.c_char * len(chunk)).from_buffer(chunk)
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("size", [10, 200_000])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_chunks_go_into_batches_as_they_are(encode: Any, codec: str, size: int, chunks: int) -> None:
+    contents = values(*(bytes([65 + row]) * size for row in range(4)))
+    table = runs((0, 1, 0, NOW), (1, 4, 1, NOW))
+    given = encode(RunInput(contents, None, None, NOW, 4 * size + 200), table, None)[:chunks]
+    rows = int(table[chunks - 1, 1])
+    (batch,) = decode_batches(b"".join(seal(given, rows, NOW, NOW, codec_for(codec)).buffers))
+    assert [record.value for record in batch.records] == contents.value.to_pylist()[:rows]
+
+
+def test_a_chunk_is_not_to_be_made_by_hand() -> None:
+    if has_kernel():
+        (chunk,) = encode_by_kernel(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 1, 0, NOW)), None)
+        with pytest.raises(TypeError, match="cannot create"):
+            type(chunk)()
