@@ -11,8 +11,6 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { NEAR = 8, FAR = 24 }; /* rows */
-
 typedef struct {
     const int32_t *offsets; /* rows + 1 */
     const uint8_t *data;
@@ -67,40 +65,15 @@ typedef struct {
     const int64_t *order; /* the row at each place, or NULL: the place itself */
     const int64_t *times; /* by place, or NULL: `now` everywhere */
     const int64_t *counts; /* headers by row, or NULL: none anywhere */
-    int64_t now, rows, places;
+    int64_t now, rows;
     int has_key, has_value;
     column key, value, headers;
 } records;
-
-/* Rows of one partition lie far apart in the columns: tell the processor early what will be read. */
-static inline void expect(const column *from, int64_t row)
-{
-    const uint8_t *data = from->data + from->offsets[row];
-    __builtin_prefetch(data);
-    __builtin_prefetch(data + 64);
-}
-
-static inline void look_ahead(const records *of, int64_t place)
-{
-    if (place + FAR < of->places) {
-        int64_t far = of->order[place + FAR], near = of->order[place + NEAR];
-        if (far < 0 || far >= of->rows || near < 0 || near >= of->rows)
-            return; /* refused when it is its turn */
-        __builtin_prefetch(&of->value.offsets[far]);
-        if (of->has_key)
-            __builtin_prefetch(&of->key.offsets[far]);
-        expect(&of->value, near);
-        if (of->has_key)
-            expect(&of->key, near);
-    }
-}
 
 /* Returns the end of what was written, or NULL where something does not fit. */
 static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, const uint8_t *end)
 {
     for (int64_t place = run[0]; place < run[1]; place++) {
-        if (of->order != NULL && of->has_value)
-            look_ahead(of, place);
         int64_t row = of->order == NULL ? place : of->order[place];
         if (row < 0 || row >= of->rows)
             return NULL;
@@ -265,7 +238,7 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
         places = run[4 * index + 1];
     }
     records of = {.order = views[ORDER].buf, .times = views[TIMES].buf, .counts = views[COUNTS].buf, .now = now,
-                  .rows = rows, .places = places, .has_key = views[COLUMNS].buf != NULL,
+                  .rows = rows, .has_key = views[COLUMNS].buf != NULL,
                   .has_value = views[COLUMNS + 3].buf != NULL};
     if (of.order == NULL && places > rows) {
         PyErr_SetString(PyExc_ValueError, "runs go past the last row");
