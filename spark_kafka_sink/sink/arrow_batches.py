@@ -5,11 +5,11 @@ use and one that is read, and with large values they are more than all the rest 
 few where a topic has hundreds of partitions, because a batch costs something for every partition that it goes to. So
 the bytes are the limit.
 
-To know them Spark asks its Arrow writer for the sizes of all its buffers before every row. With headers, vectors in
-vectors, that is half of what the JVM does. There the limit is one of rows, and a large row counts for as many as it is
-long: `padded` puts rows without contents behind it, one for every 512 bytes, and `without_padding` takes them out
-again. (Rows without headers would gain a sixth by that where they have 100 bytes, and lose as much where they have a
-thousand: Spark copies what comes out of an explode.)
+To know them Spark would ask its Arrow writer for the sizes of all its buffers before every row: a third of what it
+does for records of 100 bytes, half of it with headers, which are vectors in vectors. So the limit is one of rows, and a
+large row counts for as many as it is long: `padded` puts rows without contents behind it, one for so many bytes, and
+`without_padding` takes them out again. A row of padding costs half as much as being asked, so few rows should have any:
+how large records are is known from the write before. A guess that is wrong costs time; the limit holds all the same.
 
 A data source has no say in Spark's limits, and gets its 10,000 rows: `joined` makes larger batches of small ones. The
 copy takes 17 us a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
@@ -17,9 +17,10 @@ copy takes 17 us a thousand rows of 120 bytes, and 10 MB. It saves as much with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -34,20 +35,71 @@ BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 IS_RECORD: Final = "is_record"
 """The column that tells records from padding."""
+_PADDING: Final = "padding"
 
-_BYTES_OF_A_ROW: Final = 512
-_OF_PADDED_ROWS: Final = {BYTES: (1 << 31) - 1, RECORDS: 7_168}
-"""The greatest number means no limit of bytes: Spark then counts rows alone."""
+_NO_BYTES: Final = (1 << 31) - 1
+"""Of all limits of bytes the one at which Spark counts rows alone."""
 _OF_ROWS: Final = {BYTES: 3_900_000, RECORDS: 32_768}
 """A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
 JVM, whose vectors grow by doubling.
 """
 
 
+_MOST_BYTES: Final = _OF_ROWS[BYTES]
+_MOST_ROWS: Final = _OF_ROWS[RECORDS]
+
+
+class PaddedRows(NamedTuple):
+    """A limit of rows that is one of bytes."""
+
+    row_bytes: int
+    """What a row may have without padding behind it, which is one row for every so many bytes more."""
+    most: int
+    """Rows of a batch."""
+
+
+_UNKNOWN: Final = 512
+"""Bytes that a row may have without padding, where nobody knows the sizes: with twice as many, two rows of padding take
+as long as Spark's own look."""
+_OF_CONNECT: Final = PaddedRows(_UNKNOWN, 10_000)
+"""With Spark's own limit, which cannot be set there for one query."""
+_MOST_OF_A_ROW: Final = 4_096
+"""So that batches of small rows that come after large ones still have a thousand of them. A row of padding for as many
+bytes costs nothing that shows."""
+_ROOM: Final = 1.25
+"""For rows that are larger than the mean of theirs: few shall have padding."""
+_FEW_RECORDS: Final = 1_000
+
+
+class RecordSizes:
+    """Bytes of a record, the mean of the last write to a topic (None: to topics of a column). Any thread of the driver
+    may call.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[str | None, float] = {}
+
+    def learn(self, topic: str | None, records: int, size: int) -> None:
+        """A write of so many records, `size` bytes together, has ended. Few say nothing about the next ones."""
+        if records >= _FEW_RECORDS:
+            self._means[topic] = size / records
+
+    def mean(self, topic: str | None) -> float | None:
+        """None where nothing is known."""
+        return self._means.get(topic)
+
+
+def padded_rows(mean_bytes: float | None) -> PaddedRows:
+    """For records that take so much, the mean; None: nobody knows."""
+    wanted = _UNKNOWN if mean_bytes is None else math.ceil(mean_bytes * _ROOM)
+    row_bytes = min(max(wanted, math.ceil(_MOST_BYTES / _MOST_ROWS)), _MOST_OF_A_ROW)
+    return PaddedRows(row_bytes, _MOST_BYTES // row_bytes)
+
+
 @contextmanager
-def batch_limits(df: DataFrame) -> Iterator[DataFrame]:
+def batch_limits(df: DataFrame, mean_bytes: float | None = None) -> Iterator[DataFrame]:
     """`df` as it should go through mapInArrow, with limits of about 4 MB for queries that this thread begins inside. A
-    limit that somebody has set in the session stays.
+    limit that somebody has set in the session stays. `mean_bytes`: what a record takes, if that is known.
 
     Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
     other thread's query sees them. Spark Connect has none; there Spark's own limits hold, with padding.
@@ -55,11 +107,12 @@ def batch_limits(df: DataFrame) -> Iterator[DataFrame]:
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = _context(session)
-    is_padded = len(free) == 2 and (context is None or HEADERS in df.columns)
-    limits = _OF_PADDED_ROWS if is_padded else _OF_ROWS
+    rows = _OF_CONNECT if context is None else padded_rows(mean_bytes)
+    is_padded = len(free) == 2
+    limits = {BYTES: _NO_BYTES, RECORDS: rows.most} if is_padded else _OF_ROWS
     properties = {} if context is None else {name: str(limits[name]) for name in free}
     with _local_properties(context, properties):
-        yield padded(df) if is_padded else df
+        yield padded(df, rows) if is_padded else df
 
 
 def _context(session: object) -> SparkContext | None:
@@ -84,18 +137,24 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
             context.setLocalProperty(name, earlier)  # type: ignore[arg-type]  # None takes it out
 
 
-def padded(df: DataFrame) -> DataFrame:
-    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row whose text and bytes take more than
-    512 bytes is followed by one row of nulls, for which it is false, for every 512 of them.
+def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
+    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
+    which it is false, for every `row_bytes` of its text and bytes, and at most by as many as end any batch.
+
+    The numbers are entries of an array at a place that Spark does not work out beforehand, so that they are not in the
+    code that it makes: else every change of theirs would have the JVM compile it anew, which takes it seconds.
     """
+    names = df.columns
     # as text headers take more bytes than they do as Arrow columns, not fewer
     texts = {VALUE: VALUE, KEY: KEY, TOPIC: TOPIC, HEADERS: f"CAST({HEADERS} AS STRING)"}
-    sizes = [f"coalesce(octet_length({text}), 0)" for name, text in texts.items() if name in df.columns]
-    rows = f"CAST(({' + '.join(sizes)}) DIV {_BYTES_OF_A_ROW} AS INT)"
+    sizes = [f"coalesce(octet_length({text}), 0)" for name, text in texts.items() if name in names]
+    row_bytes, most = (f"array({rows.row_bytes}, {rows.most})[spark_partition_id() & 0 | {place}]" for place in (0, 1))
+    padding = f"CAST(least(({' + '.join(sizes)}) DIV {row_bytes}, {most}) AS INT) AS {_PADDING}"
     # most rows are of the first kind: a constant array
-    marks = f"if({rows} = 0, array(true), concat(array(true), array_repeat(false, {rows})))"
-    contents = [f"if({IS_RECORD}, `{name}`, NULL) AS `{name}`" for name in df.columns]
-    return df.selectExpr("*", f"explode({marks}) AS {IS_RECORD}").selectExpr(*contents, IS_RECORD)
+    marks = f"if({_PADDING} = 0, array(true), concat(array(true), array_repeat(false, {_PADDING})))"
+    contents = [f"if({IS_RECORD}, `{name}`, NULL) AS `{name}`" for name in names]
+    sized = df.selectExpr("*", padding)
+    return sized.selectExpr(*names, f"explode({marks}) AS {IS_RECORD}").selectExpr(*contents, IS_RECORD)
 
 
 def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:

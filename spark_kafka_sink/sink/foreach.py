@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
-from spark_kafka_sink.sink.arrow_batches import batch_limits, without_padding
+from spark_kafka_sink.sink.arrow_batches import RecordSizes, batch_limits, without_padding
 from spark_kafka_sink.sink.columnar_writer import write_arrow
 from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, projection
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 log = logging.getLogger(__name__)
+
+_record_sizes: Final = RecordSizes()
+"""On the driver, of all sinks: one that is made anew for every batch of a stream knows them too."""
 
 _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
@@ -161,10 +164,12 @@ class KafkaSink:
         schema = df.schema
         return df.toDF(*by_position(schema)).selectExpr(*projection(schema, self._config.topic))
 
-    @staticmethod
-    def _run_tasks(df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
-        with batch_limits(df) as given:
-            return given.mapInArrow(write_task, report_ddl).collect()
+    def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
+        topic = self._config.topic
+        with batch_limits(df, _record_sizes.mean(topic)) as given:
+            rows = given.mapInArrow(write_task, report_ddl).collect()
+        _record_sizes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
+        return rows
 
     def _new_writer(self) -> PartitionWriter:
         if self._config.is_exactly_once:

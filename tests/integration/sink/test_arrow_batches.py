@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,15 +16,15 @@ from spark_kafka_sink.sink.frame import by_position, projection
 MIB = 1 << 20
 
 
-def batches(df: DataFrame) -> list[tuple[int, int, int]]:
-    """Rows, records and bytes of each Arrow batch in which `df` comes to a task."""
+def batches(df: DataFrame, mean_bytes: float | None = None) -> list[tuple[int, int, int]]:
+    """Rows, records and bytes of each Arrow batch in which `df` comes to a task; `mean_bytes` as it is guessed."""
 
     def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in given:
             records = without_padding(batch).num_rows
             yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "records": [records], "bytes": [batch.nbytes]})
 
-    with batch_limits(df) as limited:
+    with batch_limits(df, mean_bytes) as limited:
         found = limited.mapInArrow(measure, "rows BIGINT, records BIGINT, bytes BIGINT").collect()
     return [tuple(row) for row in found]
 
@@ -33,25 +34,72 @@ def values(spark: SparkSession, rows: int, value: str) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("rows", "value", "most_batches", "has_large"),
+    ("rows", "value", "most_batches", "has_padding"),
     [
         (30_000, "rpad(cast(id AS STRING), 100, 'x')", 5, False),
-        (20_000, "rpad(cast(id AS STRING), 1000, 'x')", 7, True),
         (20_000, "rpad(cast(id AS STRING), 511, 'x')", 3, False),
         (20_000, "rpad(cast(id AS STRING), 512, 'x')", 6, True),
+        (20_000, "rpad(cast(id AS STRING), 1000, 'x')", 7, True),
         (40, "rpad(cast(id AS STRING), 900000, 'x')", 11, True),
         (9_000, "if(id % 500 = 0, rpad(cast(id AS STRING), 900000, 'x'), cast(id AS STRING))", 8, True),
     ],
 )
 @pytest.mark.parametrize("columns", [["value"], ["value", "CAST(NULL AS array<string>) AS headers"]])
 def test_a_batch_takes_four_megabytes_and_a_row(
-    spark: SparkSession, rows: int, value: str, most_batches: int, has_large: bool, columns: list[str]
+    spark: SparkSession, rows: int, value: str, most_batches: int, has_padding: bool, columns: list[str]
 ) -> None:
     found = batches(values(spark, rows, value).selectExpr(*columns))
-    assert any(size != records for size, records, _ in found) == (has_large and len(columns) > 1), "padding"
+    assert any(size != records for size, records, _ in found) == has_padding
     assert sum(records for _, records, _ in found) == rows
     assert len([records for _, records, _ in found if records]) <= most_batches
     assert max(size for _, _, size in found) <= 4 * MIB + 900_000
+
+
+@pytest.mark.parametrize("mean_bytes", [1, 119, 400, 2_000, 900_000])
+@pytest.mark.parametrize(
+    ("rows", "value"),
+    [
+        (40_000, "cast(id AS STRING)"),
+        (40_000, "rpad(cast(id AS STRING), 118, 'x')"),
+        (20_000, "rpad(cast(id AS STRING), 499, 'x')"),
+        (20, "rpad(cast(id AS STRING), 900000, 'x')"),
+        (9_000, "if(id % 500 = 0, rpad(cast(id AS STRING), 900000, 'x'), cast(id AS STRING))"),
+    ],
+)
+def test_a_wrong_guess_of_the_records_size_changes_no_limit(
+    spark: SparkSession, mean_bytes: float, rows: int, value: str
+) -> None:
+    found = batches(values(spark, rows, value), mean_bytes)
+    assert sum(records for _, records, _ in found) == rows
+    assert max(size for _, _, size in found) <= 4 * MIB + 900_000
+
+
+def test_records_of_a_known_size_need_no_look_at_buffers_and_no_padding(spark: SparkSession) -> None:
+    for size, counts in ((100, [28_260, 28_260, 3_480]), (1_000, [2_836] * 21 + [444])):
+        frame = values(spark, 60_000, f"rpad(cast(id AS STRING), {size}, 'x')")
+        with batch_limits(frame, 1.1 * size):
+            assert spark.sparkContext.getLocalProperty(BYTES) == str(2**31 - 1)
+        assert [rows for rows, records, _ in batches(frame, 1.1 * size) if rows == records] == counts
+
+
+def test_a_huge_row_gets_no_more_padding_than_ends_a_batch(spark: SparkSession) -> None:
+    found = batches(values(spark, 1, "rpad('x', 20000000, 'y')"))
+    assert sum(rows for rows, _, _ in found) == 1 + 3_900_000 // 512
+
+
+def test_what_is_known_of_sizes_changes_none_of_the_code_that_spark_makes(spark: SparkSession) -> None:
+    """For new code is slow until the JVM has compiled it."""
+
+    def code(mean_bytes: float | None) -> str:
+        frame = values(spark, 10, "cast(id AS STRING)").selectExpr("value", "value AS key")
+        with batch_limits(frame, mean_bytes) as limited:
+            plan = limited.mapInArrow(lambda given: given, limited.schema)._jdf.queryExecution().executedPlan()
+        debug: Any = spark._jvm.org.apache.spark.sql.execution.debug.package
+        stages = debug.codegenStringSeq(plan)
+        return "".join(stages.apply(index)._2() for index in range(stages.length()))
+
+    assert "GeneratedIterator" in code(None)
+    assert {code(mean_bytes) for mean_bytes in (50, 130, 900_000)} == {code(None)}
 
 
 def test_keys_topics_and_headers_count_too(spark: SparkSession) -> None:
@@ -100,14 +148,14 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 def test_a_limit_of_rows_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(RECORDS, "77")
-    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"))
+    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"), 100)
     assert [(rows, records) for rows, records, _ in found] == [(77, 77), (77, 77), (46, 46)]
     assert max(records for _, records, _ in batches(values(spark, 20, "rpad('x', 900000, 'y')"))) == 5
 
 
 def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(BYTES, "10000")
-    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"))
+    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), 100)
     assert {rows == records for rows, records, _ in found} == {True}
     assert max(rows for rows, _, _ in found) <= 10
 
@@ -118,8 +166,8 @@ def test_nothing_is_left_and_other_threads_see_nothing(spark: SparkSession) -> N
     seen: list[str | None] = []
     try:
         with batch_limits(values(spark, 1, "'x'")):
-            assert int(context.getLocalProperty(BYTES) or 0) < 4 * MIB
-            assert context.getLocalProperty(RECORDS) != "5"
+            assert context.getLocalProperty(BYTES) == str(2**31 - 1)
+            assert context.getLocalProperty(RECORDS) == str(3_900_000 // 512)
             assert spark.conf.get(BYTES, None) is None
             other = threading.Thread(target=lambda: seen.append(context.getLocalProperty(BYTES)))
             other.start()

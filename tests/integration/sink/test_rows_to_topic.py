@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from support.topic_frames import topic_frame
 
 from spark_kafka_sink.local import Admin, EmbeddedKafka
+from spark_kafka_sink.sink import foreach
+from spark_kafka_sink.sink.arrow_batches import batch_limits
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.producer_pool import process_pool
 
@@ -187,3 +190,26 @@ def test_a_killed_worker_leaves_nothing_in_the_way(spark: SparkSession, kafka_br
     frame.foreachPartition(sink.write_partition)
     got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value")
     assert got.distinct().count() == 20_000
+
+
+def test_a_write_is_cut_by_what_the_last_one_told_of_sizes(
+    spark: SparkSession, kafka_broker: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guesses: list[float | None] = []
+
+    @contextmanager
+    def limits(frame: DataFrame, mean_bytes: float | None) -> Iterator[DataFrame]:
+        guesses.append(mean_bytes)
+        with batch_limits(frame, mean_bytes) as given:
+            yield given
+
+    monkeypatch.setattr(foreach, "batch_limits", limits)
+    small = spark.range(3_000).selectExpr("rpad(CAST(id AS STRING), 100, 'x') AS value")
+    large = spark.range(1_500).selectExpr("rpad(CAST(id AS STRING), 9000, 'x') AS value")
+    for frame in (small, small.where("1 = 0"), small, large, small):
+        sink_of(kafka_broker, topic=topic).write(frame)  # each time another sink, as in a function for foreachBatch
+    assert guesses[0] is None
+    assert guesses[1] == guesses[2] == guesses[3]
+    assert 100 < (guesses[1] or 0) < 150
+    assert 9_000 < (guesses[4] or 0) < 9_100
+    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 10_500

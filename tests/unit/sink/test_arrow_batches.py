@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from spark_kafka_sink.sink.arrow_batches import IS_RECORD, joined, without_padding
+from spark_kafka_sink.sink.arrow_batches import IS_RECORD, RecordSizes, joined, padded_rows, without_padding
 
 TYPES = {"value": pa.binary(), "key": pa.string(), "topic": pa.large_string(), "partition": pa.int32()}
 
@@ -58,6 +58,26 @@ def test_bytes_under_a_null_are_left_out() -> None:
 def test_a_batch_without_the_column_has_no_padding() -> None:
     batch = pa.RecordBatch.from_pydict({"value": [b"a", None]})
     assert without_padding(batch) is batch
+
+
+def test_the_last_write_to_a_topic_tells_how_large_its_records_are() -> None:
+    sizes = RecordSizes()
+    assert sizes.mean("t") is None
+    sizes.learn("t", 10_000, 1_000_000)
+    sizes.learn(None, 1_000, 7_000)
+    sizes.learn("t", 0, 0)
+    sizes.learn("t", 999, 999)
+    assert (sizes.mean("t"), sizes.mean(None), sizes.mean("other")) == (100.0, 7.0, None)
+    sizes.learn("t", 2_000, 1_000_000)
+    assert sizes.mean("t") == 500.0
+
+
+@pytest.mark.parametrize("mean_bytes", [None, 0, 1, 94, 95, 96, 130.5, 1_000, 3_276, 3_277, 900_000, 1e9])
+def test_a_limit_of_rows_stands_for_four_megabytes(mean_bytes: float | None) -> None:
+    row_bytes, most = padded_rows(mean_bytes)
+    assert row_bytes >= min(1.25 * (mean_bytes or 0), 4_096)
+    assert 900 < most <= 32_768
+    assert 3_890_000 < row_bytes * most <= 3_900_000
 
 
 def rows_of(size: int, *counts: int) -> list[pa.RecordBatch]:
