@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
-from spark_kafka_sink.sink.arrow_batches import RecordSizes, batch_limits, without_padding
+from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.columnar_writer import write_arrow
 from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, projection
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_record_sizes: Final = RecordSizes()
+_last_writes: Final = LastWrites()
 """On the driver, of all sinks: one that is made anew for every batch of a stream knows them too."""
 
 _NO_DRIVER: Final = (
@@ -166,9 +166,9 @@ class KafkaSink:
 
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
         topic = self._config.topic
-        with batch_limits(df, _record_sizes.mean(topic)) as given:
+        with batch_limits(df, _last_writes.of(topic)) as given:
             rows = given.mapInArrow(write_task, report_ddl).collect()
-        _record_sizes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
+        _last_writes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
         return rows
 
     def _new_writer(self) -> PartitionWriter:

@@ -10,21 +10,25 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, batch_limits, without_padding
+from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, LastWrite, batch_limits, without_padding
 from spark_kafka_sink.sink.frame import by_position, projection
 
 MIB = 1 << 20
 
 
-def batches(df: DataFrame, mean_bytes: float | None = None) -> list[tuple[int, int, int]]:
-    """Rows, records and bytes of each Arrow batch in which `df` comes to a task; `mean_bytes` as it is guessed."""
+def large_write(mean_bytes: float) -> LastWrite:
+    return LastWrite(1_000_000, int(mean_bytes * 1_000_000))
+
+
+def batches(df: DataFrame, last: LastWrite | None = None) -> list[tuple[int, int, int]]:
+    """Rows, records and bytes of each Arrow batch in which `df` comes to a task."""
 
     def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in given:
             records = without_padding(batch).num_rows
             yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "records": [records], "bytes": [batch.nbytes]})
 
-    with batch_limits(df, mean_bytes) as limited:
+    with batch_limits(df, last) as limited:
         found = limited.mapInArrow(measure, "rows BIGINT, records BIGINT, bytes BIGINT").collect()
     return [tuple(row) for row in found]
 
@@ -69,7 +73,7 @@ def test_a_batch_takes_four_megabytes_and_a_row(
 def test_a_wrong_guess_of_the_records_size_changes_no_limit(
     spark: SparkSession, mean_bytes: float, rows: int, value: str
 ) -> None:
-    found = batches(values(spark, rows, value), mean_bytes)
+    found = batches(values(spark, rows, value), large_write(mean_bytes))
     assert sum(records for _, records, _ in found) == rows
     assert max(size for _, _, size in found) <= 4 * MIB + 900_000
 
@@ -77,9 +81,16 @@ def test_a_wrong_guess_of_the_records_size_changes_no_limit(
 def test_records_of_a_known_size_need_no_look_at_buffers_and_no_padding(spark: SparkSession) -> None:
     for size, counts in ((100, [28_260, 28_260, 3_480]), (1_000, [2_836] * 21 + [444])):
         frame = values(spark, 60_000, f"rpad(cast(id AS STRING), {size}, 'x')")
-        with batch_limits(frame, 1.1 * size):
+        with batch_limits(frame, large_write(1.1 * size)):
             assert spark.sparkContext.getLocalProperty(BYTES) == str(2**31 - 1)
-        assert [rows for rows, records, _ in batches(frame, 1.1 * size) if rows == records] == counts
+        assert [rows for rows, records, _ in batches(frame, large_write(1.1 * size)) if rows == records] == counts
+
+
+def test_after_a_small_write_spark_looks_at_its_buffers(spark: SparkSession) -> None:
+    frame, last = values(spark, 40, "rpad(cast(id AS STRING), 900000, 'x')"), LastWrite(1_000, 100_000)
+    with batch_limits(frame, last) as limited:
+        assert limited is frame
+    assert max(size for _, _, size in batches(frame, last)) <= 4 * MIB + 900_000
 
 
 def test_a_huge_row_gets_no_more_padding_than_ends_a_batch(spark: SparkSession) -> None:
@@ -90,16 +101,16 @@ def test_a_huge_row_gets_no_more_padding_than_ends_a_batch(spark: SparkSession) 
 def test_what_is_known_of_sizes_changes_none_of_the_code_that_spark_makes(spark: SparkSession) -> None:
     """For new code is slow until the JVM has compiled it."""
 
-    def code(mean_bytes: float | None) -> str:
+    def code(last: LastWrite | None) -> str:
         frame = values(spark, 10, "cast(id AS STRING)").selectExpr("value", "value AS key")
-        with batch_limits(frame, mean_bytes) as limited:
+        with batch_limits(frame, last) as limited:
             plan = limited.mapInArrow(lambda given: given, limited.schema)._jdf.queryExecution().executedPlan()
         debug: Any = spark._jvm.org.apache.spark.sql.execution.debug.package
         stages = debug.codegenStringSeq(plan)
         return "".join(stages.apply(index)._2() for index in range(stages.length()))
 
     assert "GeneratedIterator" in code(None)
-    assert {code(mean_bytes) for mean_bytes in (50, 130, 900_000)} == {code(None)}
+    assert {code(large_write(mean_bytes)) for mean_bytes in (50, 130, 900_000)} == {code(None)}
 
 
 def test_keys_topics_and_headers_count_too(spark: SparkSession) -> None:
@@ -148,14 +159,14 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 def test_a_limit_of_rows_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(RECORDS, "77")
-    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"), 100)
+    found = batches(values(spark, 200, "rpad('x', 1000, 'y')"), large_write(100))
     assert [(rows, records) for rows, records, _ in found] == [(77, 77), (77, 77), (46, 46)]
     assert max(records for _, records, _ in batches(values(spark, 20, "rpad('x', 900000, 'y')"))) == 5
 
 
 def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(BYTES, "10000")
-    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), 100)
+    found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), large_write(100))
     assert {rows == records for rows, records, _ in found} == {True}
     assert max(rows for rows, _, _ in found) <= 10
 

@@ -16,7 +16,7 @@ from support.topic_frames import topic_frame
 
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.sink import foreach
-from spark_kafka_sink.sink.arrow_batches import batch_limits
+from spark_kafka_sink.sink.arrow_batches import LastWrite, batch_limits
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.producer_pool import process_pool
 
@@ -195,21 +195,23 @@ def test_a_killed_worker_leaves_nothing_in_the_way(spark: SparkSession, kafka_br
 def test_a_write_is_cut_by_what_the_last_one_told_of_sizes(
     spark: SparkSession, kafka_broker: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guesses: list[float | None] = []
+    known: list[LastWrite | None] = []
 
     @contextmanager
-    def limits(frame: DataFrame, mean_bytes: float | None) -> Iterator[DataFrame]:
-        guesses.append(mean_bytes)
-        with batch_limits(frame, mean_bytes) as given:
+    def limits(frame: DataFrame, last: LastWrite | None) -> Iterator[DataFrame]:
+        known.append(last)
+        with batch_limits(frame, last) as given:
             yield given
 
     monkeypatch.setattr(foreach, "batch_limits", limits)
-    small = spark.range(3_000).selectExpr("rpad(CAST(id AS STRING), 100, 'x') AS value")
-    large = spark.range(1_500).selectExpr("rpad(CAST(id AS STRING), 9000, 'x') AS value")
+    small = spark.range(101_000).selectExpr("rpad(CAST(id AS STRING), 100, 'x') AS value")
+    large = spark.range(50).selectExpr("rpad(CAST(id AS STRING), 9000, 'x') AS value")
     for frame in (small, small.where("1 = 0"), small, large, small):
         sink_of(kafka_broker, topic=topic).write(frame)  # each time another sink, as in a function for foreachBatch
-    assert guesses[0] is None
-    assert guesses[1] == guesses[2] == guesses[3]
-    assert 100 < (guesses[1] or 0) < 150
-    assert 9_000 < (guesses[4] or 0) < 9_100
-    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 10_500
+    assert known[0] is None
+    assert known[1] == known[2] == known[3]
+    means = [(last.records, last.bytes / last.records) for last in known if last is not None]
+    assert [records for records, _ in means] == [101_000, 101_000, 101_000, 50]
+    assert 100 < means[0][1] < 150
+    assert 9_000 < means[-1][1] < 9_100
+    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 303_050
