@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from _typeshed import SizedBuffer
 
 Bytes = bytes | memoryview
-"""What goes in and comes out: contiguous bytes, read only."""
+"""What comes out, and goes into `decompress`: contiguous bytes, read only."""
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)

@@ -40,14 +40,11 @@ _PADDING: Final = "padding"
 
 _NO_BYTES: Final = (1 << 31) - 1
 """Of all limits of bytes the one at which Spark counts rows alone."""
-_OF_ROWS: Final = {BYTES: 3_900_000, RECORDS: 32_768}
+_MOST_BYTES: Final = 3_900_000
 """A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
 JVM, whose vectors grow by doubling.
 """
-
-
-_MOST_BYTES: Final = _OF_ROWS[BYTES]
-_MOST_ROWS: Final = _OF_ROWS[RECORDS]
+_MOST_ROWS: Final = 32_768
 
 
 class PaddedRows(NamedTuple):
@@ -117,7 +114,7 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = _context(session)
     rows = None if len(free) < 2 else _OF_CONNECT if context is None else padded_rows(last)
-    limits = _OF_ROWS if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
+    limits = {BYTES: _MOST_BYTES, RECORDS: _MOST_ROWS} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
     properties = {} if context is None else {name: str(limits[name]) for name in free}
     with _local_properties(context, properties):
         yield df if rows is None else padded(df, rows)
@@ -210,7 +207,7 @@ def joined(batches: Iterable[pa.RecordBatch], is_worth_it: Callable[[], bool]) -
 
 
 def _is_much(rows: int, size: int) -> bool:
-    return rows > _OF_ROWS[RECORDS] or size > _OF_ROWS[BYTES]
+    return rows > _MOST_ROWS or size > _MOST_BYTES
 
 
 def _one_of(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
