@@ -67,6 +67,14 @@ def projection(schema: StructType, topic_option: str | None) -> list[str]:
     return [_expression(name, positions[name], type_) for name, type_ in check_columns(schema, topic_option).items()]
 
 
+def needs_projection(schema: StructType, topic_option: str | None) -> bool:
+    """Whether `projection` would change anything but the order of columns. Raises as `check_columns` does."""
+    columns = check_columns(schema, topic_option)
+    # of two columns with one name the set has one
+    is_same = set(columns) == set(schema.names) and len(columns) == len(schema.names)
+    return not is_same or not isinstance(columns.get(TIMESTAMP, LongType()), LongType)
+
+
 def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
     """The columns that are written and their types, in the order of the rules; `topic` only where the option is not
     set. Names count as they are spelled, and of columns with one name the first.

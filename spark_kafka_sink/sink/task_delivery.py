@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.network.acknowledgements import acknowledge_now
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.options import SinkConfig
@@ -62,10 +63,12 @@ class Tally:
 class TaskDelivery:
     """Any number of `send`, then `finish`; `abandon` instead where something failed.
 
-    The producer is taken at the first send, so an empty partition makes no connection.
+    To be made before a row is asked for. The producer is taken at the first send, so an empty partition makes no
+    connection.
     """
 
     def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
+        acknowledge_now()  # the task, so that Spark sends its rows
         self.tally = Tally()
         self.batches = 0
         self.retries = 0

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.frame import by_position, projection
+from spark_kafka_sink.sink.frame import by_position, needs_projection, projection
 
 TEXT, BYTES, INT, LONG = StringType(), BinaryType(), IntegerType(), LongType()
 HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BYTES)]))
@@ -76,6 +76,32 @@ def test_names_count_as_they_are_spelled_and_of_columns_with_one_name_the_first(
     fields = [StructField("VALUE", INT), StructField("value", TEXT), StructField("value", INT), StructField("Key", INT)]
     assert by_position(StructType(fields)) == ["c0", "c1", "c2", "c3"]
     assert projection(StructType(fields), "orders") == ["c1 AS `value`"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "topic", "is_needed"),
+    [
+        ([("value", TEXT)], "orders", False),
+        ([("timestamp", LONG), ("value", BYTES), ("key", TEXT), ("headers", HEADERS), ("partition", INT)], "o", False),
+        ([("value", TEXT), ("topic", TEXT)], None, False),
+        ([("value", TEXT), ("topic", TEXT)], "orders", True),
+        ([("value", TEXT), ("extra", TEXT)], "orders", True),
+        ([("value", TEXT), ("Value", TEXT)], "orders", True),
+        ([("value", TEXT), ("value", TEXT)], "orders", True),
+        ([("value", TEXT), ("timestamp", TimestampType())], "orders", True),
+        ([("value", TEXT), ("timestamp", TimestampNTZType())], "orders", True),
+    ],
+)
+def test_columns_that_are_all_wanted_as_they_are_travel_without_a_projection(
+    fields: list[tuple[str, DataType]], topic: str | None, is_needed: bool
+) -> None:
+    given = StructType([StructField(name, data_type) for name, data_type in fields])
+    assert needs_projection(given, topic) == is_needed
+
+
+def test_a_wrong_schema_is_refused_before_it_is_known_whether_it_needs_a_projection() -> None:
+    with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
+        needs_projection(schema(key=TEXT), "orders")
 
 
 def test_the_fields_of_headers_may_be_written_in_capitals() -> None:

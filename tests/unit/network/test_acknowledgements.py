@@ -1,0 +1,121 @@
+"""Sockets of the system's own: what is asked of them is whether they put acknowledgements off, not how long."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from spark_kafka_sink.network import acknowledgements
+from spark_kafka_sink.network.acknowledgements import acknowledge_now
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.task_delivery import TaskDelivery
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off for 40 ms by Linux")
+
+
+def pair(family: socket.AddressFamily, address: str) -> Iterator[socket.socket]:
+    """A worker's end of a connection that has answered once: from then on its system puts acknowledgements off."""
+    with (
+        socket.create_server((address, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]) as spark,
+    ):
+        worker, _ = server.accept()
+        with worker:
+            spark.sendall(b"a task")
+            assert worker.recv(100) == b"a task"
+            worker.sendall(b"an answer")
+            assert spark.recv(100) == b"an answer"
+            yield worker
+
+
+@pytest.fixture
+def worker() -> Iterator[socket.socket]:
+    yield from pair(socket.AF_INET, "127.0.0.1")
+
+
+def puts_off(worker: socket.socket) -> bool:
+    return worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
+
+
+def open_descriptors() -> set[str]:
+    return {name for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").exists()}
+
+
+def test_what_came_in_is_acknowledged_at_once(worker: socket.socket) -> None:
+    assert puts_off(worker)
+
+    assert acknowledge_now() >= 2  # both ends of the connection are this process's
+
+    assert not puts_off(worker)
+
+
+def test_over_ipv6_too() -> None:
+    try:
+        connections = pair(socket.AF_INET6, "::1")
+        worker = next(connections)
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine: {error}")
+
+    acknowledge_now()
+
+    assert not puts_off(worker)
+    connections.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_a_delivery_begins_with_it(worker: socket.socket) -> None:
+    config = SinkConfig.from_options({"kafka.bootstrap.servers": "localhost:9", "topic": "t"})
+
+    TaskDelivery(config, cast(ProducerPool, None))
+
+    assert not puts_off(worker)
+
+
+def test_everybodys_descriptors_stay_as_they_are(worker: socket.socket) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(type=socket.SOCK_DGRAM), socket.socket():  # others than what Spark would use
+        before = open_descriptors()
+
+        acknowledge_now()
+
+        assert open_descriptors() == before
+        ours.sendall(b"x")
+        assert theirs.recv(10) == b"x"
+    worker.sendall(b"still open")
+    assert os.get_blocking(worker.fileno())
+
+
+def test_a_descriptor_that_another_thread_closes_or_makes_a_file_of_is_passed_over(
+    worker: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "file").open("w") as file:
+        monkeypatch.setattr(acknowledgements, "_sockets", lambda: iter([10_000, file.fileno(), worker.fileno()]))
+        before = open_descriptors()
+
+        assert acknowledge_now() == 1
+
+        assert open_descriptors() == before
+
+
+def test_a_time_limit_of_somebodys_does_not_get_into_sparks_connection(
+    worker: socket.socket,
+) -> None:
+    socket.setdefaulttimeout(30)
+    try:
+        assert acknowledge_now() == 0
+    finally:
+        socket.setdefaulttimeout(None)
+
+    assert os.get_blocking(worker.fileno())
+
+
+def test_a_system_without_the_option_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "_QUICKACK", None)
+
+    assert acknowledge_now() == 0
