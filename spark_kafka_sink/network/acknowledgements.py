@@ -39,7 +39,12 @@ def acknowledge_now() -> int:
 
 
 def _sockets() -> Iterator[int]:
-    for name in os.listdir(_DESCRIPTORS):
+    """None where the system does not show them, as without /proc."""
+    try:
+        names = os.listdir(_DESCRIPTORS)
+    except OSError:
+        return
+    for name in names:
         try:
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 yield int(name)
