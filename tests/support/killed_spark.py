@@ -124,11 +124,10 @@ class KilledWriter(KafkaStreamWriter):
 class KilledSink(KafkaSink):
     """`KafkaSink` with tasks that hold. Its driver is the one that `driver_session` makes."""
 
-    @staticmethod
-    def _run_tasks(df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
+    def _run_tasks(self, df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
         def held_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             told = list(write_task(by_halves(batches)))
             hold("prepared")
             return iter(told)
 
-        return KafkaSink._run_tasks(df, held_task, report_ddl)
+        return super()._run_tasks(df, held_task, report_ddl)
