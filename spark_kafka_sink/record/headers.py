@@ -74,7 +74,8 @@ def normalise_headers(array: pa.Array) -> pa.Array:
     if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
         raise SerializationError("The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time.")
     keys, values = array.flatten().flatten()
-    unnamed = null_mask(keys)
+    children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
+    unnamed = null_mask(children[0])  # not of `keys`: a dictionary may hold the null
     if unnamed is not None:
         nameless = int(unnamed.argmax())
         row = int(np.searchsorted(ends, nameless, side="right"))
@@ -83,7 +84,6 @@ def normalise_headers(array: pa.Array) -> pa.Array:
         )
     offsets = np.zeros(len(counts) + 1, np.int32)
     offsets[1:] = ends
-    children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
     _check_names(children[0], ends)
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)

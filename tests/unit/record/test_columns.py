@@ -136,6 +136,15 @@ def test_a_header_without_a_key_is_refused_with_its_row() -> None:
         columns(headers=pa.array([None, [None], None], HEADER_TYPE))
 
 
+def test_a_header_whose_key_is_a_null_of_its_dictionary_is_refused_with_its_row() -> None:
+    keys = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1], pa.int8()), pa.array(["a", None]))
+    structs = pa.StructArray.from_arrays([keys, pa.array([b"1", None, b"3"])], ["key", "value"])
+    array = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3], pa.int32()), structs)
+    with pytest.raises(SerializationError, match="Row 2 has a header without a key"):
+        columns(headers=array)
+    assert columns(headers=array.slice(0, 2), value=pa.array([b"v"] * 2)).num_rows == 2
+
+
 def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
     array = pa.array([[{"key": b"a", "value": b""}], [{"key": None, "value": b""}], []], arrow_header_type())
     with pytest.raises(SerializationError, match="Row 1"):
