@@ -39,6 +39,9 @@ def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
         raise SchemaError(f"The column '{name}' is a {type(array).__name__}; it must be an Arrow array.")
     if array.num_chunks == 1:
         return array.chunk(0)
+    if is_bytes_like(array.type) and pat.is_dictionary(array.type):
+        # Arrow unites dictionaries only where none holds a null and the indices have room for all entries.
+        array = pa.chunked_array([as_binary(chunk, name) for chunk in array.iterchunks()], BINARY)
     try:
         combined = array.combine_chunks()
     except pa.ArrowInvalid as error:

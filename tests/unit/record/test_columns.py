@@ -37,6 +37,19 @@ def test_a_dictionary_column_is_decoded_once(value_type: pa.DataType) -> None:
     assert RecordColumns(array).value.to_pylist() == [b"two", None, b"one"]
 
 
+def test_chunks_of_a_dictionary_column_need_not_fit_into_one_dictionary() -> None:
+    chunks = [
+        pa.DictionaryArray.from_arrays(
+            pa.array(range(100), pa.int8()), pa.array([f"{name}{row}" for row in range(100)])
+        )
+        for name in "ab"
+    ]
+    assert RecordColumns(pa.chunked_array(chunks)).value.to_pylist()[98:102] == [b"a98", b"a99", b"b0", b"b1"]
+    with_null = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int8()), pa.array([None, "c"]))
+    made = RecordColumns(pa.chunked_array([chunks[0].slice(7, 1), with_null])).value
+    assert made.to_pylist() == [b"a7", b"c", None, None]
+
+
 def test_a_fixed_size_column_becomes_binary() -> None:
     assert RecordColumns(pa.array([b"abcd", None], pa.binary(4))).value.to_pylist() == [b"abcd", None]
 
