@@ -85,6 +85,8 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
             array = array.cast(pa.binary_view())
         elif len(array) and (pat.is_large_string(data_type) or pat.is_large_binary(data_type)):
             array = _within_32_bits(array, name)
+        elif pat.is_fixed_size_binary(data_type):
+            array = _at_32_bits(array)
         return array.cast(BINARY)
     except pa.ArrowInvalid as error:
         raise too_large(name) from error
@@ -104,6 +106,12 @@ def _within_32_bits(array: pa.Array, name: str) -> pa.Array:
     if last - first > MAX_COLUMN_BYTES:
         raise too_large(name)
     return array if last <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
+
+
+def _at_32_bits(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
+    """As `_within_32_bits`. The cast refuses what is too large, but counts offsets from the buffer's beginning."""
+    ends_at = (array.offset + len(array)) * array.type.byte_width
+    return array if ends_at <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
 
 
 def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
