@@ -81,7 +81,9 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
     if pat.is_dictionary(data_type):
         return _decoded(as_binary(array.dictionary, name), array.indices, name)
     try:
-        if pat.is_string_view(data_type):
+        if pat.is_string_view(data_type) or pat.is_binary_view(data_type):
+            if len(array):
+                _check_views(array, name)
             array = array.cast(pa.binary_view())
         elif len(array) and (pat.is_large_string(data_type) or pat.is_large_binary(data_type)):
             array = _within_32_bits(array, name)
@@ -112,6 +114,14 @@ def _at_32_bits(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
     """As `_within_32_bits`. The cast refuses what is too large, but counts offsets from the buffer's beginning."""
     ends_at = (array.offset + len(array)) * array.type.byte_width
     return array if ends_at <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
+
+
+def _check_views(array: pa.Array, name: str) -> None:
+    """Raise SerializationError past 2 GiB, where the cast's offsets would wrap. A view begins with its length."""
+    lengths = np.frombuffer(array.buffers()[1], np.int32, 4 * len(array), 16 * array.offset)[::4]
+    nulls = null_mask(array)
+    if int((lengths if nulls is None else lengths[~nulls]).sum(dtype=np.int64)) > MAX_COLUMN_BYTES:
+        raise too_large(name)
 
 
 def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:

@@ -112,6 +112,18 @@ def test_more_than_32_bit_offsets_can_address_is_refused_by_name() -> None:
         RecordColumns(repeated)
 
 
+@pytest.mark.parametrize("data_type", [pa.string_view(), pa.binary_view()], ids=str)
+def test_views_of_more_than_2_gib_together_are_refused_by_name(data_type: pa.DataType) -> None:
+    _, view, data = pa.array([b"x" * (1 << 20)], pa.binary_view()).buffers()
+    views = pa.py_buffer(np.tile(np.frombuffer(view, np.uint8), 2050))
+    column = pa.Array.from_buffers(data_type, 2050, [None, views, data])
+    with pytest.raises(SerializationError, match="'value' holds more than 2147483647 bytes"):
+        RecordColumns(column)
+    valid = pa.py_buffer(np.packbits([False] * 2047 + [True] * 3, bitorder="little"))
+    column = pa.Array.from_buffers(data_type, 2050, [valid, views, data])  # bytes under nulls do not count
+    assert RecordColumns(column.slice(1)).value.null_count == 2046
+
+
 def test_a_small_slice_far_into_a_large_column_is_taken() -> None:
     column = large_column(2**31 + 5, 2**31 + 8, 2**31 + 8)
     assert RecordColumns(column.slice(1)).value.to_pylist() == [bytes(3), b""]
