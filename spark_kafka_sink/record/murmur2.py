@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_kafka_sink.record.arrow_arrays import as_binary, combine, value_bytes, value_offsets
+from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, as_binary, combine, value_bytes, value_offsets
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -69,7 +69,9 @@ def _hash(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
     lengths = offsets[1:] - offsets[:-1]
     longest = int(lengths.max())
     total = int(offsets[-1] - offsets[0])
-    if longest * len(keys) <= 4 * total + 4096:
+    padded = longest * len(keys)
+    # Arrow pads no column of which the bytes and the padded ones together could pass 2 GiB.
+    if padded <= 4 * total + 4096 and padded + 3 * len(keys) + total <= MAX_COLUMN_BYTES:
         return _hash_padded(keys, lengths, longest)
     return _hash_uneven(value_bytes(keys), offsets, lengths)
 

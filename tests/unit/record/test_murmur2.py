@@ -44,6 +44,16 @@ def test_a_few_very_long_keys_among_short_ones_are_hashed_right_and_without_blow
         assert murmur2_column(pa.array(keys, pa.binary()).slice(start)).tolist() == expected(keys[start:])
 
 
+def test_keys_that_would_pass_2_gib_if_padded_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = np.zeros(27_001, np.int32)
+    np.cumsum(np.where(np.arange(27_000) % 4, 1, 65_535), out=offsets[1:])
+    data = pa.py_buffer(np.zeros(int(offsets[-1]), np.uint8))  # 442 MB of address space, never touched
+    keys = pa.BinaryArray.from_buffers(pa.binary(), 27_000, [None, pa.py_buffer(offsets), data])
+    hashes = np.full(27_000, 7, np.uint32)
+    monkeypatch.setattr("spark_kafka_sink.record.murmur2._hash_uneven", lambda *_: hashes)  # seconds of work
+    assert murmur2_column(keys).tolist() == hashes.tolist()
+
+
 def test_every_layout_of_strings_hashes_to_the_same() -> None:
     keys = ["", "größe", "a-key", "🔑🔑"]
     hashes = expected([key.encode() for key in keys])
