@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import SchemaError
@@ -63,7 +64,7 @@ class RecordColumns:
 
     def take(self, order: Any) -> RecordColumns:
         """The rows at `order` (a numpy or Arrow array of integers), in that order: one copy of each column."""
-        indices = order if isinstance(order, pa.Array) else index_array(order)
+        indices = order if isinstance(order, pa.Array) else index_array(order.astype(np.int64, copy=False))
         return self._map(lambda column: column.take(indices))
 
     def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:

@@ -69,6 +69,12 @@ def test_chunks_and_slices_keep_their_rows() -> None:
     assert made.num_rows == 3
 
 
+@pytest.mark.parametrize("integers", ["i1", "u2", "i4", ">i8"])
+def test_rows_are_taken_in_an_order_of_any_integers(integers: str) -> None:
+    made = columns(key=pa.array(["x", "y", "z"]))
+    assert made.take(np.array([2, 0], integers)).key.to_pylist() == [b"z", b"x"]
+
+
 @pytest.mark.parametrize(
     ("column", "array", "names"),
     [
