@@ -18,7 +18,7 @@ def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
     A part has its share of the callbacks and futures, already bound to it, and the sequence numbers that its records
     had. The batch itself is left without callbacks; its result is not set.
     """
-    (decoded,) = decode_batches(batch.sealed_bytes())
+    (decoded,) = decode_batches(batch.sealed_bytes(), batch.size)
     sizes = [record_size_upper_bound(record.key, record.value, record.headers) for record in decoded.records]
     target = max(sum(sizes) // 2, max(sizes)) + HEADER_SIZE
     parts: list[ProducerBatch] = []

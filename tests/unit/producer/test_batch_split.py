@@ -11,6 +11,7 @@ from spark_kafka_sink.producer.buffer_pool import SharedAllocation
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import encode_rows
 
 PLACE = TopicPartition("flights", 0)
@@ -49,6 +50,14 @@ def test_parts_hold_the_records_in_order_in_about_half_the_bytes(codec: str) -> 
     assert [record.key for record in records] == [b"k%d" % index for index in range(40)]
     assert [record.timestamp_ms for record in records] == [50 + index for index in range(40)]
     assert records[7].headers == ((b"h", b"7"),)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_batch_may_be_larger_than_what_is_decompressed_of_others(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    monkeypatch.setattr(decode_batches, "__defaults__", (1_000,))
+    values = [bytes(500)] * 4
+    batch, _ = sealed_batch(values, codec)
+    assert [record.value for record in all_records(split_batch(batch, 0), codec)] == values
 
 
 def test_splitting_again_and_again_comes_to_single_records() -> None:
