@@ -41,7 +41,16 @@ def checked_headers(headers: Headers | None) -> Headers:
 
 def check_place(partition: int | None, timestamp_ms: int | None) -> None:
     """Raises SerializationError for a partition or timestamp that no record can have."""
-    if partition is not None and partition < 0:
-        raise SerializationError(f"partition={partition}: partitions count from 0; leave it out to have one chosen.")
-    if timestamp_ms is not None and not 0 <= timestamp_ms <= _LAST_TIMESTAMP_MS:
-        raise SerializationError(f"timestamp_ms={timestamp_ms}: give milliseconds since 1970, or leave it out for now.")
+    if partition is not None and not (_is_int(partition) and partition >= 0):
+        raise SerializationError(
+            f"partition={partition!r}: give an int, partitions count from 0; leave it out to have one chosen."
+        )
+    if timestamp_ms is not None and not (_is_int(timestamp_ms) and 0 <= timestamp_ms <= _LAST_TIMESTAMP_MS):
+        raise SerializationError(
+            f"timestamp_ms={timestamp_ms!r}: give milliseconds since 1970 as an int, or leave it out for now."
+        )
+
+
+def _is_int(number: object) -> bool:
+    """An int, also one of numpy's. A float, as time.time() makes, would spoil the batch that it is in."""
+    return type(number) is int or hasattr(number, "__index__")
