@@ -8,6 +8,7 @@ from typing import Final
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.futures import Headers
+from spark_kafka_sink.record.headers import header_pair
 
 _LAST_TIMESTAMP_MS: Final = 2**62
 
@@ -27,11 +28,14 @@ def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> by
 
 
 def checked_headers(headers: Headers | None) -> Headers:
-    """The headers, values in bytes. Raises SerializationError for a header without a name, or with a wrong value."""
+    """The headers, values in bytes. Raises SerializationError for a header that is no pair, has no name, or a wrong
+    value.
+    """
     if not headers:
         return ()
     checked = []
-    for name, value in headers:
+    for header in headers:
+        name, value = header_pair(header, "a record")
         if not isinstance(name, str):
             raise SerializationError(f"A header of a record has the name {name!r}; give every header a str.")
         to_bytes(name, "header name")

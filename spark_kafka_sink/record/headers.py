@@ -173,10 +173,7 @@ def headers_from_rows(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
     values: list[Any] = []
     for index, row in enumerate(rows):
         for header in row or ():
-            try:
-                key, value = header
-            except (TypeError, ValueError):
-                raise SerializationError(f"A header of row {index} is not a (key, value) pair.") from None
+            key, value = header_pair(header, f"row {index}")
             if not isinstance(key, str | bytes):
                 raise SerializationError(f"A header key of row {index} is a {type(key).__name__}; it must be a str.")
             if value is not None and not isinstance(value, bytes | bytearray | memoryview | str):
@@ -190,6 +187,17 @@ def headers_from_rows(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
     children = [binary_array(keys, "header key", bounds), binary_array(values, "header value", bounds)]
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
+
+
+def header_pair(header: Any, whose: str) -> tuple[Any, Any]:
+    """Key and value of a header of `whose`, of whatever types. Raises SerializationError for what is no pair."""
+    try:
+        if isinstance(header, str):  # of two letters, as the keys of a dict of headers may be
+            raise TypeError
+        key, value = header
+    except (TypeError, ValueError):
+        raise SerializationError(f"A header of {whose} is not a (key, value) pair; give a list of pairs.") from None
+    return key, value
 
 
 def _list_bounds(headers: pa.Array) -> Int64Array:

@@ -249,6 +249,7 @@ def test_rows_of_python_values_become_columns() -> None:
         ({"values": [b"a"], "timestamps_ms": [2**63]}, "The timestamp_ms of row 0 is a int that does not fit"),
         ({"values": [b"a"], "partitions": [2**31]}, "The partition of row 0 is a int that does not fit"),
         ({"values": [b"a"], "headers": [["x"]]}, "A header of row 0 is not a"),
+        ({"values": [b"a"], "headers": [{"id": b"7"}]}, "A header of row 0 is not a"),
         ({"values": [b"a", b"b"], "headers": [[], [(None, b"x")]]}, "A header key of row 1 is a NoneType"),
         ({"values": [b"a"], "headers": [[("n", 5)]]}, "The value of header 'n' in row 0 is a int"),
         ({"values": [b"a", b"b"], "headers": [[("ß", b"")], [(b"\xff", b"")]]}, r"Row 1 has the header key b'\\xff'"),
