@@ -46,4 +46,4 @@ class SystemClock:
         time.sleep(duration_ms / 1000)
 
     def wait(self, condition: threading.Condition, timeout_ms: int) -> None:
-        condition.wait(timeout_ms / 1000)
+        condition.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX))  # beyond that it raises

@@ -1,0 +1,25 @@
+"""The machine's own clock, as far as it takes what the settings allow."""
+
+from __future__ import annotations
+
+import threading
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.config import LONG_MAX
+
+
+def test_a_wait_may_be_as_long_as_a_setting_can_say() -> None:
+    condition, is_done = threading.Condition(), False
+
+    def end() -> None:
+        nonlocal is_done
+        with condition:
+            is_done = True
+            condition.notify_all()
+
+    with condition:
+        other = threading.Thread(target=end)
+        other.start()
+        while not is_done:
+            SystemClock().wait(condition, LONG_MAX)
+    other.join(10)
