@@ -108,7 +108,7 @@ class TokenCache:
         try:
             token, end_ms = self._provider()
             self._held = self._checked(token, end_ms, now_ms)
-        except Exception as error:
+        except BaseException as error:  # a SystemExit, say: not this thread's to end by, nor the loop's
             self._failures += 1
             rule = self._rule
             pause_ms = min(rule.retry_backoff_ms << min(self._failures - 1, 30), rule.retry_backoff_max_ms)
@@ -128,7 +128,7 @@ class TokenCache:
         return _Held(Secret(token), self._rule.refresh_at_ms(now_ms, end_ms, self._rng), end_ms)
 
 
-def _told(error: Exception) -> KafkaError:
+def _told(error: BaseException) -> KafkaError:
     """An error of ours tells itself. Of another's nothing but its kind is told: its text may hold the credentials."""
     if isinstance(error, (AuthenticationError, RetriableError)):
         return error

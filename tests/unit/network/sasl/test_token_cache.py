@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
@@ -25,7 +26,7 @@ class Provider:
         self.clock = clock
         self.life_ms = life_ms
         self.calls = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def __call__(self) -> tuple[str, int]:
         self.calls += 1
@@ -107,6 +108,17 @@ def test_of_a_strangers_error_nothing_but_its_kind_is_told(cache, provider, capl
         cache.get()
     assert CANARY not in str(caught.value) + caplog.text
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_a_provider_may_raise_what_is_no_exception(cache, provider, clock, error) -> None:
+    """It would pass through the step and end the Sender's thread, and with it the producer."""
+    provider.error = error(CANARY)
+    with pytest.raises(RetriableError, match=f"failed with {error.__name__}"):
+        cache.get()
+    provider.error = None
+    clock.advance(1_000)
+    assert cache.get().reveal() == "token-2"
 
 
 @pytest.mark.parametrize(
