@@ -7,19 +7,23 @@ from __future__ import annotations
 import base64
 import binascii
 import http.client
+import io
 import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import KafkaError, RetriableError, SaslAuthenticationError
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.secret import Secret
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _LARGEST_ANSWER: Final = 1 << 20
 _PIECE: Final = 1 << 16
@@ -52,7 +56,7 @@ class OidcTokenProvider:
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
-            urllib.request.HTTPSHandler(context=context or ssl.create_default_context()),
+            _HttpsHandler(context or ssl.create_default_context(), self._deadline),
         ):
             self._opener.add_handler(handler)
 
@@ -64,10 +68,9 @@ class OidcTokenProvider:
         """
         credentials = self._credentials
         limit_s = max(credentials.connect_timeout_ms, credentials.read_timeout_ms, 1) / 1000
-        deadline_ms = self._clock.now_ms() + credentials.connect_timeout_ms + credentials.read_timeout_ms
         try:
             with self._opener.open(self._request(), timeout=limit_s) as response:
-                status, body = response.status, self._read(response, deadline_ms)
+                status, body = response.status, self._read(response)
         except (OSError, http.client.HTTPException) as error:
             raise RetriableError(f"{self._where()} cannot be asked for a token: {_text(error)}.") from None
         if status != http.client.OK:
@@ -88,16 +91,24 @@ class OidcTokenProvider:
         body = urlencode(form).encode()
         return urllib.request.Request(credentials.endpoint, body, headers, method="POST")  # noqa: S310  # https alone
 
-    def _read(self, response: http.client.HTTPResponse, deadline_ms: int) -> bytes:
-        """A server that sends a byte now and then keeps within every time-out but this one."""
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
         body = bytearray()
         while piece := response.read1(_PIECE):
             body += piece
             if len(body) > _LARGEST_ANSWER:
                 raise RetriableError(f"{self._where()} answers with more than {_LARGEST_ANSWER} bytes.")
-            if self._clock.now_ms() > deadline_ms:
-                raise RetriableError(f"{self._where()} did not answer in time (sasl.login.read.timeout.ms).")
         return bytes(body)
+
+    def _deadline(self) -> Callable[[], None]:
+        """Of a request that begins now: raises RetriableError when its time is over."""
+        credentials = self._credentials
+        end_ms = self._clock.now_ms() + credentials.connect_timeout_ms + credentials.read_timeout_ms
+
+        def check() -> None:
+            if self._clock.now_ms() > end_ms:
+                raise RetriableError(f"{self._where()} did not answer in time (sasl.login.read.timeout.ms).")
+
+        return check
 
     def _refused(self, status: int, body: bytes) -> KafkaError:
         told = _json_object(body) or {}
@@ -128,6 +139,48 @@ class OidcTokenProvider:
 
     def _where(self) -> str:
         return f"The token endpoint {urlsplit(self._credentials.endpoint).netloc}"
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    """urllib's own, with a deadline for the whole answer. A server that sends a byte now and then keeps within every
+    time-out but this one, be it in a header, in the size of a chunk or in the body.
+    """
+
+    def __init__(self, context: ssl.SSLContext, begin: Callable[[], Callable[[], None]]) -> None:
+        super().__init__(context=context)
+        self._given = context
+        self._begin = begin
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        check = self._begin()
+
+        class Answer(http.client.HTTPResponse):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                self.fp = io.BufferedReader(_CheckedReader(self.fp.detach(), check))
+
+        class Connection(http.client.HTTPSConnection):
+            response_class = Answer
+
+        return self.do_open(Connection, req, context=self._given)
+
+
+class _CheckedReader(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, check: Callable[[], None]) -> None:
+        self._raw = raw
+        self._check = check
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        count = self._raw.readinto(buffer)
+        self._check()
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _json_object(data: bytes) -> Mapping[str, Any] | None:

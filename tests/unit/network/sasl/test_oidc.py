@@ -136,6 +136,23 @@ def test_a_byte_now_and_then_is_no_answer_in_time(endpoint: Endpoint) -> None:
         endpoint.provider()()
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"],
+    ids=["header", "size of a chunk"],
+)
+def test_a_byte_now_and_then_is_no_answer_in_time_before_the_body_either(endpoint: Endpoint, begun: bytes) -> None:
+    def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.connection.sendall(begun)
+        for _ in range(100):
+            handler.connection.sendall(b"0")
+            endpoint.clock.advance(500)
+
+    endpoint.respond = respond
+    with pytest.raises(RetriableError, match=r"sasl\.login\.read\.timeout\.ms"):
+        endpoint.provider()()
+
+
 def test_silence(endpoint: Endpoint) -> None:
     release = threading.Event()
     endpoint.respond = lambda _: assert_waits(release)
