@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 
 from spark_kafka_sink.common.secret import Secret
 
+_TRIMMED = "".join(map(chr, range(0x21)))
+"""What Kafka takes off a password's ends: Java's `trim` leaves blanks that are not ASCII's."""
+
 
 class RefusalError(Exception):
     """What a check says about a value; `_parse_value` adds the option's name."""
@@ -106,7 +109,7 @@ def some_of(*allowed: str) -> Callable[[object], tuple[str, ...]]:
 
 
 def secret(value: object) -> Secret:
-    found = value if isinstance(value, Secret) else Secret(str(value))
+    found = value if isinstance(value, Secret) else Secret(str(value).strip(_TRIMMED))
     if not found.reveal():
         raise RefusalError("it must not be empty")
     return found

@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.option_table import parse_value, table_of
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security_config import SecurityConfig
 
@@ -133,6 +134,15 @@ def test_a_malformed_secret_is_not_shown(key: str, given: str) -> None:
     assert str(refusal.value).startswith(f"{key}=***: ")
     assert "hunter2" not in str(refusal.value)
     assert refusal.value.__cause__ is None
+
+
+@pytest.mark.parametrize("key", ["ssl.key.password", "sasl.oauthbearer.client.credentials.client.secret"])
+def test_white_space_around_a_password_is_no_part_of_it(key: str) -> None:
+    """Kafka's ConfigDef trims every text, passwords too: one read from a file mostly ends with its line."""
+    parsed = parse_value(key, " \thunter 2\u00a0\r\n", table_of(ProducerConfig)[key].metadata)
+    assert parsed == Secret("hunter 2\u00a0")
+    with pytest.raises(ConfigError, match="must not be empty"):
+        config(**{key: " \n"})
 
 
 def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
