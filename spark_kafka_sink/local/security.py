@@ -35,9 +35,9 @@ class BrokerKerberos:
 
     @property
     def jaas(self) -> str:
-        keytab = json.dumps(str(self.keytab.absolute()))
+        keytab = _quoted(str(self.keytab.absolute()))
         module = "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true"
-        return f"{module} keyTab={keytab} principal={json.dumps(self.principal)};"
+        return f"{module} keyTab={keytab} principal={_quoted(self.principal)};"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +145,17 @@ class BrokerSecurity:
         return found
 
     def _plain_users(self) -> str:
-        return "".join(f" user_{name}={json.dumps(password)}" for name, password in self.users.items())
+        return "".join(f" {_quoted(f'user_{name}')}={_quoted(password)}" for name, password in self.users.items())
 
 
 def salted_password(password: str, mechanism: str, salt: bytes) -> bytes:
     """What a broker keeps of a password, for SCRAM_ITERATIONS (RFC 5802, Hi)."""
     return hashlib.pbkdf2_hmac(_SCRAM[mechanism], password.encode(), salt, SCRAM_ITERATIONS)
+
+
+def _quoted(text: str) -> str:
+    """For a login configuration, whose reader in Java knows every escape of JSON but \\u."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _url(keys: Path | str) -> str:

@@ -62,8 +62,17 @@ def test_a_certificate_is_wanted_by_the_listeners_named_and_logins_are_told_to_t
         "listener.name.sasl_ssl.plain.sasl.jaas.config",
         "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config",
     }
-    assert ' user_al="p,\\"=\\\\";' in properties["listener.name.sasl_ssl.plain.sasl.jaas.config"]
+    assert ' "user_al"="p,\\"=\\\\";' in properties["listener.name.sasl_ssl.plain.sasl.jaas.config"]
     assert "authorizer.class.name" not in properties
+
+
+def test_users_of_plain_may_have_any_letters_in_name_and_password() -> None:
+    """Java's reader of such texts knows no \\u, and takes an @ outside quotes for no part of a name."""
+    security = BrokerSecurity(
+        listeners={"SASL": "SASL_PLAINTEXT"}, mechanisms=("PLAIN",), users={"bob@example.com": "pässwörd €"}
+    )
+    jaas = security.properties()["listener.name.sasl.plain.sasl.jaas.config"]
+    assert str(jaas).endswith(' required "user_bob@example.com"="pässwörd €";')
 
 
 def test_users_of_scram_are_formatted_with_salted_passwords() -> None:
