@@ -21,7 +21,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -104,15 +104,26 @@ class Settings:
 def read_properties(path: Path) -> dict[str, str]:
     """The `name=value` lines of a file. # and ! begin a comment, a backslash at the end continues the line."""
     found: dict[str, str] = {}
-    text = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))
-    for line in map(str.strip, text.splitlines()):
-        if not line or line[0] in "#!":
-            continue
+    for line in _logical_lines(path.read_text(encoding="utf-8")):
         name, equals, value = line.partition("=")
         if not equals:
             raise UsageError(f"{path}: {line!r} is not name=value.")
         found[name.strip()] = value.strip()
     return found
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Without blank ones and comments. A comment does not go on, and a line that goes on holds none."""
+    begun = ""
+    for line in map(str.lstrip, text.splitlines()):
+        if begun or not line.startswith(("#", "!")):
+            begun += line.removesuffix("\\")
+            if not line.endswith("\\"):
+                if begun.strip():
+                    yield begun.strip()
+                begun = ""
+    if begun.strip():
+        yield begun.strip()
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:

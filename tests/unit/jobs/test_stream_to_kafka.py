@@ -26,6 +26,15 @@ def test_a_line_without_equals_is_named(tmp_path: Path) -> None:
         read_properties(file)
 
 
+def test_a_comment_ends_with_its_line_whatever_that_ends_with(tmp_path: Path) -> None:
+    """As java.util.Properties has it; the setting below it would be lost without a word."""
+    file = tmp_path / "job.properties"
+    file.write_text("# such as C:\\data\\\n# or\\\na = 1\nb = one, \\\n  two\nc = x\\\n#y\n")
+    assert read_properties(file) == {"a": "1", "b": "one, two", "c": "x#y"}
+    file.write_text("a = 1\\\n\nb = 2\\")
+    assert read_properties(file) == {"a": "1", "b": "2"}
+
+
 def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "job.properties"
     file.write_text("source.format=json\nrecord.key=a\nkafka.acks=1\nsource.option.x=1\nspark.a=b\n")
