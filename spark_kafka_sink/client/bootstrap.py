@@ -26,15 +26,23 @@ def bootstrap_addresses(
     is_canonical = dns_lookup == "resolve_canonical_bootstrap_servers_only"
     found: list[tuple[str, int]] = []
     failures: list[str] = []
+
+    def pass_over(host: str, port: int, error: BootstrapResolutionError) -> None:
+        log.warning("Passing over %s:%d of bootstrap.servers: %s", host, port, error)
+        failures.append(str(error))
+
     for host, port in servers:
         try:
             names = canonical_names(host) if is_canonical else [host]
-            for name in names:
+        except BootstrapResolutionError as error:
+            pass_over(host, port, error)
+            continue
+        for name in names:
+            try:
                 resolve(name, port)
                 found.append((name, port))
-        except BootstrapResolutionError as error:
-            log.warning("Passing over %s:%d of bootstrap.servers: %s", host, port, error)
-            failures.append(str(error))
+            except BootstrapResolutionError as error:
+                pass_over(name, port, error)
     if not found:
         raise BootstrapResolutionError(
             f"No host of bootstrap.servers can be resolved: correct the names or the DNS. {' '.join(failures)}"

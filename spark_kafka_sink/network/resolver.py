@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 from spark_kafka_sink.common.errors import BootstrapResolutionError
 from spark_kafka_sink.network.transport import Address
@@ -34,7 +35,13 @@ def canonical_names(host: str) -> list[str]:
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        names = [socket.getnameinfo(sockaddr, 0)[0] for _, _, _, _, sockaddr in found]
     except (OSError, ValueError) as error:
         raise BootstrapResolutionError(f"{host} cannot be resolved: {error}") from error
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(_full_name(sockaddr) for _, _, _, _, sockaddr in found))
+
+
+def _full_name(sockaddr: tuple[Any, ...]) -> str:
+    try:
+        return socket.getnameinfo(sockaddr, 0)[0]
+    except OSError:  # the DNS fails, which is not to say that there is no name
+        return str(sockaddr[0])

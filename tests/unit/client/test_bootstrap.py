@@ -48,5 +48,12 @@ def test_canonical_lookup_puts_the_full_name_of_each_address_in_the_names_place(
     assert found == [("one.a", 1), ("two.a", 1)]
 
 
+def test_a_full_name_that_does_not_resolve_keeps_nobody_elses_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = bootstrap_addresses([("a", 1)], CANONICAL, resolve, lambda _: ["bad.a", "two.a"])
+    assert found == [("two.a", 1)]
+    assert "Passing over bad.a:1" in caplog.text
+
+
 def test_an_address_given_twice_is_kept_once() -> None:
     assert bootstrap_addresses([("a", 1), ("a", 1)], ALL, resolve, canonical_names) == [("a", 1)]

@@ -50,6 +50,16 @@ def test_canonical_names_are_names_of_the_hosts_addresses() -> None:
     assert all(any(address.sockaddr[0] in ("127.0.0.1", "::1") for address in resolve(name, 1)) for name in names)
 
 
+def test_an_address_whose_name_cannot_be_asked_now_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc gives the address where there is no name, but fails where the DNS does, as many do backwards."""
+
+    def fail(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getnameinfo", fail)
+    assert canonical_names("127.0.0.1") == ["127.0.0.1"]
+
+
 def test_canonical_names_of_no_host_name_it() -> None:
     with pytest.raises(BootstrapResolutionError, match=r"no-such-host\.invalid cannot be resolved"):
         canonical_names("no-such-host.invalid")
