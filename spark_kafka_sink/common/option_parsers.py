@@ -146,9 +146,11 @@ def https_url(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GivenFunction:
-    """A caller's function with an id of its own, by which it is the same one after it has been pickled to a task."""
+    """A caller's function with an id of its own, by which it is the same one after it has been pickled to a task. It is
+    not shown: a `functools.partial`, say, shows its arguments.
+    """
 
-    call: Callable[[], Any] = field(compare=False)
+    call: Callable[[], Any] = field(compare=False, repr=False)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self) -> Any:

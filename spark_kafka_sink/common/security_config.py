@@ -157,6 +157,7 @@ class SecurityConfig:
         None,
         "function",
         "A Python function that gives a new token and its end in ms since the epoch. Not a setting of Kafka's.",
+        is_secret=True,
     )
     sasl_oauthbearer_token_endpoint_url: str | None = option(
         parsers.https_url, None, "string", "Where tokens are to be had, by https.", is_secret=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
@@ -302,6 +303,14 @@ def test_a_class_of_java_is_refused_and_its_value_not_shown(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: ") as refusal:
         config(**{key: "hunter2"})
     assert "hunter2" not in str(refusal.value)
+
+
+def test_a_token_function_is_not_shown_for_it_may_hold_what_it_asks_with() -> None:
+    given = functools.partial(dict, client_secret="hunter2")
+    made = config(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=given)
+    assert "hunter2" not in repr(made) + str(made.canonical())
+    with pytest.raises(ConfigError, match=r"token\.provider=\*\*\*: a Python function is wanted"):
+        config(sasl_oauthbearer_token_provider="hunter2.the-token")
 
 
 def test_a_configuration_shows_no_secret_and_travels_with_them() -> None:
