@@ -56,7 +56,9 @@ class OidcTokenProvider:
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
-            _HttpsHandler(context or ssl.create_default_context(), self._deadline),
+            _HttpsHandler(
+                context or ssl.create_default_context(), _seconds(credentials.read_timeout_ms), self._deadline
+            ),
         ):
             self._opener.add_handler(handler)
 
@@ -67,9 +69,8 @@ class OidcTokenProvider:
         reached or makes no sense.
         """
         credentials = self._credentials
-        limit_s = max(credentials.connect_timeout_ms, credentials.read_timeout_ms, 1) / 1000
         try:
-            with self._opener.open(self._request(), timeout=limit_s) as response:
+            with self._opener.open(self._request(), timeout=_seconds(credentials.connect_timeout_ms)) as response:
                 status, body = response.status, self._read(response)
         except (OSError, http.client.HTTPException) as error:
             raise RetriableError(f"{self._where()} cannot be asked for a token: {_text(error)}.") from None
@@ -142,17 +143,19 @@ class OidcTokenProvider:
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
-    """urllib's own, with a deadline for the whole answer. A server that sends a byte now and then keeps within every
+    """urllib's own, whose time-out is for the connection, with another for each wait for the answer, and a deadline for
+    the whole of it. A server that sends a byte now and then keeps within every
     time-out but this one, be it in a header, in the size of a chunk or in the body.
     """
 
-    def __init__(self, context: ssl.SSLContext, begin: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, context: ssl.SSLContext, read_timeout_s: float, begin: Callable[[], Callable[[], None]]) -> None:
         super().__init__(context=context)
         self._given = context
+        self._read_timeout_s = read_timeout_s
         self._begin = begin
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        check = self._begin()
+        check, read_timeout_s = self._begin(), self._read_timeout_s
 
         class Answer(http.client.HTTPResponse):
             def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -161,6 +164,10 @@ class _HttpsHandler(urllib.request.HTTPSHandler):
 
         class Connection(http.client.HTTPSConnection):
             response_class = Answer
+
+            def connect(self) -> None:
+                super().connect()
+                self.sock.settimeout(read_timeout_s)
 
         return self.do_open(Connection, req, context=self._given)
 
@@ -201,6 +208,11 @@ def _claims(token: str) -> Mapping[str, Any]:
     except (binascii.Error, ValueError):
         return {}
     return _json_object(body) or {}
+
+
+def _seconds(time_ms: int) -> float:
+    """Never 0, by which sockets do not wait at all."""
+    return max(time_ms, 1) / 1000
 
 
 def _text(error: Exception) -> str:

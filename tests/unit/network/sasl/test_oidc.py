@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -159,6 +160,25 @@ def test_silence(endpoint: Endpoint) -> None:
     try:
         with pytest.raises(RetriableError, match="timed out"):
             endpoint.provider(connect_timeout_ms=100, read_timeout_ms=100)()
+    finally:
+        release.set()
+
+
+def test_a_connection_has_a_limit_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object, timeout: float, *__: object) -> None:
+        raise OSError(f"refused within {timeout} s")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(RetriableError, match=r"refused within 0\.1 s"):
+        endpoint.provider(connect_timeout_ms=100, read_timeout_ms=60_000)()
+
+
+def test_the_limit_of_an_answer_is_not_that_of_a_connection(endpoint: Endpoint) -> None:
+    release = threading.Event()
+    endpoint.respond = lambda _: assert_waits(release)
+    try:
+        with pytest.raises(RetriableError, match="timed out"):
+            endpoint.provider(connect_timeout_ms=60_000, read_timeout_ms=100)()
     finally:
         release.set()
 
