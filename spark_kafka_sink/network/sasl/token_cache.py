@@ -40,7 +40,8 @@ class RefreshRule:
 
     def refresh_at_ms(self, start_ms: int, end_ms: int, rng: random.Random) -> int:
         life_ms = end_ms - start_ms
-        wanted_ms = start_ms + int(life_ms * (self.window_factor + rng.random() * self.window_jitter))
+        window = min(self.window_factor + rng.random() * self.window_jitter, 1.0)  # beyond it the token has ended
+        wanted_ms = start_ms + int(life_ms * window)
         if self.min_period_ms + self.buffer_ms > life_ms:
             return wanted_ms
         return max(min(wanted_ms, end_ms - self.buffer_ms), start_ms + self.min_period_ms)

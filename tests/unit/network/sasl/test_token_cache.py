@@ -69,6 +69,16 @@ def test_the_time_of_renewal_lies_within_the_life_and_within_the_rule(life_ms: i
         assert 1_000 + rule.min_period_ms <= at_ms <= 1_000 + life_ms - rule.buffer_ms
 
 
+@pytest.mark.parametrize("life_ms", [300_000, 7 * 60_000])
+def test_a_token_that_has_ended_is_not_given_whatever_the_window_is(provider, clock, life_ms) -> None:
+    """The largest factor and jitter that the settings take are together more than a life."""
+    provider.life_ms = life_ms
+    cache = TokenCache(provider, RefreshRule(window_factor=1.0, window_jitter=0.25), clock, random.Random(1))
+    assert cache.get().reveal() == "token-1"
+    clock.advance(life_ms)
+    assert cache.get().reveal() == "token-2"
+
+
 def test_a_failed_renewal_leaves_the_token_in_use_until_its_end(cache, provider, clock) -> None:
     cache.get()
     clock.advance(HOUR_MS * 9 // 10)
