@@ -35,7 +35,7 @@ _RECORD: Final = 16_384
 class TlsTransport:
     """TCP with encryption, to a peer whose certificate is for the address's host."""
 
-    __slots__ = ("_description", "_host", "_socket")
+    __slots__ = ("_description", "_failure", "_host", "_socket")
 
     def __init__(
         self, address: Address, description: str, send_buffer: int, receive_buffer: int, context: ssl.SSLContext
@@ -45,6 +45,8 @@ class TlsTransport:
         """
         self._host = (address.host or str(address.sockaddr[0])).rstrip(".")
         self._description = description
+        self._failure: OSError | None = None
+        """Met behind good bytes, which are handed over first; perhaps the peer says nothing more, ever."""
         try:
             self._host.encode("idna")  # as the next line does, which leaks its socket where that fails
             self._socket = context.wrap_socket(
@@ -82,6 +84,8 @@ class TlsTransport:
         """As much as there is: OpenSSL gives one record a call."""
         tls, filled = self._socket, 0
         try:
+            if self._failure is not None:
+                raise self._failure
             while filled < buffer.nbytes:
                 count = tls.recv_into(buffer[filled:])
                 if count == 0:
@@ -94,10 +98,11 @@ class TlsTransport:
         except OSError as error:
             if not filled:
                 raise later_failure(error, self._description) from None
+            self._failure = error
         return filled
 
     def has_buffered(self) -> bool:
-        return self._socket.pending() > 0
+        return self._socket.pending() > 0 or self._failure is not None
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         """OpenSSL keeps the record that the socket did not take whole, and wants the same bytes again. So they come:

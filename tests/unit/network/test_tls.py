@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthenticationError
-from spark_kafka_sink.network.tls import _pieces
+from spark_kafka_sink.network.tls import TlsTransport, _pieces
 from spark_kafka_sink.network.tls_failures import handshake_failure, later_failure
+from spark_kafka_sink.network.transport import Address
 
 RECORD = 16_384
 NODE = "Node 1 at 10.0.0.1:9093"
@@ -102,3 +105,37 @@ def test_after_the_handshake_only_a_certificate_refused_is_final(
     assert type(failure) is kind
     assert str(failure).startswith(NODE)
     assert text in str(failure)
+
+
+class BrokenAfterThree:
+    """In an SSLContext's place, and in its socket's: three good bytes, then a record that is none."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def wrap_socket(self, made: socket.socket, **_: object) -> BrokenAfterThree:
+        made.close()
+        return self
+
+    def connect_ex(self, _: object) -> int:
+        return 0
+
+    def pending(self) -> int:
+        return 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.calls += 1
+        if self.calls > 1:
+            raise error_of("DECRYPTION_FAILED_OR_BAD_RECORD_MAC") if self.calls == 2 else ssl.SSLWantReadError
+        buffer[:3] = b"abc"
+        return 3
+
+
+def test_a_failure_behind_good_bytes_of_the_same_read_is_told_though_the_peer_says_nothing_more() -> None:
+    address = Address(socket.AF_INET, ("127.0.0.1", 1), "localhost")
+    transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", BrokenAfterThree()))
+    buffer = bytearray(10)
+    assert transport.recv_into(memoryview(buffer)) == 3
+    assert transport.has_buffered(), "there is something to be had of which the socket tells nothing"
+    with pytest.raises(DisconnectError, match="Node 1: TLS failed"):
+        transport.recv_into(memoryview(buffer)[3:])
