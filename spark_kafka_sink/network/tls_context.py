@@ -95,8 +95,10 @@ def _trust(context: ssl.SSLContext, config: SecurityConfig) -> None:
         return
     try:
         context.load_verify_locations(cadata=trusted.pem)
-    except ssl.SSLError as error:
-        raise ConfigError(f"{trusted.setting}: the certificates cannot be read ({_reason(error)}).") from None
+    except (ssl.SSLError, ValueError, TypeError) as error:
+        # A ValueError is that of no whole block, a TypeError that of letters beyond ASCII.
+        reason = _reason(error) if isinstance(error, ssl.SSLError) else "no pem"
+        raise ConfigError(f"{trusted.setting}: the certificates cannot be read ({reason}).") from None
 
 
 def _identify(context: ssl.SSLContext, identity: Identity) -> None:

@@ -101,9 +101,10 @@ def file_in_memory(text: str) -> Iterator[str]:
 def _read(location: str, setting: str) -> bytes:
     try:
         return Path(location).read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError is that of a NUL in the path
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{setting} cannot be read: {error.strerror or error}. It must be there on every machine that connects."
+            f"{setting} cannot be read: {reason}. It must be there on every machine that connects."
         ) from None
 
 

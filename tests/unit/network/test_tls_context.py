@@ -102,6 +102,15 @@ def test_suites_of_tls_1_2_are_those_named() -> None:
             "cannot be read",
         ),
         (
+            {"ssl_truststore_certificates": "-----BEGIN CERTIFICATE-----\nMIIB"},
+            r"^ssl\.truststore\.certificates: .* cannot be read",
+        ),
+        (
+            {"ssl_truststore_certificates": AUTHORITY.certificate_pem.replace("MI", "M\u2013I", 1)},
+            r"^ssl\.truststore\.certificates: .* cannot be read",
+        ),
+        ({"ssl_keystore_location": "/no\0/file"}, r"^ssl\.keystore\.location=.* cannot be read"),
+        (
             {"ssl_truststore_certificates": None, "ssl_truststore_location": "/no/such/file"},
             "ssl.truststore.location=/no/such/file cannot be read: No such file",
         ),
