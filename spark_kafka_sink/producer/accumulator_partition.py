@@ -29,6 +29,13 @@ class PartitionQueue:
         """There is a batch to send that will grow no more."""
         return len(self.batches) > 1 or (bool(self.batches) and self.batches[0].is_full)
 
+    def forget_uncounted(self) -> None:
+        """An append of a row ended early: nothing is left of it, nor of a batch that it made."""
+        if self.batches and self.batches[-1].record_count == 0:
+            self.batches.pop()
+        elif self.batches:
+            self.batches[-1].forget_uncounted()
+
     def put_back(self, batch: ProducerBatch) -> None:
         """Queue a batch that came back, before all that were first sent later. Batches never sent have no ordinal and
         come last.

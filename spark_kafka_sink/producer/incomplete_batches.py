@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 
 
@@ -36,6 +37,12 @@ class IncompleteBatches:
 
     def remove(self, batch: ProducerBatch) -> None:
         self._batches.pop(batch, None)
+
+    def remove_empty(self, topic_partition: TopicPartition) -> None:
+        """The partition's batch that an append made and put nothing into, for it ended early."""
+        empty = [each for each in self._batches if each.record_count == 0 and each.topic_partition == topic_partition]
+        for batch in empty:
+            del self._batches[batch]
 
     def next_expiry_ms(self) -> int:
         """When the first batch that has no outcome yet reaches delivery.timeout.ms. One that is still being filled does

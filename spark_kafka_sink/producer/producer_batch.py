@@ -45,6 +45,12 @@ class _RowRun:
         self.headers: list[Headers] = []
         self.timestamps_ms: list[int] = []
 
+    def cut(self, end: int) -> None:
+        """Keep the rows before number `end` of the batch."""
+        rows = end - self.base_offset_delta
+        for column in (self.keys, self.values, self.headers, self.timestamps_ms):
+            del column[rows:]
+
 
 class ProducerBatch:
     """`batch_size` bytes of records before compression, or one record that is larger."""
@@ -124,24 +130,39 @@ class ProducerBatch:
         size: int,
         thunk: RecordThunk | None,
     ) -> None:
-        """Take one record of at most `size` encoded bytes, for which the caller has memory."""
+        """Take one record of at most `size` encoded bytes, for which the caller has memory.
+
+        Ctrl-C may come between any two of these lines: the record is in when it is counted, all at once and last, and
+        `forget_uncounted` takes away what came in of one that is not.
+        """
         run = self._open_row_run
         if run is None:
-            run = self._open_row_run = _RowRun(len(self._chunks), self.record_count)
+            run = _RowRun(len(self._chunks), self.record_count)
             self._row_runs.append(run)
             self._chunks.append(None)
+            self._open_row_run = run
         run.keys.append(key)
         run.values.append(value)
         run.headers.append(headers)
         run.timestamps_ms.append(timestamp_ms)
+        own_bytes = self._own_bytes
         if thunk is not None:
             thunk.bind(self.result, self.record_count)
             self.thunks.append(thunk)
-            self._own_bytes += size
-        self.record_count += 1
-        self.size += size
+            own_bytes += size
         if timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = timestamp_ms
+        self.record_count, self.size, self._own_bytes = self.record_count + 1, self.size + size, own_bytes
+
+    def forget_uncounted(self) -> None:
+        """Take out what came in of a row whose append ended early."""
+        self._open_row_run = None
+        while self._row_runs and self._row_runs[-1].base_offset_delta >= self.record_count:
+            self._row_runs.pop()  # its place stays empty
+        if self._row_runs:
+            self._row_runs[-1].cut(self.record_count)
+        while self.thunks and self.thunks[-1].first >= self.record_count:
+            self.thunks.pop()
 
     def reserve_run(
         self, record_count: int, size: int, allocation: SharedAllocation, on_completion: RunCallback | None

@@ -80,15 +80,20 @@ class RecordAccumulator:
         """
         now_ms += self.pool.allocate(size, max_block_ms)
         with self._lock:
-            if self._closed:
+            try:
+                queue = self._queue(topic_partition)
+                if self._closed:
+                    raise ProducerClosedError("The producer was closed while a record was being sent.")
+                batch = queue.open_batch
+                created = batch is None or not batch.has_room_for(size)
+                if batch is None or created:
+                    batch = self._open_new_batch(queue, timestamp_ms, now_ms)
+                batch.append_row(key, value, headers, timestamp_ms, size, thunk)
+            except BaseException:
+                self._incomplete.remove_empty(topic_partition)
+                self._queue(topic_partition).forget_uncounted()
                 self.pool.deallocate(size)
-                raise ProducerClosedError("The producer was closed while a record was being sent.")
-            queue = self._queue(topic_partition)
-            batch = queue.open_batch
-            created = batch is None or not batch.has_room_for(size)
-            if batch is None or created:
-                batch = self._open_new_batch(queue, timestamp_ms, now_ms)
-            batch.append_row(key, value, headers, timestamp_ms, size, thunk)
+                raise
             return created or queue.is_full
 
     def append_block(

@@ -1,4 +1,4 @@
-"""Ctrl-C, or memory that runs out, in the middle of `send_columns`: nothing is left that can neither go nor expire."""
+"""Ctrl-C, or memory that runs out, in the middle of a send: nothing is left that can neither go nor expire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
-INTERRUPTIBLE = {"_reserve_runs", "_open_new_batch", "_queue", "reserve_run", "_fill_runs", "fill_run"}
+INTERRUPTIBLE = {
+    *("RecordAccumulator._reserve_runs", "RecordAccumulator._fill_runs", "ProducerBatch.reserve_run"),
+    *("ProducerBatch.fill_run", "RecordAccumulator._open_new_batch", "RecordAccumulator._queue"),
+    *("ProducerBatch.append_row", "FutureRecordMetadata.bind"),
+}
 """Functions of the producer in whose lines the interrupt comes."""
 VALUES = [b"%02d" % index + bytes(60) for index in range(9)]
 COLUMNS = RecordColumns.from_rows(VALUES, partitions=[index % 3 for index in range(len(VALUES))])
@@ -38,7 +42,7 @@ class Interrupt:
         sys.settrace(self._before)
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
-        return self._line if frame.f_code.co_name in INTERRUPTIBLE else None
+        return self._line if frame.f_code.co_qualname in INTERRUPTIBLE else None
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
         # Nothing interrupts the end of a with block before its lock is free: a trace function would.
@@ -87,6 +91,33 @@ def test_wherever_the_interrupt_comes_everything_ends_and_all_memory_comes_back(
             sent = [value for value in harness.values(partition=partition) if value not in {b"first", b"after"}]
             assert sent == VALUES[partition::3][: len(sent)], interrupt.where
     assert at > 100, "the interrupts come where rows are taken over"
+
+
+@pytest.mark.parametrize("before", ["nothing", "a row", "columns", "a full batch"])
+def test_wherever_a_send_is_interrupted_the_records_before_and_after_it_are_delivered(before: str) -> None:
+    for at in count():
+        harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"})
+        harness.warm_up()
+        if before in {"a row", "a full batch"}:
+            harness.send(b"before" + bytes(200 if before == "a full batch" else 0), key=b"key")
+        elif before == "columns":
+            harness.send_columns(RecordColumns.from_rows([b"before"]))
+        in_use = harness.memory_in_use
+        interrupt = Interrupt(at)
+        try:
+            with interrupt:
+                harness.send(b"interrupted" + bytes(60), key=b"key")
+        except KeyboardInterrupt:
+            assert harness.memory_in_use == in_use, interrupt.where
+        if interrupt.where is None:
+            break
+        after = [harness.send(b"after", key=key) for key in (b"1", None)]
+        harness.accumulator.begin_flush()
+        harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete, limit_ms=1_000)
+        assert [each.error for each in after] == [None, None], interrupt.where
+        sent = [value.rstrip(b"\0") for value in harness.values() if value]
+        assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
+    assert at > 10, "the interrupts come where a record is taken over"
 
 
 def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
