@@ -38,6 +38,8 @@ class TopicMetadata:
         Raises KafkaTimeoutError (a topic or partition that does not come up), InvalidTopicError,
         TopicAuthorizationError, ProducerClosedError, and the metadata's fatal error.
         """
+        if not _is_text(topic):  # a request that asks for it could not be encoded, nor could one for others with it
+            raise InvalidTopicError(f"Not a valid topic name: {topic!r}. {InvalidTopicError.sentence}")
         started_ms = self._clock.now_ms()
         left_ms = self._config.max_block_ms
         self._metadata.add(topic, started_ms)
@@ -83,6 +85,19 @@ class TopicMetadata:
             f"Partition {partition} of topic {topic} with {count} partitions is not in the metadata {limit}:"
             f" use 0 to {count - 1}, or add partitions."
         )
+
+
+def _is_text(topic: object) -> bool:
+    """Text that UTF-8 can hold. What else is wrong with a name the brokers say."""
+    if not isinstance(topic, str):
+        return False
+    if topic.isascii():
+        return True
+    try:
+        topic.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _knows(cluster: Cluster, topic: str, partition: int | None) -> bool:

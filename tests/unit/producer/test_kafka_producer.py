@@ -393,6 +393,21 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     assert good.error is None
 
 
+@pytest.mark.parametrize("topic", [b"flights", None, 7, ["flights"], "half a pair \ud800"])
+def test_a_topic_that_is_no_text_fails_at_once_and_others_flow_also_after_the_next_metadata(topic: Any) -> None:
+    harness = ProducerHarness()
+    assert isinstance(harness.send(topic=topic).error, InvalidTopicError)
+    with pytest.raises(InvalidTopicError):
+        harness.send_columns(RecordColumns.from_rows([b"1"]), topic)
+    with pytest.raises(InvalidTopicError):
+        harness.producer.partitions_for(topic)
+    assert harness.turns == 0
+    harness.deliveries.clear()
+    harness.warm_up()
+    harness.run_for(harness.config.metadata_max_age_ms + 1_000)
+    harness.warm_up()
+
+
 def test_an_unauthorized_topic_fails_at_once() -> None:
     harness = warm()
     harness.cluster.create_topic("secret", 1)
