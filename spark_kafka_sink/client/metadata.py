@@ -1,7 +1,7 @@
 """The client's view of the cluster, and when it must be fetched anew.
 
 Shared by the application threads, which read and ask for updates, and by the I/O thread, which brings them. Every
-method takes the lock `condition` (re-entrant); whoever waits for an update waits on it.
+method takes the re-entrant lock; whoever waits for an update waits on `condition`, which is of that lock.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class Metadata:
         rng: random.Random,
     ) -> None:
         self._lock = threading.RLock()
+        """To be entered itself, not by `condition`: Ctrl-C in the Python of that leaves it taken for ever."""
         self.condition = threading.Condition(self._lock)
         self._schedule = RefreshSchedule(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
         self._cluster_listeners = list(cluster_listeners)
@@ -122,18 +123,18 @@ class Metadata:
     @property
     def update_version(self) -> int:
         """Counts what changed the view: bootstraps and answered updates."""
-        with self.condition:
+        with self._lock:
             return self._update_version
 
     @property
     def last_successful_refresh_ms(self) -> int:
         """When the last full update came, NEVER_MS before the first."""
-        with self.condition:
+        with self._lock:
             return self._schedule.last_successful_refresh_ms
 
     @property
     def is_closed(self) -> bool:
-        with self.condition:
+        with self._lock:
             return self._is_closed
 
     @property
@@ -145,12 +146,12 @@ class Metadata:
         self._connection_failure = reason
 
     def last_seen_leader_epoch(self, topic_partition: TopicPartition) -> int | None:
-        with self.condition:
+        with self._lock:
             return self._leader_epochs.get(topic_partition)
 
     def partition_metadata_if_current(self, topic_partition: TopicPartition) -> PartitionMetadata | None:
         """What is cached, unless a newer leader epoch was heard of since."""
-        with self.condition:
+        with self._lock:
             metadata = self._cache.partitions.get(topic_partition)
             epoch = self._leader_epochs.get(topic_partition)
             is_current = metadata is not None and (epoch is None or metadata.leader_epoch == epoch)
@@ -158,7 +159,7 @@ class Metadata:
 
     def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
         """The leader and its epoch; no leader where a newer epoch was heard of than its leader."""
-        with self.condition:
+        with self._lock:
             metadata = self.partition_metadata_if_current(topic_partition)
             if metadata is None:
                 return LeaderAndEpoch(None, self._leader_epochs.get(topic_partition))
@@ -168,7 +169,7 @@ class Metadata:
     # ---- when to fetch ---------------------------------------------------------------------------------------------
 
     def update_requested(self) -> bool:
-        with self.condition:
+        with self._lock:
             return self._need_full_update or self._need_partial_update
 
     def request_update(self, reset_equivalent_backoff: bool = True) -> int:
@@ -177,7 +178,7 @@ class Metadata:
         `reset_equivalent_backoff` is False where the update is wanted to try something again, so that updates which
         bring nothing new come ever more slowly.
         """
-        with self.condition:
+        with self._lock:
             self._need_full_update = True
             if reset_equivalent_backoff:
                 self._schedule.brought_news()
@@ -185,7 +186,7 @@ class Metadata:
 
     def request_update_for_new_topics(self) -> int:
         """A partial update is wanted at once, without backoff. Returns the update version before it."""
-        with self.condition:
+        with self._lock:
             self._schedule.at_once()
             self._need_partial_update = True
             self._request_version += 1
@@ -199,7 +200,7 @@ class Metadata:
 
     def new_metadata_request_and_version(self, now_ms: int) -> MetadataRequestAndVersion:
         """What to ask for now: the new topics alone where nothing else is due, else everything."""
-        with self.condition:
+        with self._lock:
             partial = None
             if not self._need_full_update and self._schedule.time_to_expire(now_ms) > 0:
                 partial = self.new_metadata_request_builder_for_new_topics()
@@ -210,7 +211,7 @@ class Metadata:
         """A response other than a metadata response tells of an epoch: a newer one than ours asks for an update."""
         if leader_epoch < 0:
             raise ValueError(f"leader epoch {leader_epoch} of {topic_partition} is negative")
-        with self.condition:
+        with self._lock:
             known = self._leader_epochs.get(topic_partition)
             if known is None or leader_epoch <= known:
                 return False
@@ -222,7 +223,7 @@ class Metadata:
 
     def bootstrap(self, addresses: Iterable[tuple[str, int]]) -> None:
         """Begin from `addresses` (host, port), believing nothing else."""
-        with self.condition:
+        with self._lock:
             self._bootstrap_addresses = tuple(addresses)
             self._need_full_update = True
             self._update_version += 1
@@ -230,13 +231,13 @@ class Metadata:
 
     def rebootstrap(self) -> None:
         """Begin again from the first addresses, because no known node can be had (KIP-899) or will do (KIP-1102)."""
-        with self.condition:
+        with self._lock:
             log.info("Starting again from bootstrap.servers %s", self._bootstrap_addresses)
             self.bootstrap(self._bootstrap_addresses)
 
     def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
         """Take a response in. `request_version` and `is_partial` are those of `new_metadata_request_and_version`."""
-        with self.condition:
+        with self._lock:
             if self._is_closed:
                 raise IllegalStateError("Metadata came after its close.")
             self._need_partial_update = request_version < self._request_version
@@ -299,7 +300,7 @@ class Metadata:
         Passed over: a leader or epoch that is missing, an epoch that is not newer, a node whose address is not known,
         a partition that is not cached.
         """
-        with self.condition:
+        with self._lock:
             nodes = {**self._cache.nodes, **{node.id: node for node in leader_nodes}}
             changed: dict[TopicPartition, PartitionMetadata] = {}
             for topic_partition, (leader_id, epoch) in leaders.items():
@@ -316,18 +317,18 @@ class Metadata:
 
     def failed_update(self, now_ms: int) -> None:
         """A fetch brought nothing; the next one waits longer."""
-        with self.condition:
+        with self._lock:
             self._schedule.failed(now_ms)
 
     def fatal_error(self, error: KafkaError) -> None:
         """An error that whoever waits must hear of; raised once."""
-        with self.condition:
+        with self._lock:
             self._fatal_error = error
             self.condition.notify_all()
 
     def close(self) -> None:
         """No update comes any more; waiters wake."""
-        with self.condition:
+        with self._lock:
             self._is_closed = True
             self.condition.notify_all()
 
@@ -335,17 +336,17 @@ class Metadata:
 
     def maybe_raise_any_error(self) -> None:
         """Raise, once, the fatal error or that of any topic."""
-        with self.condition:
+        with self._lock:
             self._raise_once(self._unauthorized_topics, self._invalid_topics)
 
     def maybe_raise_error_for_topic(self, topic: str) -> None:
         """Raise, once, the fatal error or that of `topic`; what other topics met is forgotten."""
-        with self.condition:
+        with self._lock:
             self._raise_once(self._unauthorized_topics & {topic}, self._invalid_topics & {topic})
 
     def maybe_raise_fatal_error(self) -> None:
         """Raise, once, the fatal error; what topics met stays."""
-        with self.condition:
+        with self._lock:
             error, self._fatal_error = self._fatal_error, None
             if error is not None:
                 raise error

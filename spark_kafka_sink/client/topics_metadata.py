@@ -27,7 +27,7 @@ class TopicsMetadata(Metadata):
 
     def add_topics(self, topics: Iterable[str]) -> None:
         """Follow these as well; those not followed yet are asked for at once."""
-        with self.condition:
+        with self._lock:
             new = frozenset(topics) - self._topics
             if new:
                 self._topics |= new

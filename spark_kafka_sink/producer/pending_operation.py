@@ -18,7 +18,8 @@ class TransactionalResult:
         self.error: KafkaError | None = None
         self.is_heard = False
         """Whoever asked knows the outcome."""
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._is_done = False
 
     @property
@@ -26,7 +27,7 @@ class TransactionalResult:
         return self._is_done
 
     def finish(self, error: KafkaError | None = None) -> None:
-        with self._condition:
+        with self._lock:
             if not self._is_done:
                 self.error = error
                 self._is_done = True
@@ -35,7 +36,7 @@ class TransactionalResult:
     def wait(self, clock: Clock, timeout_ms: int) -> bool:
         """Wait for the outcome; False where it has not come in time."""
         deadline_ms = clock.now_ms() + timeout_ms
-        with self._condition:
+        with self._lock:
             while not self._is_done and (left_ms := deadline_ms - clock.now_ms()) > 0:
                 clock.wait(self._condition, left_ms)
             self.is_heard = self._is_done

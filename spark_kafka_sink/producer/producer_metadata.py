@@ -37,7 +37,7 @@ class ProducerMetadata(Metadata):
 
     def add(self, topic: str, now_ms: int) -> None:
         """Somebody writes to `topic`: keep it from now on for metadata.max.idle.ms; ask for it if it is new."""
-        with self.condition:
+        with self._lock:
             is_new = topic not in self._expiry_ms
             self._expiry_ms[topic] = now_ms + self._metadata_idle_ms
             if is_new:
@@ -45,18 +45,18 @@ class ProducerMetadata(Metadata):
                 self.request_update_for_new_topics()
 
     def contains_topic(self, topic: str) -> bool:
-        with self.condition:
+        with self._lock:
             return topic in self._expiry_ms
 
     @property
     def new_topics(self) -> frozenset[str]:
         """Topics that were added and not yet answered."""
-        with self.condition:
+        with self._lock:
             return frozenset(self._new_topics)
 
     def request_update_for_topic(self, topic: str) -> int:
         """Ask for `topic`: a partial update while it is new, else a full one. Returns the update version before it."""
-        with self.condition:
+        with self._lock:
             if topic in self._new_topics:
                 return self.request_update_for_new_topics()
             return self.request_update(reset_equivalent_backoff=False)
@@ -68,7 +68,7 @@ class ProducerMetadata(Metadata):
         meanwhile.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
-        with self.condition:
+        with self._lock:
             while True:
                 self.maybe_raise_fatal_error()
                 if self.is_closed:
@@ -98,7 +98,7 @@ class ProducerMetadata(Metadata):
         return False
 
     def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
-        with self.condition:
+        with self._lock:
             super().update(request_version, response, is_partial, now_ms)
             self._new_topics.difference_update(topic.name for topic in response.topics)
             self.condition.notify_all()

@@ -8,11 +8,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -56,6 +58,29 @@ class Interrupt:
     @staticmethod
     def _in_fill(frame: FrameType) -> bool:
         return "chunks" in frame.f_locals
+
+
+class CallInterrupt:
+    """Raises KeyboardInterrupt as call number `at` of any Python function begins, as CPython does. While in force."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.where: str | None = None
+
+    def __enter__(self) -> CallInterrupt:
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not self.__exit__.__code__:
+            if self._left == 0:
+                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+            self._left -= 1
 
 
 def lingering() -> ProducerHarness:
@@ -118,6 +143,40 @@ def test_wherever_a_send_is_interrupted_the_records_before_and_after_it_are_deli
         sent = [value.rstrip(b"\0") for value in harness.values() if value]
         assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
     assert at > 10, "the interrupts come where a record is taken over"
+
+
+@pytest.mark.parametrize("call", ["send", "send_columns", "partitions_for"])
+def test_wherever_a_call_is_interrupted_no_lock_stays_taken(call: str) -> None:
+    arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS), "partitions_for": (TOPIC,)}[call]
+    harness = lingering()
+    for at in count():
+        interrupt = CallInterrupt(at)
+        try:
+            with interrupt:
+                getattr(harness.producer, call)(*arguments)
+        except KeyboardInterrupt:
+            pass
+        if interrupt.where is None:
+            break
+        assert not harness.metadata.condition._is_owned(), interrupt.where
+        for lock in (harness.accumulator._lock, harness.accumulator.pool._lock):
+            assert not lock.locked(), interrupt.where
+    assert at > 5, "the interrupts come where functions begin"
+
+
+def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -> None:
+    result = TransactionalResult("commit_transaction")
+    result.finish()
+    for at in count():
+        interrupt = CallInterrupt(at)
+        try:
+            with interrupt:
+                result.wait(FakeClock(), 1_000)
+        except KeyboardInterrupt:
+            pass
+        if interrupt.where is None:
+            break
+        assert not result._condition._is_owned(), interrupt.where
 
 
 def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
