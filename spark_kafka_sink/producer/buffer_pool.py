@@ -38,7 +38,7 @@ class BufferPool:
         self.total_memory = total_memory
         self._clock = clock
         self._on_wait = on_wait
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of a Lock a Condition lets go in Python: Ctrl-C there leaves it to nobody
         self._available = total_memory
         self._waiters: deque[threading.Condition] = deque()
         self._closed = False
@@ -81,10 +81,10 @@ class BufferPool:
     def _wait_for(self, size: int, max_block_ms: int) -> int:
         """Gather `size` bytes as they come free. Caller holds the lock."""
         turn = threading.Condition(self._lock)
-        self._waiters.append(turn)
         started_ms = now_ms = self._clock.now_ms()
         gathered = 0
         try:
+            self._waiters.append(turn)
             self._on_wait()
             while gathered < size:
                 if self._closed:
@@ -108,7 +108,8 @@ class BufferPool:
             return now_ms - started_ms
         finally:
             self._available += gathered
-            self._waiters.remove(turn)
+            if turn in self._waiters:  # not where Ctrl-C came first
+                self._waiters.remove(turn)
             self._notify_first()
 
     def charge(self, size: int) -> None:

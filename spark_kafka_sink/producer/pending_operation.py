@@ -18,7 +18,7 @@ class TransactionalResult:
         self.error: KafkaError | None = None
         self.is_heard = False
         """Whoever asked knows the outcome."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._is_done = False
 

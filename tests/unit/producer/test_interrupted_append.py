@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import count
+from threading import Condition, Lock, Thread
 from types import FrameType
 from typing import Any
 
@@ -13,7 +15,9 @@ from support.producer_harness import TOPIC, ProducerHarness
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
@@ -159,8 +163,34 @@ def test_wherever_a_call_is_interrupted_no_lock_stays_taken(call: str) -> None:
         if interrupt.where is None:
             break
         assert not harness.metadata.condition._is_owned(), interrupt.where
-        for lock in (harness.accumulator._lock, harness.accumulator.pool._lock):
-            assert not lock.locked(), interrupt.where
+        assert not harness.accumulator._lock.locked(), interrupt.where
+        assert not Condition(harness.accumulator.pool._lock)._is_owned(), interrupt.where
+    assert at > 5, "the interrupts come where functions begin"
+
+
+def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() -> None:
+    for at in count():
+        gate = Lock()
+        gate.acquire()
+        pool = BufferPool(10, SystemClock(), gate.release)
+        pool.allocate(10, 0)
+
+        def give(gate: Lock = gate, pool: BufferPool = pool) -> None:
+            gate.acquire()
+            pool.deallocate(10)
+
+        giver = Thread(target=give)
+        giver.start()
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            pool.allocate(5, 10_000)
+        with suppress(RuntimeError):  # open already
+            gate.release()
+        giver.join()
+        assert pool.queued == 0, interrupt.where
+        pool.allocate(1, 0)
+        if interrupt.where is None:
+            break
     assert at > 5, "the interrupts come where functions begin"
 
 
