@@ -244,7 +244,7 @@ class Metadata:
             self._need_full_update = self._need_full_update and is_partial
             self._update_version += 1
             self._schedule.succeeded(is_partial, now_ms)
-            self._connection_failure = None
+            self._connection_failure = self._fatal_error = None  # of before: whoever waited has what they waited for
             previous_id = self._cache.cluster_id
             self._cache = self.handle_metadata_response(response, is_partial, now_ms)
             self._invalid_topics = self._cache.invalid_topics
@@ -321,7 +321,7 @@ class Metadata:
             self._schedule.failed(now_ms)
 
     def fatal_error(self, error: KafkaError) -> None:
-        """An error that whoever waits must hear of; raised once."""
+        """An error that whoever waits must hear of, or comes to wait before metadata does; raised once."""
         with self._lock:
             self._fatal_error = error
             self.condition.notify_all()

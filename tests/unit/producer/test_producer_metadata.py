@@ -186,6 +186,18 @@ def test_a_wait_that_wakes_early_waits_for_the_rest() -> None:
     assert waits == [250, 150, 50]
 
 
+def test_a_node_that_refused_us_before_metadata_came_from_another_fails_no_later_wait() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("a", clock.now_ms())
+    metadata.fatal_error(SaslAuthenticationError("for a moment"))
+    answer(metadata, clock, "a")
+    metadata.add("b", clock.now_ms())
+    version = metadata.request_update_for_topic("b")
+    clock.on_wait = lambda timeout_ms: answer(metadata, clock, "b")
+    metadata.await_update(version, 1_000)
+
+
 def test_a_wait_raises_the_fatal_error() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
