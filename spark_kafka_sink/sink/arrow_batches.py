@@ -107,12 +107,17 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
     """`df` as it should go through mapInArrow, with limits of about 4 MB for queries that this thread begins inside. A
     limit that somebody has set in the session stays. `last`: the write that this one is likely to be like.
 
+    The limits are a whole query's: Python functions that `df` itself is made by get their rows under them. There Spark
+    goes on counting bytes, of their rows too, of which nobody knows how large they are, and its limit of rows stays.
+
     Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
     other thread's query sees them. Spark Connect has none; there Spark's own limits hold, with padding.
     """
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = _context(session)
+    if context is not None and _may_run_python(df, context):
+        free = [name for name in free if name == BYTES]
     rows = None if len(free) < 2 else _OF_CONNECT if context is None else padded_rows(last)
     limits = {BYTES: _MOST_BYTES, RECORDS: _MOST_ROWS} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
     properties = {} if context is None else {name: str(limits[name]) for name in free}
@@ -125,6 +130,19 @@ def _context(session: object) -> SparkContext | None:
     from pyspark.sql import SparkSession as ClassicSession
 
     return session.sparkContext if isinstance(session, ClassicSession) else None
+
+
+def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
+    """Whether rows may go through Python before they are those of `df`. Not known, and so taken for true, of a table
+    function (any generator) and of what has no plan but an RDD, as have the batches of a stream with state.
+    """
+    plan = df._jdf.queryExecution().analyzed()
+    leaves = plan.collectLeaves()
+    if any(leaves.apply(at).getClass().getSimpleName().endswith("RDD") for at in range(leaves.size())):
+        return True
+    assert context._jvm is not None
+    pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    return any(plan.containsPattern(each) for each in (pattern.PYTHON_UDF(), pattern.GENERATE()))
 
 
 @contextmanager

@@ -9,11 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import udtf
 
 from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, LastWrite, batch_limits, without_padding
 from spark_kafka_sink.sink.frame import by_position, projection
 
 MIB = 1 << 20
+
+
+class TableInPython:
+    def eval(self, number: int) -> Iterator[tuple[str]]:
+        yield (str(number),)
 
 
 def large_write(mean_bytes: float) -> LastWrite:
@@ -169,6 +175,57 @@ def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Cal
     found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), large_write(100))
     assert {rows == records for rows, records, _ in found} == {True}
     assert max(rows for rows, _, _ in found) <= 10
+
+
+def sizes_before(df: DataFrame) -> DataFrame:
+    """A row for each Arrow batch in which `df` comes to a Python function: its rows and bytes."""
+
+    def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in given:
+            yield pa.RecordBatch.from_pydict({"value": [f"{batch.num_rows} {batch.nbytes}"]})
+
+    return df.mapInArrow(measure, "value STRING")
+
+
+@pytest.mark.parametrize(
+    "come",
+    [lambda df: df, lambda df: df.selectExpr("upper(value) AS value"), lambda df: df.localCheckpoint(eager=False)],
+    ids=["at once", "by a projection", "from an RDD, as in a stateful micro-batch"],
+)
+@pytest.mark.parametrize("last", [None, large_write(1), LastWrite(10, 10)], ids=["unknown", "small", "few"])
+def test_a_python_function_before_the_write_gets_no_larger_batches_than_without(
+    spark: SparkSession, come: Callable[[DataFrame], DataFrame], last: LastWrite | None
+) -> None:
+    """Bug: its rows came without a limit of bytes, 4,000 of 700 KB in one batch, of which the JVM died."""
+    for rows, value in ((1_500, "rpad('x', 100000, 'y')"), (15_000, "'x'")):
+        df = come(sizes_before(values(spark, rows, value)))
+        with batch_limits(df, last) as limited:
+            found = limited.mapInArrow(lambda given: map(without_padding, given), "value STRING").collect()
+        sizes = [tuple(map(int, row["value"].split())) for row in found]
+        assert sum(count for count, _ in sizes) == rows
+        assert max(count for count, _ in sizes) <= 10_000
+        assert max(size for _, size in sizes) <= 64 * MIB + 200_000
+
+
+def test_rows_are_counted_where_no_python_function_comes_before(spark: SparkSession) -> None:
+    numbers = spark.range(3)
+    spark.udf.register("in_python", str)
+    spark.udtf.register("table_in_python", udtf(TableInPython, returnType="value STRING"))
+    numbers.createOrReplaceTempView("numbers")
+    try:
+        for query, is_counted in {
+            "SELECT to_json(struct(id)) AS value FROM numbers": True,
+            "SELECT CAST(count(*) AS STRING) AS value FROM numbers JOIN numbers AS others USING (id)": True,
+            "SELECT in_python(id) AS value FROM numbers": False,
+            "SELECT (SELECT max(in_python(id)) FROM numbers) AS value": False,
+            "SELECT value FROM numbers, LATERAL table_in_python(id)": False,
+        }.items():
+            with batch_limits(spark.sql(query)) as limited:
+                assert (IS_RECORD in limited.columns) == is_counted, query
+    finally:
+        spark.catalog.dropTempView("numbers")
+        spark.sql("DROP TEMPORARY FUNCTION in_python")
+        spark.sql("DROP TEMPORARY FUNCTION table_in_python")
 
 
 def test_nothing_is_left_and_other_threads_see_nothing(spark: SparkSession) -> None:
