@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from spark_kafka_sink.common.errors import KafkaError, SchemaError
+from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
 
 Column = list[Any]
@@ -194,12 +194,12 @@ def _record_columns(columns: dict[str, Column]) -> RecordColumns:
 
 def _epoch_ms(timestamps: Column) -> list[int | None]:
     """Milliseconds since 1970 of datetimes (naive ones are local time, as PySpark makes them of a timestamp; `fold`
-    counts) or of milliseconds. A null stays null: the producer stamps it. Raises KafkaError before 1970.
+    counts) or of milliseconds. A null stays null: the producer stamps it. Raises SchemaError before 1970.
     """
     found = [_datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
     earliest = min((ms for ms in found if ms is not None), default=0)
     if earliest < 0:
-        raise KafkaError(
+        raise SchemaError(
             f"The timestamp {timestamps[found.index(earliest)]} lies before 1970, and Kafka has no such timestamps:"
             " correct it, or make it null for the time of writing."
         )

@@ -210,6 +210,7 @@ def test_whole_numbers_are_milliseconds_and_null_stays_null() -> None:
     assert written_ms(None) is None
 
 
-def test_a_timestamp_before_1970_is_refused() -> None:
-    with pytest.raises(KafkaError, match=r"timestamp 1969-12-31.*before 1970"):
+def test_a_timestamp_before_1970_is_refused_as_by_columns() -> None:
+    """Bug: a bare KafkaError, where `write_partition` promises a SchemaError for a row that cannot be written."""
+    with pytest.raises(SchemaError, match=r"timestamp 1969-12-31.*before 1970"):
         written_ms(datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC))
