@@ -12,12 +12,14 @@ import pytest
 from integration.parity.cases import KEYED, TO_THE_TOPIC, UNKEYED
 from integration.parity.conftest import Topics
 from integration.parity.ways import BATCH_WAYS, Write, stream_through, through_spark
+from pyspark.errors import IllegalArgumentException
 from support.librdkafka import read_topic
 
+from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 COUNTS = "SELECT CAST(id % 5 AS STRING) AS key, CAST(count(*) AS STRING) AS value FROM rows GROUP BY 1"
 Frames = Callable[..., "DataFrame"]
@@ -86,6 +88,23 @@ def test_spark_refuses_output_mode_update_to_every_python_data_source(
     topics = new_topics("")
     with pytest.raises(Exception, match="kafka_sink does not support Update mode"):
         stream_through("kafka_sink", stream_of(COUNTS), topics.options(TO_THE_TOPIC), tmp_path, "update")
+
+
+@pytest.mark.parametrize("form", ["kafka_sink", "foreachBatch"])
+def test_spark_takes_no_sink_in_python_for_real_time_mode(
+    spark: SparkSession, new_topics: Callable[..., Topics], tmp_path: Path, form: str
+) -> None:
+    """Bug: the README said that every trigger works but `continuous`."""
+    options = new_topics("").options(TO_THE_TOPIC)
+    stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
+    writer = stream.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path))
+    if form == "foreachBatch":
+        writer = writer.foreachBatch(KafkaSink(options).write_batch)
+    else:
+        writer = writer.format(form).options(**options)
+    with pytest.raises(IllegalArgumentException) as caught:
+        writer.trigger(realTime="5 seconds").start()
+    assert "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in str(caught.value)
 
 
 def test_overwrite_is_refused_in_the_same_words(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
