@@ -182,7 +182,15 @@ def check(settings: Mapping[str, str]) -> None:
 def source_schema(text: str) -> StructType | str:
     if os.path.isfile(text):  # a Path refuses text as long as a schema may be
         text = Path(text).read_text(encoding="utf-8")
-    return StructType.fromJson(json.loads(text)) if text.lstrip().startswith("{") else text
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return StructType.fromJson(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"source.schema is not a schema in Spark's JSON ({why}): df.schema.json() gives one."
+        ) from error
 
 
 def read_source(session: SparkSession, settings: Settings) -> DataFrame:

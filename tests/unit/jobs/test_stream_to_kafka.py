@@ -89,6 +89,14 @@ def test_a_schema_is_ddl_or_a_file_of_ddl_or_of_json(tmp_path: Path) -> None:
     assert source_schema(str(as_json)).simpleString() == "struct<a:int>"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "text", ['{"type":"struct","fields":[}', '{"columns":[]}', '{"fields":[1]}', '{"fields":null}']
+)
+def test_json_that_is_no_schema_is_a_wrong_setting_not_a_stack_trace(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a schema in Spark's JSON"):
+        source_schema(text)
+
+
 def progress(batch_id: int, rows: int, ms: int) -> SimpleNamespace:
     return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms)
 
