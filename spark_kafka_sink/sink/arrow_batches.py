@@ -10,7 +10,8 @@ does for records of 100 bytes, half of it with headers, which are vectors in vec
 large row counts for as many as it is long: `padded` puts rows without contents behind it, one for so many bytes, and
 `without_padding` takes them out again. A row of padding costs half as much as being asked, so few rows should have any:
 how large records are is known from the write before. A guess that is wrong costs time; the limit holds all the same.
-After a small write, as of a micro-batch, Spark is let ask: that costs less than the larger plan.
+After a small write, as of a micro-batch, Spark is let ask: that costs less than the larger plan. Its limit of rows then
+stays.
 
 A data source has no say in Spark's limits, and gets its 10,000 rows: `joined` makes larger batches of small ones. The
 copy takes 17 us a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -37,6 +38,8 @@ RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 IS_RECORD: Final = "is_record"
 """The column that tells records from padding."""
 _PADDING: Final = "padding"
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""Spark's local property of a streaming query's thread."""
 
 _NO_BYTES: Final = (1 << 31) - 1
 """Of all limits of bytes the one at which Spark counts rows alone."""
@@ -116,11 +119,13 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = _context(session)
-    if context is not None and _may_run_python(df, context):
-        free = [name for name in free if name == BYTES]
-    rows = None if len(free) < 2 else _OF_CONNECT if context is None else padded_rows(last)
-    limits = {BYTES: _MOST_BYTES, RECORDS: _MOST_ROWS} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
-    properties = {} if context is None else {name: str(limits[name]) for name in free}
+    rows = None
+    if len(free) == 2:
+        rows = _OF_CONNECT if context is None else padded_rows(last)
+        if rows is not None and context is not None and _may_run_python(df, context):
+            rows = None
+    limits = {BYTES: _MOST_BYTES} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
+    properties = {} if context is None else {name: str(limits[name]) for name in free if name in limits}
     with _local_properties(context, properties):
         yield df if rows is None else padded(df, rows)
 
@@ -134,15 +139,32 @@ def _context(session: object) -> SparkContext | None:
 
 def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
     """Whether rows may go through Python before they are those of `df`. Not known, and so taken for true, of a table
-    function (any generator) and of what has no plan but an RDD, as have the batches of a stream with state.
+    function (any generator) and of an RDD that is not a micro-batch.
     """
-    plan = df._jdf.queryExecution().analyzed()
-    leaves = plan.collectLeaves()
+    plans = [df._jdf.queryExecution().analyzed()]
+    leaves = plans[0].collectLeaves()
     if any(leaves.apply(at).getClass().getSimpleName().endswith("RDD") for at in range(leaves.size())):
-        return True
+        of_stream = _plan_of_stream(df, context)
+        if of_stream is None:
+            return True
+        plans.append(of_stream)
     assert context._jvm is not None
     pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    return any(plan.containsPattern(each) for each in (pattern.PYTHON_UDF(), pattern.GENERATE()))
+    wanted = (pattern.PYTHON_UDF(), pattern.GENERATE())
+    return any(plan.containsPattern(each) for plan in plans for each in wanted)
+
+
+def _plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
+    """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none. The DataFrame of a
+    micro-batch shows an RDD alone.
+    """
+    query_id = context.getLocalProperty(_QUERY_ID)
+    if query_id is None:
+        return None
+    assert context._jvm is not None
+    query_id = context._jvm.java.util.UUID.fromString(query_id)
+    query = df.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get(query_id)
+    return None if query is None else query.logicalPlan()
 
 
 @contextmanager

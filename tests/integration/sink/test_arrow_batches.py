@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -190,7 +191,7 @@ def sizes_before(df: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     "come",
     [lambda df: df, lambda df: df.selectExpr("upper(value) AS value"), lambda df: df.localCheckpoint(eager=False)],
-    ids=["at once", "by a projection", "from an RDD, as in a stateful micro-batch"],
+    ids=["at once", "by a projection", "from an RDD"],
 )
 @pytest.mark.parametrize("last", [None, large_write(1), LastWrite(10, 10)], ids=["unknown", "small", "few"])
 def test_a_python_function_before_the_write_gets_no_larger_batches_than_without(
@@ -226,6 +227,36 @@ def test_rows_are_counted_where_no_python_function_comes_before(spark: SparkSess
         spark.catalog.dropTempView("numbers")
         spark.sql("DROP TEMPORARY FUNCTION in_python")
         spark.sql("DROP TEMPORARY FUNCTION table_in_python")
+
+
+@pytest.mark.parametrize(
+    ("come", "is_counted"),
+    [
+        (lambda stream: stream.selectExpr("CAST(value AS STRING) AS value"), True),
+        (lambda stream: stream.groupBy("value").count().selectExpr("CAST(count AS STRING) AS value"), True),
+        (lambda stream: sizes_before(stream), False),
+        (lambda stream: sizes_before(stream).groupBy("value").count().selectExpr("value"), False),
+    ],
+    ids=["stateless", "stateful", "by Python", "by Python, stateful"],
+)
+def test_rows_of_a_micro_batch_are_counted_where_its_stream_runs_no_python_function(
+    spark: SparkSession, tmp_path: Path, come: Callable[[DataFrame], DataFrame], is_counted: bool
+) -> None:
+    """The batch itself is an RDD to Spark, and shows no plan."""
+    spark.range(10).selectExpr("id AS value").write.parquet(str(tmp_path / "in"))
+    stream = come(spark.readStream.schema("value BIGINT").parquet(str(tmp_path / "in")))
+    seen: list[bool] = []
+
+    def look(batch: DataFrame, _id: int) -> None:
+        of_other_rdd = batch.sparkSession.sparkContext.parallelize([("x",)]).toDF(["value"])
+        for df in (batch, batch.selectExpr("upper(value) AS value"), batch.unionAll(of_other_rdd)):
+            with batch_limits(df) as limited:
+                seen.append(IS_RECORD in limited.columns)
+        batch.collect()  # state that is not written ends a stream
+
+    query = stream.writeStream.outputMode("update").foreachBatch(look).trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    assert seen == [is_counted] * 3
 
 
 def test_nothing_is_left_and_other_threads_see_nothing(spark: SparkSession) -> None:
