@@ -33,7 +33,9 @@ from spark_kafka_sink.protocol.coordinator_requests import ListTransactionsReque
 from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 _LISTING_ROUND_MS: Final = 2_000
-"""How long brokers are asked before metadata is asked which of them are still there."""
+"""How long brokers are asked at first before metadata is asked which of them are still there."""
+_LISTING_ROUND_GROWTH: Final = 1.5
+"""A round's end cuts off who is slow: the next one gives it more time."""
 
 
 class Transactions:
@@ -108,9 +110,11 @@ class Transactions:
         """
         request = ListTransactionsRequest(tuple(state.value for state in states), tuple(producer_ids), longer_than_ms)
         listed: dict[int, list[TransactionListing]] = {}
+        round_ms: float = _LISTING_ROUND_MS
         while True:
             nodes = [node for node in self._brokers(timer) if node.id not in listed]
-            round_timer = Timer(self._calls.clock, min(timer.remaining_ms, _LISTING_ROUND_MS))
+            round_timer = Timer(self._calls.clock, min(timer.remaining_ms, int(round_ms)))
+            round_ms *= _LISTING_ROUND_GROWTH
             outcomes = self._calls.run(ListTransactionsApi(request), nodes, round_timer)
             timer.update()
             for node, outcome in outcomes.items():

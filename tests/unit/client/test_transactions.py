@@ -200,6 +200,13 @@ def test_a_broker_that_has_gone_is_not_waited_for(bench: CoordinatorBench) -> No
     assert [exchange.node_id for exchange in bench.asked(LIST)] == [0, 2]
 
 
+@pytest.mark.parametrize("delay_ms", [2_500, 8_000])
+def test_a_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, delay_ms: int) -> None:
+    bench.open("a", "b", "c")
+    bench.cluster.on(LIST, faults.delay(delay_ms), node_id=1, times=None)
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
+
+
 def test_a_list_that_lacks_a_broker_is_an_error_that_names_it(bench: CoordinatorBench) -> None:
     bench.cluster.on(LIST, faults.lose_response(), node_id=1, times=None)
     started_ms = bench.rig.now_ms
