@@ -65,12 +65,7 @@ class Operator:
 
     def abort(self, prefix: str) -> None:
         """Abort what is undecided. Raises IllegalStateError where a decided batch is not committed yet."""
-        last = self._cluster(prefix).last_decision()
-        if last is not None and not last.is_finished:
-            raise IllegalStateError(
-                f"Batch {last.batch_id} of {prefix} is decided, and can be finished alone: start the query again, or"
-                " use finish."
-            )
+        _check_finished(self._cluster(prefix).last_decision(), prefix)
         self.finish(prefix)
 
     def accept(self, prefix: str) -> None:
@@ -95,6 +90,7 @@ class Operator:
         cluster = self._cluster(prefix, is_one_off=True)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
+        _check_finished(last, prefix)  # a query that runs may have decided meanwhile
         if last is not None:
             self._write(cluster, driver, last)
         self._say(f"{prefix} is free.")
@@ -158,6 +154,14 @@ class Operator:
         return (
             f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
             " before they time out, or use finish."
+        )
+
+
+def _check_finished(last: Decision | None, prefix: str) -> None:
+    if last is not None and not last.is_finished:
+        raise IllegalStateError(
+            f"Batch {last.batch_id} of {prefix} is decided, and can be finished alone: start the query again, or use"
+            " finish."
         )
 
 

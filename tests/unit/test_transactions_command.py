@@ -163,6 +163,23 @@ def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> N
     assert "No decision of orders in __spark_kafka_sink_decisions." in bench.said()
 
 
+def test_a_batch_that_is_decided_while_its_prefix_is_forgotten_is_not_lost(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.driver.commit(bench.batch(5))
+    take_over = bench.operator._fenced
+
+    def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        bench.decide(6)  # by a query that runs, which dies then
+        return take_over(cluster, prefix)
+
+    monkeypatch.setattr(bench.operator, "_fenced", too_late)
+    with pytest.raises(IllegalStateError, match="Batch 6 of orders is decided"):
+        bench.operator.forget(PREFIX)
+    assert bench.driver.begin().last_batch_id == 6
+    assert sorted(bench.values()) == ["row 5.0", "row 5.1", "row 6.0", "row 6.1"]
+
+
 def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorBench) -> None:
     for batch_id in range(3):
         bench.driver.commit(bench.batch(batch_id))
