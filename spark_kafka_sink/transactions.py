@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.client.transaction_values import (
+    EndTxnStatus,
+    OpenTransaction,
+    TransactionDescription,
+    TransactionState,
+)
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import AuthorizationError, ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
@@ -69,13 +74,22 @@ class Operator:
         self.finish(prefix)
 
     def accept(self, prefix: str) -> None:
-        """Call the batch decided last finished, though rows of it were lost; what can still be committed is."""
+        """Call the batch decided last finished, though rows of it were lost; what can still be committed is. Raises
+        IllegalStateError where a coordinator did not say what became of a transaction, or may not be asked.
+        """
         cluster = self._cluster(prefix)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         if last is None or last.is_finished:
             raise IllegalStateError(f"No batch of {prefix} waits to be committed: there is nothing to accept.")
-        committed = [each for each in cluster.end(last.transactions, committed=True) if each.error is None]
+        ended = cluster.end(last.transactions, committed=True)
+        for each in ended:
+            if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, AuthorizationError):
+                raise IllegalStateError(
+                    f"Batch {last.batch_id} stays as it is, for rows of it may not be lost: {each.error} Accept it when"
+                    " that can be asked."
+                ) from each.error
+        committed = [each for each in ended if each.error is None]
         self._write(cluster, driver, last)
         self._say(
             f"Batch {last.batch_id} is closed: {len(committed)} of {len(last.tasks)} transactions are known to be"

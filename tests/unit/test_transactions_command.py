@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink import transactions
 from spark_kafka_sink.client.transaction_values import OpenTransaction
@@ -149,6 +151,25 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     assert bench.values() == ["row 0.0"]
     with pytest.raises(IllegalStateError, match="nothing to accept"):
         bench.operator.accept(PREFIX)
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_a_batch_is_not_closed_while_rows_of_it_may_still_be_committed(bench: OperatorBench, error_code: int) -> None:
+    bench.decide(0)
+
+    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        if exchange.request.transactional_id != "orders/1":
+            return proceed()
+        return faults.fail_with(error_code)(cluster, exchange, proceed)
+
+    bench.cluster.transactions.transactions["orders/1"].timeout_ms = 900_000
+    script = bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is.*'orders/1'.*Accept it when"):
+        bench.operator.accept(PREFIX)
+    bench.cluster.scripts.remove(script)
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 is closed: 2 of 2 transactions are known to be committed.")
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
 def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> None:
