@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_MS: Final = 20
 _MAX_BACKOFF_MS: Final = 1_000
+_MOST_AT_ONCE: Final = 1_000
+"""Items under way. Each has a request of its own in most calls, and one that waits for others longer than
+request.timeout.ms is given up, with what was learnt of its coordinator.
+"""
 _MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectError, KafkaTimeoutError)
 """After these the coordinator is looked up again."""
 
@@ -82,6 +86,13 @@ class CoordinatorCalls:
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
+        wanted = list(items)
+        outcomes: dict[Item, Outcome[Value]] = {}
+        for first in range(0, len(wanted), _MOST_AT_ONCE):
+            outcomes |= self._run(api, wanted[first : first + _MOST_AT_ONCE], timer)
+        return outcomes
+
+    def _run(self, api: CoordinatorApi[Item, Value], items: Sequence[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         call = _Call(self, api, items, timer)
         try:
             while call.works and not timer.is_expired:
@@ -105,7 +116,7 @@ class _Call(Generic[Item, Value]):
 
     calls: CoordinatorCalls
     api: CoordinatorApi[Item, Value]
-    items: Iterable[Item]
+    items: Sequence[Item]
     timer: Timer
     works: dict[Item, _Work[Item]] = field(default_factory=dict)
     outcomes: dict[Item, Outcome[Value]] = field(default_factory=dict)
@@ -113,7 +124,6 @@ class _Call(Generic[Item, Value]):
     lookups: list[tuple[LookupFlight, Sequence[_Work[Item]]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.items = list(self.items)
         self.works = {item: _Work(item) for item in self.items}
 
     # ---- asking ----------------------------------------------------------------------------------------------------

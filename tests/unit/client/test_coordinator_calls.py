@@ -8,8 +8,11 @@ from support.client_rig import REQUEST_TIMEOUT_MS
 from support.coordinator_bench import PLACE
 from support.coordinator_bench import CoordinatorBench as Bench
 from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 
+from spark_kafka_sink.client import coordinator_calls
 from spark_kafka_sink.client.consumer_network_client import WakeupError
 from spark_kafka_sink.client.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.errors import (
@@ -338,3 +341,21 @@ def test_a_wakeup_ends_the_call_and_what_was_under_way_is_dropped(bench: Bench) 
     bench.client.poll_no_wakeup()
     assert bench.client.pending_request_count() == 0
     assert bench.asked(END) == []
+
+
+def test_of_many_transactions_some_wait_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 20)
+    opened = [bench.raw.begin(f"id-{number}") for number in range(50)]
+    waiting = []
+
+    def count(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        waiting.append(bench.client.pending_request_count())
+        return proceed()
+
+    bench.cluster.on(END, count, times=None)
+    outcomes = bench.end(opened, committed=False)
+    assert [(outcome.transaction, outcome.status) for outcome in outcomes] == [
+        (open_, EndTxnStatus.DONE) for open_ in opened
+    ]
+    assert len(waiting) == len(opened)
+    assert max(waiting) <= 20
