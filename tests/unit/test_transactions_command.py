@@ -16,7 +16,9 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
+    InvalidProducerEpochError,
     InvalidTransactionTimeoutError,
+    ProducerFencedError,
     RecordTooLargeError,
     TopicAuthorizationError,
 )
@@ -250,6 +252,16 @@ def test_a_decision_too_large_for_its_topic_says_of_what_and_what_to_change(benc
     with pytest.raises(RecordTooLargeError, match=text):
         bench.driver.commit(outcomes)
     assert bench.values() == []
+
+
+def test_a_losing_attempt_that_has_written_nothing_yet_is_fenced_by_the_commit() -> None:
+    bench = OperatorBench()
+    outcomes = bench.batch(0)
+    loser = bench.raw.begin(task_id(PREFIX, 1, 1))
+    bench.driver.commit(outcomes)
+    with pytest.raises((InvalidProducerEpochError, ProducerFencedError)):
+        bench.raw.write(loser, TopicPartition("t", 0), "row 0.1")
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
 def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:

@@ -169,6 +169,15 @@ class RemembersWhatIsForgotten(World):
     driver_class = TrustsAnyLaterMarker
 
 
+class Unverifying(ExactlyOnceDriver):
+    def _verify(self, driver: OpenTransaction, decision: Decision) -> None:
+        pass
+
+
+class DecidesUnseen(World):
+    driver_class = Unverifying
+
+
 class SweepsLast(ExactlyOnceDriver):
     """Lists after the last proof that no other driver has taken over."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,8 +50,6 @@ class Fault(enum.Enum):
 
 
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
-LOSING = frozenset({Fault.EXPIRE, Fault.ZOMBIE})
-"""These can take a decided transaction away; then it is to be said loudly."""
 CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 COMMIT_LOG = "commit log"
@@ -315,15 +314,24 @@ class World:
     # ---- invariants ------------------------------------------------------------------------------------------------
 
     def may_lose(self) -> bool:
-        """Whether something happened that can take a decided transaction away: a time-out, a task that was late by a
-        whole batch, or another driver's batch between a task's look at its own driver and its InitProducerId.
+        """Whether something happened that can take a decided transaction away: a time-out after its batch was
+        verified, or a task whose InitProducerId came later than its look at its driver, by whatever else happened.
         """
-        raced = (number for number, fault in self.plan.items() if fault is Fault.OTHER_DRIVER)
-        return bool(LOSING & set(self.plan.values())) or any(
-            self.requests[number].startswith("init P/") and self.requests[number] != "init P/driver"
-            for number in raced
-            if number < len(self.requests)
+        struck = [(fault, number) for number, fault in self.plan.items() if number < len(self.requests)]
+        return any(
+            (fault is Fault.EXPIRE and self._is_verified(number))
+            or (fault in {Fault.OTHER_DRIVER, Fault.LATE} and re.fullmatch(r"init P/\d.*", self.requests[number]))
+            for fault, number in struck
         )
+
+    def _is_verified(self, number: int) -> bool:
+        """Whether a driver had looked at every transaction of a batch that was not logged as finished by then."""
+        for name in reversed(self.requests[:number]):
+            if name == COMMIT_LOG:
+                return False
+            if name.startswith(f"describe {PREFIX}/driver {PREFIX}/"):
+                return True
+        return False
 
     def decisions(self) -> list[Decision]:
         return [decision for decision in self.cluster.log(*PLACE).committed() if decision is not None]

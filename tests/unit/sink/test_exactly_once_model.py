@@ -45,10 +45,11 @@ def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
 
 @each_variant
 def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
-    last_log = max(number for number, name in enumerate(requests_of({}, variant)) if name == COMMIT_LOG)
-    life = {last_log: Fault.FORGET}
-    for number in range(last_log + 1, len(requests_of(life, variant))):
-        length_of(World, {**life, number: Fault.EXPIRE}, variant, 2)
+    logs = [number for number, name in enumerate(requests_of({}, variant)) if name == COMMIT_LOG]
+    for log in logs:  # markers of the first life are of the same batch, or of a later one
+        life = {log: Fault.FORGET}
+        for number in range(log + 1, len(requests_of(life, variant))):
+            length_of(World, {**life, number: Fault.EXPIRE}, variant, 2)
 
 
 def requests_of(plan: Plan, variant: Variant) -> list[str]:
@@ -91,6 +92,8 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.SkipsOlderBatches, 1, (Fault.RESET,), "readers see"),  # H7
     (broken.DecidesEmptyTransactions, 0, (), "does not get through"),  # H9
     (broken.LeavesOldOnesOpen, 1, (Fault.TASK_CRASH_AFTER,), "Open after commit"),  # H9
+    (broken.DecidesUnseen, 1, (Fault.ZOMBIE,), "Lost, and nothing happened"),
+    (broken.DecidesUnseen, 1, (Fault.EXPIRE,), "Lost, and nothing happened"),
     (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers see"),
     (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers see"),
     (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "readers see"),
