@@ -1,4 +1,5 @@
-"""Where coordinators are: asked of any node, for many keys at once, and kept until somebody finds one moved.
+"""Where coordinators are: asked of any node, for many keys at once, and kept until somebody finds one moved, or until
+too many are known.
 
 One thread, that of the caller, which also polls the client.
 """
@@ -31,6 +32,8 @@ _PERMISSIONS: Final = {
     (GROUP, 30): "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
     (TRANSACTION, 53): "Not authorized for the transactional id: grant DESCRIBE on it, which WRITE includes.",
 }
+_MOST_KNOWN: Final = 10_000
+"""More than a call asks about at once. Batch writes without a prefix have new names each time."""
 _ONE_AT_A_TIME: Final = CoordinatorNotAvailableError("The node takes one key at a time.")
 
 
@@ -87,6 +90,8 @@ class CoordinatorLookup:
 
     def note(self, key_type: int, key: str, node: Node) -> None:
         self._nodes[key_type, key] = node
+        if len(self._nodes) > _MOST_KNOWN:
+            del self._nodes[next(iter(self._nodes))]
 
     def forget(self, key_type: int, key: str) -> None:
         """The node said that it is not the coordinator, or does not answer."""

@@ -51,6 +51,14 @@ def test_coordinators_of_many_ids_are_asked_for_at_once_and_kept(bench: Bench) -
     assert len(bench.asked(FIND)) == 1
 
 
+def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(bench: Bench) -> None:
+    lookup = bench.coordinator._calls.lookup
+    for number in range(20_000):
+        lookup.note(TRANSACTION, f"id-{number}", bench.rig.node(0))
+    assert lookup.known(TRANSACTION, "id-19999") == bench.rig.node(0)
+    assert len(lookup._nodes) <= 10_000
+
+
 def test_a_group_and_a_transactional_id_of_one_name_are_two_keys(bench: Bench) -> None:
     bench.coordinator.find_coordinators(TRANSACTION, ["same"], bench.timer())
     bench.coordinator.find_coordinators(GROUP, ["same"], bench.timer())
