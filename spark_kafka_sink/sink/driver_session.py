@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_IDLE_MS: Final = 600_000
+"""As the pool's producers."""
+
 RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
 """Runs a batch's tasks under a mandate and a batch id."""
 
@@ -43,7 +46,9 @@ class StreamBatch(NamedTuple):
 
 
 class DriverSession:
-    """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings."""
+    """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings and
+    after a long rest.
+    """
 
     def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
         self._prefix = prefix
@@ -57,6 +62,7 @@ class DriverSession:
         self._last: StreamBatch | None = None
         self._last_sink: object = None
         self._is_last_written = False
+        self._used_ms = 0
 
     def run(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
         """Begin, run the tasks, commit; abort where something fails. `batch` None: a batch write, which comes after the
@@ -66,6 +72,7 @@ class DriverSession:
         with self._lock:
             self._claim(config, batch)
             self._connect(config)
+            self._used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
             mandate = self._driver.begin(held, self._decided)
             batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
@@ -81,6 +88,7 @@ class DriverSession:
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
             self._decided = committed.decision or known
             self._is_last_written = True
+            self._used_ms = SystemClock().now_ms()
             if committed.was_skipped:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
 
@@ -88,6 +96,15 @@ class DriverSession:
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
             coordinator.close()
+
+    def rest(self) -> None:
+        """Close the connections where nobody has used them for ten minutes."""
+        is_idle = SystemClock().now_ms() - self._used_ms > _IDLE_MS
+        if is_idle and self._coordinator is not None and self._lock.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._lock.release()
 
     def _claim(self, config: SinkConfig, batch: StreamBatch | None) -> None:
         """A batch is one sink's, be it that the sink failed: another one would take the first one's decision for its
@@ -108,7 +125,8 @@ class DriverSession:
         if self._coordinator is not None and wanted == self._connected_by:
             return
         self.close()
-        self._held = self._decided = None
+        if wanted != self._connected_by:
+            self._held = self._decided = None
         coordinator = connect(config.producer)
         try:
             cluster = KafkaDriverCluster(coordinator, config, self._prefix, is_one_off=self._is_one_off)
@@ -133,8 +151,15 @@ _SESSIONS: Final[dict[tuple[int, str], DriverSession]] = {}
 
 
 def session(prefix: str) -> DriverSession:
-    """The process's session for this prefix, of whatever settings its sinks are."""
-    return _SESSIONS.setdefault((os.getpid(), prefix), DriverSession(prefix))
+    """The process's session for this prefix, of whatever settings its sinks are. Prefixes that nobody comes back to, as
+    those of queries that have ended, keep no connections.
+    """
+    own = os.getpid()
+    found = _SESSIONS.setdefault((own, prefix), DriverSession(prefix))
+    for (pid, _), other in list(_SESSIONS.items()):
+        if pid == own and other is not found:
+            other.rest()
+    return found
 
 
 def one_off_prefix() -> str:

@@ -143,6 +143,30 @@ def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBen
     assert bench.values() == ["row 0", "row 1"]
 
 
+def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def look_on(*_: object) -> list[TaskOutcome]:
+        session("refunds")  # a batch is under way, and its session not idle
+        return []
+
+    monkeypatch.setattr(bench.coordinator, "close", lambda: closed.append(PREFIX))
+    bench.run(0)
+    session("payments")
+    assert closed == []
+    monkeypatch.setattr(driver_session, "_IDLE_MS", -1, raising=False)
+    session("payments").run(CONFIG, None, look_on)
+    assert closed == [PREFIX]
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+    session("refunds")
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 2), bench.tasks)
+    with pytest.raises(ProducerFencedError):  # after a rest as well
+        bench.run(2)
+
+
 def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:
     for _ in range(2):
         session(PREFIX).run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
