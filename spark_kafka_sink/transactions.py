@@ -207,7 +207,12 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
         if options.command != "list" and not options.yes:
             question = _QUESTIONS[options.command].format(prefix=options.prefix)
             print(f"{question} A query that runs under it is stopped.", file=out)
-            if ask(f"Type {options.prefix} to go on: ").strip() != options.prefix:
+            try:
+                answer = ask(f"Type {options.prefix} to go on: ").strip()
+            except EOFError:
+                answer = ""
+                print("There is nobody to ask: --yes goes on without.", file=out)
+            if answer != options.prefix:
                 print("Nothing was changed.", file=out)
                 return 1
         with connect(config.producer) as coordinator:

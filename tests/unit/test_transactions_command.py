@@ -285,6 +285,16 @@ def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyP
     assert out.getvalue().endswith("Nothing was changed.\n")
 
 
+def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(transactions, "connect", lambda _: pytest.fail("it asked the cluster"))
+    out = io.StringIO()
+    assert main(["finish", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, closed) == 1
+    assert out.getvalue().endswith("There is nobody to ask: --yes goes on without.\nNothing was changed.\n")
+
+
 @pytest.mark.parametrize("command", ["finish", "abort", "forget"])
 def test_the_prefix_typed_or_yes_goes_on(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     bench = OperatorBench()
