@@ -168,14 +168,15 @@ class ExactlyOnceDriver:
         elif ended.status is not EndTxnStatus.DONE:
             return False
         named = [outcome.written for outcome in outcomes if outcome is not None and outcome.written is not None]
-        self._abort_all([task.transaction for task in named])
+        aborted = self._abort_all([task.transaction for task in named])
         driver = OpenTransaction(
             driver.transactional_id, ended.producer_id, ended.producer_epoch, driver.transaction_version
         )
         left = self._others_open(driver, named)
         if left and self._is_current(driver):
             self._abort_all(left)
-        return True
+        # Else they are committed, and what was ended above was the note of that: version 1 tells no epochs apart.
+        return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
     def finish(self, decision: Decision) -> None:
         """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be."""
@@ -270,14 +271,16 @@ class ExactlyOnceDriver:
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
         return own is not None and own.state is TransactionState.EMPTY and own[2:4] == driver[1:3]
 
-    def _abort_all(self, transactions: Sequence[OpenTransaction]) -> None:
+    def _abort_all(self, transactions: Sequence[OpenTransaction]) -> Sequence[EndTxnOutcome]:
         """By exact epochs. What cannot be aborted now is by the next driver, or by its time-out."""
         if not transactions:
-            return
+            return ()
         log.info("%s: aborting %d open transactions", self.prefix, len(transactions))
-        for each in self._cluster.end(transactions, committed=False):
+        outcomes = self._cluster.end(transactions, committed=False)
+        for each in outcomes:
             if each.status in {EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED}:
                 log.warning("%s stays open until its time-out: %s", each.transaction, each.error)
+        return outcomes
 
 
 def _check_agreement(outcomes: Sequence[TaskOutcome]) -> None:

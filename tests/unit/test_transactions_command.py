@@ -18,12 +18,13 @@ from spark_kafka_sink.common.errors import (
     IllegalStateError,
     InvalidProducerEpochError,
     InvalidTransactionTimeoutError,
+    KafkaTimeoutError,
     ProducerFencedError,
     RecordTooLargeError,
     TopicAuthorizationError,
 )
 from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink.decision import TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
@@ -351,3 +352,24 @@ def test_an_open_transaction_is_ended_by_its_exact_epoch(bench: OperatorBench) -
     assert {bench.state(each) for each in ids} == {"CompleteAbort"}
     assert isinstance(outcomes[0].mandate.driver, OpenTransaction)
     assert bench.values() == []
+
+
+def test_a_batch_whose_note_alone_failed_is_not_called_aborted(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = bench.batch(0)
+
+    write = KafkaDriverCluster.write_decision
+
+    def write_and_fail(cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
+        write(cluster, driver, decision, sequence)
+        if decision.is_finished:
+            raise KafkaTimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "write_decision", write_and_fail)
+        with pytest.raises(KafkaTimeoutError):
+            bench.driver.commit(outcomes)
+    assert not bench.driver.abort(outcomes[0].mandate, outcomes)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    assert bench.driver.begin().last_batch_id == 0
