@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from spark_kafka_sink.client.group_offsets import CommittedOffset
@@ -165,6 +166,10 @@ class ExactlyOnceDriver:
         if ended.status is EndTxnStatus.INVALID_TXN_STATE and driver.transaction_version < 2:
             if not self._is_untouched(driver):
                 return False
+            # nothing was ended, so the epoch is still the one under which a task that is late may begin
+            held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
+            next_ = self._cluster.init_producer_id(driver.transactional_id, held)
+            ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
         elif ended.status is not EndTxnStatus.DONE:
             return False
         named = [outcome.written for outcome in outcomes if outcome is not None and outcome.written is not None]

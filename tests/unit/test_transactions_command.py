@@ -12,7 +12,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink import transactions
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
@@ -373,3 +373,11 @@ def test_a_batch_whose_note_alone_failed_is_not_called_aborted(
     assert not bench.driver.abort(outcomes[0].mandate, outcomes)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
     assert bench.driver.begin().last_batch_id == 0
+
+
+def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> None:
+    mandate = bench.driver.begin()
+    assert bench.driver.abort(mandate, [])
+    found = bench.cluster_of_driver.describe([mandate.driver.transactional_id])[mandate.driver.transactional_id]
+    assert found is not None
+    assert found[1:4] != (TransactionState.EMPTY, *mandate.driver[1:3])  # what a task looks at
