@@ -7,12 +7,14 @@ import json
 import os
 import random
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
+from confluent_kafka import Message
 from support.librdkafka import read_topic
 
 from spark_kafka_sink.client.transaction_values import TransactionState
@@ -145,7 +147,7 @@ def check_content(
     order, and in a batch the rows of each file (of `file_rows` rows; 0: of all).
     """
     by_key: dict[int, list[int]] = defaultdict(list)
-    for message in read_topic(servers, topic, PARTITIONS):
+    for message in read_visible(servers, topic):
         by_key[int(message.key())].append(int(message.value()))
     seen = [row for found in by_key.values() for row in found]
     assert len(seen) == len(set(seen)), f"doubled: {sorted({row for row in seen if seen.count(row) > 1})[:20]}"
@@ -158,6 +160,22 @@ def check_content(
             files[row // file_rows if file_rows else 0].append(row)
         assert all(of_file == sorted(of_file) for of_file in files.values()), f"key {key} is out of order"
         assert sorted(found) == list(range(key, rows, keys))
+
+
+def read_visible(servers: str, topic: str, timeout_s: float = 30.0) -> list[Message]:
+    """What readers under read_committed see once all markers are written: coordinators answer an EndTxn before that."""
+    states = [TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT]
+    deadline = time.monotonic() + timeout_s
+    with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
+        while left := coordinator.transactions.list_transactions(coordinator.timer(30_000), states=states):
+            assert time.monotonic() < deadline, f"no markers within {timeout_s} s: {left}"
+            time.sleep(0.02)
+    return read_topic(servers, topic, PARTITIONS)
+
+
+def visible_values(servers: str, topic: str) -> list[int]:
+    """The numbers of `read_visible`, sorted."""
+    return sorted(int(message.value()) for message in read_visible(servers, topic))
 
 
 def open_transactions(servers: str, prefix: str) -> list[str]:

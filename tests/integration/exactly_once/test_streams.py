@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException, PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
-from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker
-from support.librdkafka import read_values
+from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker, visible_values
 
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.foreach import KafkaSink
@@ -155,8 +154,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
         both(KafkaSink(options), KafkaSink(options))
     prefixed = KafkaSink(options, **{"transactional.id.prefix": f"second-{three_partitions}"})
     both(KafkaSink(options), prefixed)  # the first has its batch already
-    values = read_values(servers, three_partitions, 3)
-    assert sorted(values, key=int) == sorted([str(row) for row in range(stream.rows)] * 2, key=int)
+    assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
 def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: str, three_partitions: str) -> None:
@@ -165,15 +163,15 @@ def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: 
     broken = rows.selectExpr("key", "IF(value = '299', CAST(raise_error('no more') AS STRING), value) AS value")
     with pytest.raises(PySparkException, match="no more"):
         KafkaSink(options).write(broken)
-    assert read_values(servers, three_partitions, 3) == []
+    assert visible_values(servers, three_partitions) == []
     report = KafkaSink(options).write(rows)
     assert report.records == 300
-    assert sorted(map(int, read_values(servers, three_partitions, 3))) == list(range(300))
+    assert visible_values(servers, three_partitions) == list(range(300))
     rows.write.format("kafka_sink").options(**options).mode("append").save()
     named = {"transactional.id.prefix": f"batches-{three_partitions}"}
     for _ in range(2):  # each write is one of its own
         KafkaSink(options, **named).write(rows)
-    assert len(read_values(servers, three_partitions, 3)) == 1200
+    assert len(visible_values(servers, three_partitions)) == 1200
     check_nothing_open(servers, named["transactional.id.prefix"])
     check_nothing_open(servers, "spark-kafka-sink")
 
@@ -189,7 +187,7 @@ def test_empty_batches_and_partitions_leave_nothing_open(
     assert sink.write(frame.where("value < 0")).records == 0
     assert sink.write(frame.where("CAST(value AS INT) < 10")).records == 10  # three of four partitions are empty
     assert sink.write(frame.where("CAST(value AS INT) >= 10")).records == 30
-    assert sorted(map(int, read_values(servers, three_partitions, 3))) == list(range(40))
+    assert visible_values(servers, three_partitions) == list(range(40))
     check_nothing_open(servers, prefix)
 
 
@@ -215,4 +213,4 @@ def test_several_topics_in_one_batch_count_together(spark: SparkSession, servers
     )
     KafkaSink({"kafka.bootstrap.servers": servers, "delivery.guarantee": "exactly-once"}).write(rows)
     for topic in (three_partitions, other):
-        assert sorted(map(int, read_values(servers, topic, 3))) == list(range(100))
+        assert visible_values(servers, topic) == list(range(100))

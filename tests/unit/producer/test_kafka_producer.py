@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.fake_clock import FakeClock
@@ -378,6 +379,21 @@ def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
     harness.settle()
     assert harness.values(partition=1) == [b"a"]
     assert delivery.settled_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("partition", 0.0), ("partition", "0"), ("timestamp_ms", 1.5), ("timestamp_ms", "1")]
+)
+def test_a_number_that_is_not_whole_is_refused_and_harms_no_other_record(name: str, wrong: Any) -> None:
+    """Bug: partition 0.0 failed what was sent to partition 0 after it, a timestamp its whole batch."""
+    harness = ProducerHarness({"linger.ms": "50"})
+    first = harness.send(b"first", partition=0)
+    with pytest.raises(SerializationError, match=f"{name}=.* int"):
+        harness.send(b"wrong", **{name: wrong})
+    second = harness.send(b"second", partition=np.int64(0), timestamp_ms=np.int64(5))
+    harness.settle()
+    assert (first.error, second.error) == (None, None)
+    assert harness.values() == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("topic", ["a b", "..", "x" * 250, ""])
