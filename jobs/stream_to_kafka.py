@@ -104,7 +104,11 @@ class Settings:
 def read_properties(path: Path) -> dict[str, str]:
     """The `name=value` lines of a file. # and ! begin a comment, a backslash at the end continues the line."""
     found: dict[str, str] = {}
-    for line in _logical_lines(path.read_text(encoding="utf-8")):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}.") from None
+    for line in _logical_lines(text):
         name, equals, value = line.partition("=")
         if not equals:
             raise UsageError(f"{path}: {line!r} is not name=value.")

@@ -35,6 +35,13 @@ def test_a_comment_ends_with_its_line_whatever_that_ends_with(tmp_path: Path) ->
     assert read_properties(file) == {"a": "1", "b": "2"}
 
 
+def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.properties"
+    file.write_bytes("topic=Gebühren\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"job\.properties is not UTF-8: .* position 9"):
+        read_properties(file)
+
+
 def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "job.properties"
     file.write_text("source.format=json\nrecord.key=a\nkafka.acks=1\nsource.option.x=1\nspark.a=b\n")
