@@ -99,7 +99,8 @@ def server_properties(
         "node.id": node.node_id,
         "controller.quorum.voters": ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in cluster),
         "controller.listener.names": "CONTROLLER",
-        "log.dirs": ",".join(map(str, log_dirs)),
+        # By their names in the node's folder, where its JVM runs: nothing escapes a comma in a path.
+        "log.dirs": ",".join(each.name for each in log_dirs),
         **_listeners(node, security.listeners if security is not None else {}),
     }
     return {key: _text(value) for key, value in merged.items()}

@@ -127,7 +127,7 @@ def test_three_nodes_take_records_after_the_loss_of_one_and_take_it_back(own_kaf
 def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_once(
     own_kafka: OwnKafka, tmp_path: Path
 ) -> None:
-    options = {"data_dir": tmp_path / "data folder", "properties": {"auto.create.topics.enable": False}}
+    options = {"data_dir": tmp_path / "data, one folder", "properties": {"auto.create.topics.enable": False}}
     first = own_kafka(**options, features={"transaction.version": 1})
     assert Admin(first.bootstrap_servers).finalized_features()["transaction.version"] == 1
     with pytest.raises(UnknownTopicOrPartitionError):

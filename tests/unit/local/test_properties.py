@@ -41,16 +41,20 @@ def unescape(text: str) -> str:
 
 
 def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
-    properties = server_properties(ONE[0], ONE, [Path("/data")], {})
+    properties = server_properties(ONE[0], ONE, [Path("/node/data")], {})
     assert properties["process.roles"] == "broker,controller"
     assert properties["controller.quorum.voters"] == "1@127.0.0.1:9093"
     assert properties["listeners"] == "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093"
-    assert properties["log.dirs"] == "/data"
-    two = server_properties(ONE[0], ONE, [Path("/data"), Path("/data-2")], {})
-    assert two["log.dirs"] == "/data,/data-2"
+    assert properties["log.dirs"] == "data"
     assert properties["transaction.state.log.replication.factor"] == "1"
     assert properties["transaction.state.log.min.isr"] == "1"
     assert "auto.create.topics.enable" not in properties, "Kafka's own default holds"
+
+
+def test_a_comma_in_the_path_of_the_data_makes_no_other_folders_of_it() -> None:
+    folder = Path("/tests, all/node")
+    properties = server_properties(ONE[0], ONE, [folder / "data", folder / "data-2"], {})
+    assert properties["log.dirs"] == "data,data-2", "as the node sees them from its folder, in which it runs"
 
 
 def test_behind_a_proxy_clients_are_told_its_address_and_nodes_talk_past_it() -> None:
