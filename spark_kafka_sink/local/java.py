@@ -46,7 +46,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     found = Path(java_home, "bin", "java") if java_home else shutil.which("java", path=environment.get("PATH"))
     if found is None:
         raise LocalBrokerError(f"No Java found: JAVA_HOME is not set and PATH has no `java`. {_INSTALL_HINT}")
-    path = Path(found)
+    path = Path(found).absolute()  # brokers run in folders of their own
     if not path.is_file():
         raise LocalBrokerError(f"No Java found: JAVA_HOME is {java_home}, but {path} is not there. {_INSTALL_HINT}")
     try:

@@ -38,6 +38,15 @@ def test_java_home_goes_before_path(tmp_path: Path) -> None:
     assert (java.path, java.version) == (chosen, "21.0.2")
 
 
+def test_a_java_named_from_here_is_found_from_a_brokers_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = install(tmp_path / "home" / "bin", says("21.0.2"))
+    monkeypatch.chdir(tmp_path)
+    assert find_java({"JAVA_HOME": "home"}).path == chosen
+    assert find_java({"PATH": "home/bin"}).path == chosen
+
+
 def test_without_java_home_path_is_searched(tmp_path: Path) -> None:
     chosen = install(tmp_path / "path", says("17.0.1"))
     assert find_java({"PATH": str(tmp_path / "path")}).path == chosen
