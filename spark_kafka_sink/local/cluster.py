@@ -142,9 +142,12 @@ class EmbeddedKafka:
                 node.await_start(deadline)
             self._await_members(set(self._nodes), deadline)
         except LocalBrokerError as error:
-            logs = self._data_dir or self.save_logs()
+            logs = self._data_dir or self._saved_logs()
             self.stop()
             raise LocalBrokerError(f"{error}\nLogs: {logs}") from error
+        except OSError as error:  # of a folder that cannot be made, a disk that is full
+            self.stop()
+            raise LocalBrokerError(f"The cluster's files cannot be written: {error}") from error
         except BaseException:
             self.stop()
             raise
@@ -172,13 +175,16 @@ class EmbeddedKafka:
 
     def save_logs(self, target: Path | None = None) -> Path:
         """Copy every node's log and configuration to `target`, or to a new temporary folder; gives the folder."""
-        target = target or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-logs-"))
-        for node in self._nodes.values():
-            copy = target / node.folder.name
-            copy.mkdir(parents=True, exist_ok=True)
-            for name in (node.log_file.name, "server.properties", "hs_err.log"):
-                if (node.folder / name).exists():
-                    shutil.copy(node.folder / name, copy)
+        try:
+            target = target or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-logs-"))
+            for node in self._nodes.values():
+                copy = target / node.folder.name
+                copy.mkdir(parents=True, exist_ok=True)
+                for name in (node.log_file.name, "server.properties", "hs_err.log"):
+                    if (node.folder / name).exists():
+                        shutil.copy(node.folder / name, copy)
+        except OSError as error:
+            raise LocalBrokerError(f"The logs cannot be saved: {error}") from error
         return target
 
     # ---- single nodes ------------------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ class EmbeddedKafka:
             for node in nodes:
                 node.await_start(deadline)
         except LocalBrokerError as error:
-            raise LocalBrokerError(f"{error}\nLogs: {self.save_logs()}") from error
+            raise LocalBrokerError(f"{error}\nLogs: {self._saved_logs()}") from error
 
     def stop_node(self, node_id: int) -> None:
         """Shut a node down in order (SIGTERM); killed if that takes more than 30 s."""
@@ -299,6 +305,13 @@ class EmbeddedKafka:
             node.begin_format(cluster_id, self._features, users)
         for node in new:
             node.await_format(deadline)
+
+    def _saved_logs(self) -> Path | LocalBrokerError:
+        """Where they are, or why nowhere: who reports another error must not lose it to a full disk."""
+        try:
+            return self.save_logs()
+        except LocalBrokerError as error:
+            return error
 
     def _await_members(self, members: set[int], deadline: float) -> None:
         for node in self._nodes.values():

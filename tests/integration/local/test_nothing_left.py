@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -124,6 +125,22 @@ def test_a_broker_that_does_not_start_says_why_and_keeps_only_its_log(
     assert list(scratch.iterdir()) == [Path(logs[1])]
     assert "for ever" in (Path(logs[1]) / "node-1" / "server.log").read_text()
     assert not kafka.running
+
+
+def test_a_broker_that_does_not_start_says_why_and_is_gone_where_its_log_cannot_be_saved_either(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.setattr("shutil.copy", full)
+    kafka = EmbeddedKafka(properties={"log.retention.ms": "for ever"})
+    with pytest.raises(LocalBrokerError, match=r"(?s)for ever.*The logs cannot be saved: .*No space left"):
+        kafka.start()
+    assert kafka.node_ids == ()
+    (logs,) = scratch.iterdir()
+    assert logs.name.startswith("spark-kafka-sink-logs-")
 
 
 FETCH = """
