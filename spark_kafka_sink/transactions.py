@@ -247,9 +247,10 @@ def _parser() -> argparse.ArgumentParser:
 def _properties(path: Path) -> dict[str, object]:
     """Of a query's options those that lead to the cluster and to its decisions. Raises ConfigError."""
     try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"--properties {path} cannot be read: {error.strerror}.") from error
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--properties {path} cannot be read: {why}.") from error
     lines = (line.strip() for line in text.splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     found = ((key.strip(), value.strip()) for key, _, value in pairs)

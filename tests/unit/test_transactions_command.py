@@ -323,6 +323,13 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_of_another_encoding_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes("# größe\n".encode("latin-1"))
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
+    assert out.getvalue() == f"ConfigError: --properties {tmp_path / 'p'} cannot be read: it is not UTF-8.\n"
+
+
 def test_the_decision_topic_comes_from_the_querys_file_or_from_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
