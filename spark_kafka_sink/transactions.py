@@ -253,7 +253,7 @@ def _properties(path: Path) -> dict[str, object]:
         raise ConfigError(f"--properties {path} cannot be read: {why}.") from error
     lines = (line.strip() for line in text.splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
-    found = ((key.strip(), value.strip()) for key, _, value in pairs)
+    found = ((key.strip().lower(), value.strip()) for key, _, value in pairs)  # in any case, as for the query
     return {key: value for key, value in found if key.startswith(KAFKA_PREFIX) or key == _DECISION_TOPIC}
 
 

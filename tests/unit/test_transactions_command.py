@@ -333,7 +333,7 @@ def test_a_file_of_another_encoding_is_one_line(tmp_path: Path) -> None:
 def test_the_decision_topic_comes_from_the_querys_file_or_from_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "p").write_text("kafka.bootstrap.servers=h:1\ndecision.topic=ours\n")
+    (tmp_path / "p").write_text("Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n")  # as the query may have them
     bench = OperatorBench()
     monkeypatch.setattr(transactions, "connect", lambda _: bench.coordinator)
     monkeypatch.setattr(bench.coordinator, "close", lambda: None)
