@@ -201,7 +201,11 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
     out = out or sys.stdout
     try:
         settings = {} if options.properties is None else _properties(options.properties)
-        flags = {f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers, _DECISION_TOPIC: options.decision_topic}
+        flags = {
+            f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
+            _DECISION_TOPIC: options.decision_topic,
+            "transactional.id.prefix": options.prefix,  # one that no query can have is refused, an empty one above all
+        }
         settings |= {name: value for name, value in flags.items() if value is not None}
         config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
         if options.command != "list" and not options.yes:

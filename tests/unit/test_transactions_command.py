@@ -296,6 +296,16 @@ def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.Monkey
     assert out.getvalue().endswith("There is nobody to ask: --yes goes on without.\nNothing was changed.\n")
 
 
+@pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])
+def test_an_empty_prefix_is_not_taken_for_typed_where_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(transactions, "connect", lambda _: pytest.fail("it connects"))
+    out = io.StringIO()
+    assert main([command, "--prefix", "", "--bootstrap-servers", "h:9092"], out, lambda _: "") == 1
+    assert out.getvalue().startswith("ConfigError: transactional.id.prefix='': 1 to 200 printable characters")
+
+
 @pytest.mark.parametrize("command", ["finish", "abort", "forget"])
 def test_the_prefix_typed_or_yes_goes_on(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     bench = OperatorBench()
