@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.admin import Admin, TopicDescription
@@ -44,8 +45,8 @@ class EmbeddedKafka:
     nodes themselves, and the clients of `bootstrap_servers`, talk past the proxies.
     security: listeners that speak TLS or want a login, beside the PLAINTEXT one; see `secured_servers`.
     log_dirs: how many folders each node spreads its partitions over, as a broker does over disks.
-    data_dir: where the data lives. Kept at stop and used again by the next cluster there; None for a temporary folder,
-    removed at stop.
+    data_dir: where the data lives. Kept at stop and used again by the next cluster there, one at a time; None for a
+    temporary folder, removed at stop.
     tuned_for: "start", for a start in a second or two; the broker's code then stays slow, that of TLS most. Or, for
     measurements, "throughput": the JVM flags of Kafka's own start script, with every compiler.
     start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
@@ -85,6 +86,7 @@ class EmbeddedKafka:
         self._nodes: dict[int, Node] = {}
         self._ports: list[ReservedPort] = []
         self._watchdog: Watchdog | None = None
+        self._claim: IO[str] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -134,6 +136,7 @@ class EmbeddedKafka:
         jvm = replace(jvm, system_properties=properties, tuned_for=self._tuned_for)
         deadline = time.monotonic() + self._start_timeout_s
         try:
+            self._claim_data()
             self._make_nodes(jvm)
             self._format(deadline)
             for node in self._nodes.values():
@@ -172,6 +175,9 @@ class EmbeddedKafka:
         for port in self._ports:
             port.release()
         self._ports.clear()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def save_logs(self, target: Path | None = None) -> Path:
         """Copy every node's log and configuration to `target`, or to a new temporary folder; gives the folder."""
@@ -270,6 +276,17 @@ class EmbeddedKafka:
         return self._admin().describe_topic(name)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _claim_data(self) -> None:
+        """Before a file is written there: another cluster's nodes could not start again with this one's ports."""
+        if self._data_dir is None:
+            return
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self._claim = (self._data_dir / "lock").open("w", encoding="ascii")
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LocalBrokerError(f"Another embedded cluster runs in {self._data_dir}.") from None
 
     def _make_nodes(self, jvm: Jvm) -> None:
         folder = self._data_dir or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-"))

@@ -144,6 +144,17 @@ def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_onc
     assert second.describe_topic("numbers").partitions == (PartitionDescription(0, 1, (1,), (1,)),)
 
 
+def test_a_second_cluster_in_a_folder_that_is_in_use_is_refused_and_harms_nothing(
+    own_kafka: OwnKafka, tmp_path: Path
+) -> None:
+    first = own_kafka(data_dir=tmp_path)
+    with pytest.raises(LocalBrokerError, match=f"Another embedded cluster runs in {tmp_path}"):
+        own_kafka(data_dir=tmp_path)
+    first.restart_node(1)
+    first.stop()
+    own_kafka(data_dir=tmp_path)
+
+
 def test_a_node_can_be_restarted_in_order_and_wrong_calls_are_refused(lone_node: EmbeddedKafka) -> None:
     with pytest.raises(LocalBrokerError, match="Node 1 runs already"):
         lone_node.start_node(1)
