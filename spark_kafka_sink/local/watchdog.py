@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -35,6 +36,11 @@ exit 1
 # JVM runs and the guard does not know it. `exec` keeps the pid.
 _ANNOUNCE = 'echo "+ $$" >&0; exec "$@" </dev/null'
 _GUARD_TIMEOUT_S = 30
+
+
+def _environment() -> dict[str, str]:
+    """In the locale C Python's paths are UTF-8 all the same, but Java's are ASCII, and it would find no others."""
+    return {**os.environ, "LC_ALL": "C.UTF-8"} if sys.getfilesystemencoding() == "utf-8" else dict(os.environ)
 
 
 class Watchdog:
@@ -64,6 +70,7 @@ class Watchdog:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=folder,
+            env=_environment(),
         )
 
     def forget(self, pid: int) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+
+import pytest
 
 from spark_kafka_sink.local.watchdog import Watchdog
 
@@ -46,3 +49,19 @@ def test_the_pid_is_the_commands_own_and_its_output_is_kept(tmp_path: Path) -> N
     watchdog.forget(process.pid)
     watchdog.close()
     assert (tmp_path / "out").read_text().splitlines() == [str(process.pid), "problem", str(tmp_path)]
+
+
+def test_in_the_locale_c_paths_are_utf_8_to_the_process_as_they_are_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java took a folder's name for ASCII, and the broker could not be started in it."""
+    monkeypatch.setenv("LC_ALL", "C")
+    for encoding, expected in (("utf-8", "C.UTF-8"), ("iso8859-1", "C")):
+        monkeypatch.setattr(sys, "getfilesystemencoding", lambda encoding=encoding: encoding)
+        watchdog = Watchdog(None)
+        with (tmp_path / "out").open("wb") as output:
+            process = watchdog.spawn(["sh", "-c", "echo $LC_ALL"], folder=tmp_path, output=output)
+        assert process.wait(10) == 0
+        watchdog.forget(process.pid)
+        watchdog.close()
+        assert (tmp_path / "out").read_text() == f"{expected}\n"
