@@ -150,6 +150,8 @@ def pytest_runtest_makereport(
         uses_shared = any(isinstance(value, Admin) for value in getattr(item, "funcargs", {}).values())
         nodes = [node for node in item.listchain() if uses_shared or node is not item.session]
         for kafka, folder in (each for node in nodes for each in node.stash.get(_CLUSTERS, [])):
+            if not kafka.node_ids:  # the test, or its module, has stopped it: its logs went with it
+                continue
             target = folder / re.sub(r"[^a-zA-Z0-9._-]+", "-", item.name)[:_LONGEST_TOPIC_STEM]
             report.sections.append(("Kafka logs", str(kafka.save_logs(target))))
     return report

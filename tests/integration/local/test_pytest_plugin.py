@@ -42,6 +42,17 @@ def test_a_failing_test_reports_where_its_brokers_logs_are(tmp_path: Path) -> No
     assert "test-that-fails" in report[1].replace("_", "-")
 
 
+STOPS_ITS_OWN = """
+def test_that_fails(own_kafka):
+    own_kafka().stop()
+    assert False
+"""
+
+
+def test_no_place_is_reported_for_the_logs_of_a_cluster_that_is_stopped(tmp_path: Path) -> None:
+    assert "Kafka logs" not in run_pytest(tmp_path, STOPS_ITS_OWN)
+
+
 def test_testcontainers_without_a_docker_engine_is_a_clear_error(tmp_path: Path) -> None:
     output = run_pytest(
         tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="testcontainers", DOCKER_HOST="tcp://127.0.0.1:1"
