@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from spark_kafka_sink.client.connect import consumer_network_client
 from spark_kafka_sink.client.topic_reader import TopicReader
@@ -89,14 +90,20 @@ def as_text(data: bytes | None) -> str:
 def show_records(records: pa.Table, limit: int, console: Console) -> None:
     table = Table()
     for column in ("partition", "offset"):
-        table.add_column(column, justify="right")
-    for column in ("timestamp (UTC)", "key", "value", "headers"):
-        table.add_column(column, overflow="ellipsis", no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("timestamp (UTC)", no_wrap=True)
+    for column in (
+        "key",
+        "value",
+        "headers",
+    ):  # where the screen is narrow, the widest of these gives way, and no other
+        table.add_column(column)
     for row in records.slice(0, limit).to_pylist():
         headers = ", ".join(f"{header['key']}={as_text(header['value'])}" for header in row["headers"] or ())
         moment = f"{row['timestamp']:%Y-%m-%d %H:%M:%S.%f}"[:-3]
-        cells = (str(row["partition"]), str(row["offset"]), moment, as_text(row["key"]), as_text(row["value"]), headers)
-        table.add_row(*map(_escape, cells))
+        texts = (as_text(row["key"]), as_text(row["value"]), headers)
+        cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
+        table.add_row(str(row["partition"]), str(row["offset"]), moment, *cells)
     console.print(table)
     if records.num_rows > limit:
         console.print(f"{limit:,} of {records.num_rows:,} records; --limit shows more")
@@ -120,10 +127,6 @@ def show_summary(records: pa.Table, console: Console) -> None:
 def _sizes(records: pa.Table) -> pa.ChunkedArray:
     lengths = (pc.fill_null(pc.binary_length(records[name]), 0) for name in ("key", "value"))
     return pc.add(*(pc.cast(length, pa.int64()) for length in lengths))
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def write(records: pa.Table, output: Path) -> None:
