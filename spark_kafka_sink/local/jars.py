@@ -46,10 +46,16 @@ def fetch_jars(
     """The paths of a lock's jars, in class path order, each with the locked SHA-256.
 
     Jars that are missing from the cache or damaged there are fetched first; with none missing no network is used.
-    Raises LocalBrokerError if a jar cannot be fetched or comes with another SHA-256 than the lock's.
+    Raises LocalBrokerError if a jar cannot be fetched or comes with another SHA-256 than the lock's, or if Java could
+    not find it there.
     """
     lock = JarLock.read(lock_path)
     cache = cache or cache_dir()
+    if os.pathsep in str(cache):  # which nothing escapes in a class path
+        raise LocalBrokerError(
+            f"Java finds no jars in {cache}: there is a {os.pathsep!r} in its path. Name another one by"
+            " SPARK_KAFKA_SINK_CACHE."
+        )
     folder = cache / "jars"
     if _not_intact(lock, folder):
         with exclusive(cache, f"the {lock.name} jars"):

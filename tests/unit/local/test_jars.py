@@ -114,6 +114,14 @@ def test_what_a_killed_fetch_left_is_removed_by_the_next(fetch: Callable[[], lis
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["jars", "lock"]
 
 
+def test_a_cache_in_which_java_would_find_nothing_is_an_error_that_names_the_variable(
+    tmp_path: Path, fetch: Callable[[], list[Path]], source: Source
+) -> None:
+    fetch()
+    with pytest.raises(LocalBrokerError, match=r"Java finds no jars in .*a:b: .*SPARK_KAFKA_SINK_CACHE"):
+        fetch_jars(tmp_path / "things.lock.json", cache=tmp_path / "a:b", download=source)
+
+
 def test_a_cache_that_cannot_be_made_is_an_error_that_names_the_variable(
     tmp_path: Path, fetch: Callable[[], list[Path]]
 ) -> None:
