@@ -72,7 +72,7 @@ class KafkaSink:
 
     def process(self, row: Row) -> None:
         """Send one row. Raises KafkaError (its class tells which) once it is known that this or an earlier row
-        failed, SchemaError for a row that cannot be written.
+        failed, SchemaError for a row that cannot be written. It went with rows before it: later calls raise it too.
         """
         if self._writer is None:
             raise IllegalStateError("process was called before open.")

@@ -67,6 +67,13 @@ class PartitionWriter:
 
     def _take(self, chunk: Sequence[Any]) -> None:
         self._delivery.tally.check()
+        try:
+            self._collect(chunk)
+        except Exception as error:
+            self._delivery.tally.fail(error)  # rows went with it: who goes on after it must not succeed
+            raise
+
+    def _collect(self, chunk: Sequence[Any]) -> None:
         if self._layout is None:
             self._layout = RowLayout.of(chunk[0], self._config.topic)
         if self._block is None:

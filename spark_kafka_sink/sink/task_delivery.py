@@ -36,7 +36,7 @@ class Tally:
     def __init__(self) -> None:
         self.acknowledged = 0
         self.delivered: dict[TopicPartition, Delivered] = {}
-        self._first_error: KafkaError | None = None
+        self._first_error: Exception | None = None
 
     def __call__(self, run: RunMetadata, error: KafkaError | None) -> None:
         """The producer's report on `run.record_count` rows."""
@@ -53,6 +53,11 @@ class Tally:
         delivered.size += run.serialized_size
         if run.base_offset >= 0:
             delivered.last_offset = max(delivered.last_offset, run.base_offset + run.record_count - 1)
+
+    def fail(self, error: Exception) -> None:
+        """Rows were lost to `error` before they were sent."""
+        if self._first_error is None:
+            self._first_error = error
 
     def check(self) -> None:
         """Raise the first error there was."""

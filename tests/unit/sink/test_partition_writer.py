@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 from pyspark.sql import Row
@@ -215,3 +216,42 @@ def test_the_schema_is_checked_at_the_first_row() -> None:
     with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
         bench.writer.add(Row(key="k"))
     assert bench.made == 0
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "options"),
+    [
+        (Row(key="k", value="v"), Row(key=1, value="v"), {}),
+        (Row(topic="orders", value="v"), Row(topic=None, value="v"), {"topic": None}),
+        (Row(value="v", timestamp=1), Row(value="v", timestamp=-1), {}),
+    ],
+    ids=["in a chunk", "in a block", "as columns"],
+)
+def test_who_goes_on_after_a_row_that_cannot_be_written_is_not_told_that_all_rows_are(
+    good: Row, bad: Row, options: dict[str, str]
+) -> None:
+    """What was collected with the row is lost with it."""
+    bench = Bench(**options)
+    refused = 0
+    for row in [good] * 100 + [bad] + [good] * BLOCK_ROWS:
+        try:
+            bench.writer.add(row)
+        except SchemaError:
+            refused += 1
+    with pytest.raises(SchemaError):
+        bench.writer.finish()
+    assert refused > 1, "every later row says so"
+    assert bench.released
+
+
+def test_who_goes_on_after_a_send_that_failed_is_not_told_that_all_rows_are_written() -> None:
+    def refuse_first(sent: Sent) -> None:
+        if not bench.producer.sent and sent.columns.num_rows >= BLOCK_ROWS:
+            raise KafkaTimeoutError("Topic orders not present in metadata after 60000 ms.")
+
+    bench = Bench(ScriptedProducer(on_send=refuse_first))
+    for row in rows(BLOCK_ROWS + 100):
+        with suppress(KafkaTimeoutError):
+            bench.writer.add(row)
+    with pytest.raises(KafkaTimeoutError):
+        bench.writer.finish()
