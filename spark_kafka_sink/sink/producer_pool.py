@@ -98,15 +98,18 @@ class ProducerPool:
     def acquire(self, config: ProducerConfig) -> Producer:
         """The producer of `config`, made now if there is none that can be used. Raises what its constructor does."""
         key = config.canonical()
-        with self._lock:
-            retired = self._retire(self._clock.now_ms())
-            entry = self._ready.get(key)
-            if entry is None:
-                entry = _Entry(key, self._create(config), 0, 0, client_id=config.client_id)
-                self._ready[key] = entry
-            entry.users += 1
-            self._lent[id(entry.producer)] = entry
-        _close(retired)
+        retired: list[Producer] = []
+        try:
+            with self._lock:
+                retired = self._retire(self._clock.now_ms())
+                entry = self._ready.get(key)
+                if entry is None:
+                    entry = _Entry(key, self._create(config), 0, 0, client_id=config.client_id)
+                    self._ready[key] = entry
+                entry.users += 1
+                self._lent[id(entry.producer)] = entry
+        finally:
+            _close(retired)
         return entry.producer
 
     def borrow(self, config: ProducerConfig) -> Producer:
@@ -114,14 +117,17 @@ class ProducerPool:
         task's. Raises what its constructor does.
         """
         key = ("borrowed", config.canonical())
-        with self._lock:
-            retired = self._retire(self._clock.now_ms())
-            entry = self._ready.pop(key, None) or _Entry(
-                key, self._create(config), 0, 0, is_borrowed=True, client_id=config.client_id
-            )
-            entry.users = 1
-            self._lent[id(entry.producer)] = entry
-        _close(retired)
+        retired: list[Producer] = []
+        try:
+            with self._lock:
+                retired = self._retire(self._clock.now_ms())
+                entry = self._ready.pop(key, None) or _Entry(
+                    key, self._create(config), 0, 0, is_borrowed=True, client_id=config.client_id
+                )
+                entry.users = 1
+                self._lent[id(entry.producer)] = entry
+        finally:
+            _close(retired)
         return entry.producer
 
     def discard(self, producer: Producer) -> None:

@@ -137,6 +137,24 @@ def test_what_cannot_be_made_leaves_nothing_behind() -> None:
             pool.acquire(config())
 
 
+@pytest.mark.parametrize("take", ["acquire", "borrow"])
+@pytest.mark.parametrize("why", ["idle", "failed"])
+def test_a_producer_whose_turn_to_go_it_is_is_closed_also_where_the_next_cannot_be_made(take: str, why: str) -> None:
+    bench = Bench()
+    bench.pool.release(getattr(bench.pool, take)(config()))
+    if why == "idle":
+        bench.clock.time_ms += IDLE_MS
+    bench.made[0].has_failed = why == "failed"
+
+    def refuse(config: ProducerConfig) -> ScriptedProducer:
+        raise ConfigError("no such truststore")
+
+    bench.pool._create = refuse
+    with pytest.raises(ConfigError):
+        getattr(bench.pool, take)(config(acks="1"))
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
+
+
 def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int, int]], of_parent: int) -> None:
     pool = process_pool()
     answers.put((id(pool) == of_parent, len(producer_pool._POOLS), gc.get_freeze_count()))
