@@ -207,11 +207,11 @@ def _epoch_ms(timestamps: Column) -> list[int | None]:
 
 
 def _datetime_ms(moment: datetime.datetime) -> int:
-    shift = 0
-    if moment.year == datetime.MAXYEAR:
-        # timestamp() looks a day ahead, beyond what a datetime holds; the calendar repeats after 400 years
-        shift = _DAYS_OF_400_YEARS * 86_400
-        moment = (moment - datetime.timedelta(_DAYS_OF_400_YEARS)).replace(fold=moment.fold)
+    shift_days = 0
+    if moment.year in (datetime.MINYEAR, datetime.MAXYEAR):
+        # timestamp() looks a day back and ahead, beyond what a datetime holds; the calendar repeats after 400 years
+        shift_days = _DAYS_OF_400_YEARS if moment.year == datetime.MAXYEAR else -_DAYS_OF_400_YEARS
+        moment = (moment - datetime.timedelta(shift_days)).replace(fold=moment.fold)
     # seconds and microseconds apart: one float of both cannot hold them exactly in far-off years
-    seconds = round(moment.timestamp() - moment.microsecond / 1e6) + shift
+    seconds = round(moment.timestamp() - moment.microsecond / 1e6) + shift_days * 86_400
     return seconds * 1000 + moment.microsecond // 1000

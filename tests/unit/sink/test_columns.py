@@ -210,6 +210,12 @@ def test_whole_numbers_are_milliseconds_and_null_stays_null() -> None:
     assert written_ms(None) is None
 
 
+def test_the_first_day_of_all_is_refused_like_any_before_1970() -> None:
+    """A timestamp_ntz of it reaches the task, and it often stands for no time at all."""
+    with pytest.raises(SchemaError, match=r"timestamp 0001-01-01 00:00:00 lies before 1970"):
+        columns_of(Row(value="v", timestamp=datetime.datetime.min))
+
+
 def test_a_timestamp_before_1970_is_refused_as_by_columns() -> None:
     """Bug: a bare KafkaError, where `write_partition` promises a SchemaError for a row that cannot be written."""
     with pytest.raises(SchemaError, match=r"timestamp 1969-12-31.*before 1970"):
