@@ -362,9 +362,7 @@ class KafkaProducer(TransactionMethods):
                     return False
             return True
 
-        self._accumulator.begin_flush()
-        self.sender.wakeup()
-        if not self._accumulator.await_flush_completion(wait):
+        if not self._accumulator.flush(self.sender.wakeup, wait):
             waited_ms = self._clock.now_ms() - started_ms
             late = KafkaTimeoutError(f"Records were still on their way after a flush of {waited_ms} ms.")
             raise self.sender.explained(late)

@@ -51,7 +51,7 @@ class RecordAccumulator:
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._incomplete = IncompleteBatches(delivery_timeout_ms)
         self._drain_index: dict[int, int] = {}
-        self._flushes_in_progress = 0
+        self._flushes: set[object] = set()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -192,7 +192,7 @@ class RecordAccumulator:
         sizes_of: str | None = None
         exhausted = self.pool.queued > 0
         with self._lock:
-            hurry = exhausted or self._closed or self._flushes_in_progress > 0 or self._rules.is_completing
+            hurry = exhausted or self._closed or bool(self._flushes) or self._rules.is_completing
             for topic_partition, queue in self._queues.items():  # of every partition in every turn: no call to spare
                 topic, partition = topic_partition
                 leader = leaders.get(topic_partition)
@@ -341,16 +341,14 @@ class RecordAccumulator:
     def has_incomplete(self) -> bool:
         return len(self._incomplete) > 0
 
-    def begin_flush(self) -> None:
-        """Lingering batches go at once, until `await_flush_completion` has returned."""
-        with self._lock:
-            self._flushes_in_progress += 1
-
-    def await_flush_completion(self, wait: Callable[[ProducerBatch], bool]) -> bool:
-        """Let `wait` wait for each batch that is incomplete now, and for the parts of those that were split; False
-        once it says False.
+    def flush(self, begun: Callable[[], None], wait: Callable[[ProducerBatch], bool]) -> bool:
+        """From now until it returns lingering batches go at once, which `begun` is told. Let `wait` wait for each batch
+        that is incomplete now, and for the parts of those that were split; False once it says False.
         """
+        flush = object()
         try:
+            self._flushes.add(flush)  # without the lock: Ctrl-C in a wait for it would leave the flush in there
+            begun()
             with self._lock:
                 pending = list(self._incomplete)
             while pending:
@@ -360,8 +358,7 @@ class RecordAccumulator:
                 pending.extend(batch.split_parts)
             return True
         finally:
-            with self._lock:
-                self._flushes_in_progress -= 1
+            self._flushes.discard(flush)
 
     def abort_incomplete(self, error: KafkaError) -> None:
         """Fail everything that has not been acknowledged, on the wire or not."""

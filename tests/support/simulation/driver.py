@@ -162,9 +162,11 @@ class Simulation:
         accumulator = self.world.producer._accumulator
         before = [call for call in self.ledger if call.raised is None]
         self.world.timeline.note("flush")
-        accumulator.begin_flush()
         limit_ms = self._settle_limit_ms()
-        accumulator.await_flush_completion(lambda batch: self.world.run_until(lambda: batch.result.is_done, limit_ms))
+        accumulator.flush(
+            self.world.producer.sender.wakeup,
+            lambda batch: self.world.run_until(lambda: batch.result.is_done, limit_ms),
+        )
         left = [str(call) for call in before if not call.is_settled]
         self.world.timeline.note("flushed")
         self.flush_findings += [Finding(f"flush came back before {each} had ended") for each in left]

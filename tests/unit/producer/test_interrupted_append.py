@@ -111,7 +111,7 @@ def test_wherever_the_interrupt_comes_everything_ends_and_all_memory_comes_back(
             assert batch.is_filled, interrupt.where
             assert batch.record_count > 0, interrupt.where
         after = [harness.send(b"after", partition=partition) for partition in range(3)]
-        harness.accumulator.begin_flush()
+        harness.accumulator._flushes.add("one")
         harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete)
         assert [each.error for each in after] == [None] * 3, interrupt.where
         assert harness.memory_in_use == 0, interrupt.where
@@ -141,7 +141,7 @@ def test_wherever_a_send_is_interrupted_the_records_before_and_after_it_are_deli
         if interrupt.where is None:
             break
         after = [harness.send(b"after", key=key) for key in (b"1", None)]
-        harness.accumulator.begin_flush()
+        harness.accumulator._flushes.add("one")
         harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete, limit_ms=1_000)
         assert [each.error for each in after] == [None, None], interrupt.where
         sent = [value.rstrip(b"\0") for value in harness.values() if value]
@@ -272,3 +272,18 @@ def test_a_transaction_whose_send_was_interrupted_is_not_committed(monkeypatch: 
             harness.send(b"lost", partition=0)
     with pytest.raises(KafkaError, match="KeyboardInterrupt"):
         harness.producer.commit_transaction()
+
+
+def test_batches_linger_again_after_a_flush_that_was_interrupted() -> None:
+    harness = lingering()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    harness.client.wakeup = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        harness.producer.flush()
+    del harness.client.wakeup
+    harness.clock.advance(7)
+    harness.turn(0)
+    assert harness.accumulator.has_undrained

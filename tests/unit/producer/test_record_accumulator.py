@@ -312,7 +312,7 @@ def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained
             seen.append(rig.ready(cluster_of(0)).ready_nodes)
             seen.append(rig.drain(cluster_of(0)))
             seen.append(rig.accumulator.expired_batches(rig.now_ms))
-            rig.accumulator.begin_flush()
+            rig.accumulator._flushes.add("one")
             return block.encode(runs)
 
     rig.accumulator.append_block(TOPIC, Watched(), block.groups, None, 0, rig.now_ms)
@@ -382,7 +382,7 @@ def hurry_by_memory(rig: Rig) -> None:
 
 
 def hurry_by_flush(rig: Rig) -> None:
-    rig.accumulator.begin_flush()
+    rig.accumulator._flushes.add("one")
 
 
 def hurry_by_close(rig: Rig) -> None:
@@ -405,8 +405,7 @@ def test_nothing_lingers_when_there_is_reason_to_hurry(hurry: Callable[[Rig], No
 def test_lingering_begins_again_when_the_flush_is_over() -> None:
     rig = Rig()
     rig.append()
-    rig.accumulator.begin_flush()
-    assert not rig.accumulator.await_flush_completion(lambda batch: False)
+    assert not rig.accumulator.flush(lambda: None, lambda batch: False)
     assert rig.ready(cluster_of(0)).ready_nodes == {}
 
 
@@ -699,8 +698,7 @@ def test_a_flush_waits_for_what_was_there_and_for_the_parts_of_what_is_split() -
             rig.append(1)  # after the flush began: not its concern
         return True
 
-    rig.accumulator.begin_flush()
-    assert rig.accumulator.await_flush_completion(wait)
+    assert rig.accumulator.flush(lambda: None, wait)
     assert waited[0] is batch
     assert set(waited[1:]) == set(batch.split_parts)
     assert len(waited) == 3

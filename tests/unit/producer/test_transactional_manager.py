@@ -152,9 +152,7 @@ def test_a_commit_sends_what_lingers_and_waits_for_it(version: int) -> None:
 def test_an_abort_drops_what_was_not_sent_and_hides_what_was(version: int) -> None:
     harness = TransactionHarness(version, {"linger.ms": "60000", "delivery.timeout.ms": "120000"}).started()
     sent = harness.send(b"sent", partition=0)
-    harness.accumulator.begin_flush()
-    harness.settle()
-    harness.accumulator.await_flush_completion(lambda batch: True)
+    harness.accumulator.flush(harness.settle, lambda batch: True)
     lingering = harness.send(b"lingering", partition=1)
     harness.producer.abort_transaction()
     assert sent.error is None
