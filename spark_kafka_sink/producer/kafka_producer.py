@@ -282,8 +282,10 @@ class KafkaProducer(TransactionMethods):
             chosen = [partition for partition, _, _ in groups]
         self._join_transaction(topic, chosen)
         now_ms = self._clock.now_ms()
-        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
-        self.sender.wakeup()
+        try:
+            self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
+        finally:
+            self.sender.wakeup()  # where the rows failed, too: others may have waited behind them
 
     def _choose_partition(
         self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int

@@ -209,6 +209,24 @@ def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -
         assert not result._condition._is_owned(), interrupt.where
 
 
+def test_rows_that_cannot_be_encoded_wake_the_sender_for_the_batch_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = lingering()
+    woken: list[bool] = []
+
+    def encode(block: Block, runs: object) -> None:
+        for _ in range(3):  # as another thread may
+            harness.send(bytes(150), partition=2)
+        harness.turn(0)  # sends nothing, and would sleep now
+        monkeypatch.setattr(harness.client, "wakeup", lambda: woken.append(True))
+        raise MemoryError
+
+    monkeypatch.setattr(Block, "encode", encode)
+    with pytest.raises(MemoryError):
+        harness.producer.send_columns(TOPIC, COLUMNS)
+    assert harness.accumulator.ready(harness.metadata.fetch(), lambda _: None, harness.now_ms).ready_nodes
+    assert woken
+
+
 def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
     harness = lingering()
     harness.clock.advance(7)
