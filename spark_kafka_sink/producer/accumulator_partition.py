@@ -1,4 +1,4 @@
-"""One partition's queue in the accumulator. Guarded by the accumulator's lock."""
+"""The partitions' queues in the accumulator. Guarded by the accumulator's lock."""
 
 from __future__ import annotations
 
@@ -48,3 +48,11 @@ class PartitionQueue:
             earlier.append(self.batches.popleft())
         self.batches.appendleft(batch)
         self.batches.extendleft(reversed(earlier))
+
+
+class PartitionQueues(dict[TopicPartition, PartitionQueue]):
+    """A queue for each partition that is asked for by `[...]`; none is made by `get`."""
+
+    def __missing__(self, topic_partition: TopicPartition) -> PartitionQueue:
+        queue = self[topic_partition] = PartitionQueue(topic_partition)
+        return queue

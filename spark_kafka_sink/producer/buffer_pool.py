@@ -27,6 +27,17 @@ class WaitSample(Sample):
     exhausted: int = 0
 
 
+class Grant:
+    """Memory that a send has and no batch yet. It is changed in one statement with what it comes from or goes to, for
+    Ctrl-C comes between others; `BufferPool.take_back` may be asked wherever that was.
+    """
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
 class BufferPool:
     """`total_memory` bytes, given out and taken back.
 
@@ -60,8 +71,8 @@ class BufferPool:
         """
         return len(self._waiters)
 
-    def allocate(self, size: int, max_block_ms: int) -> int:
-        """Take `size` bytes, waiting up to `max_block_ms` for them. Returns how long it waited, in ms.
+    def allocate(self, size: int, max_block_ms: int, grant: Grant) -> int:
+        """Take `size` bytes into `grant`, waiting up to `max_block_ms` for them. Returns how long it waited, in ms.
 
         Raises RecordTooLargeError when they could never be had, BufferExhaustedError when they could not be had in
         time, and ProducerClosedError when the pool is closed meanwhile.
@@ -74,25 +85,23 @@ class BufferPool:
             if self._closed:
                 raise ProducerClosedError("The producer was closed.")
             if not self._waiters and size <= self._available:
-                self._available -= size
+                self._available, grant.size = self._available - size, size
                 return 0
-            return self._wait_for(size, max_block_ms)
+            return self._wait_for(size, max_block_ms, grant)
 
-    def _wait_for(self, size: int, max_block_ms: int) -> int:
+    def _wait_for(self, size: int, max_block_ms: int, grant: Grant) -> int:
         """Gather `size` bytes as they come free. Caller holds the lock."""
         turn = threading.Condition(self._lock)
         started_ms = now_ms = self._clock.now_ms()
-        gathered = 0
         try:
             self._waiters.append(turn)
             self._on_wait()
-            while gathered < size:
+            while grant.size < size:
                 if self._closed:
                     raise ProducerClosedError("The producer was closed while a send waited for buffer.memory.")
                 if self._waiters[0] is turn and self._available > 0:
-                    taken = min(size - gathered, self._available)
-                    self._available -= taken
-                    gathered += taken
+                    taken = min(size - grant.size, self._available)
+                    self._available, grant.size = self._available - taken, grant.size + taken
                     continue
                 if now_ms - started_ms >= max_block_ms:
                     self.waits.at(now_ms).exhausted += 1
@@ -104,10 +113,11 @@ class BufferPool:
                 woke_ms = self._clock.now_ms()
                 self.waits.at(woke_ms).wait_ms += woke_ms - now_ms
                 now_ms = woke_ms
-            gathered = 0
             return now_ms - started_ms
+        except BaseException:
+            self.take_back(grant)
+            raise
         finally:
-            self._available += gathered
             if turn in self._waiters:  # not where Ctrl-C came first
                 self._waiters.remove(turn)
             self._notify_first()
@@ -121,6 +131,12 @@ class BufferPool:
         """Give `size` bytes back."""
         with self._lock:
             self._available += size
+            self._notify_first()
+
+    def take_back(self, grant: Grant) -> None:
+        """Take back what of `grant` has come to no batch: all, some or none of it."""
+        with self._lock:
+            self._available, grant.size = self._available + grant.size, 0
             self._notify_first()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
+from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunCallback, RunThunk, Thunk
 from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
 from spark_kafka_sink.record.codecs import Codec
@@ -129,8 +129,9 @@ class ProducerBatch:
         timestamp_ms: int,
         size: int,
         thunk: RecordThunk | None,
+        grant: Grant | None = None,
     ) -> None:
-        """Take one record of at most `size` encoded bytes, for which the caller has memory.
+        """Take one record of at most `size` encoded bytes, and the memory that the caller has for it in `grant`.
 
         Ctrl-C may come between any two of these lines: the record is in when it is counted, all at once and last, and
         `forget_uncounted` takes away what came in of one that is not.
@@ -145,14 +146,17 @@ class ProducerBatch:
         run.values.append(value)
         run.headers.append(headers)
         run.timestamps_ms.append(timestamp_ms)
-        own_bytes = self._own_bytes
         if thunk is not None:
             thunk.bind(self.result, self.record_count)
             self.thunks.append(thunk)
-            own_bytes += size
         if timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = timestamp_ms
-        self.record_count, self.size, self._own_bytes = self.record_count + 1, self.size + size, own_bytes
+        rows, new_size = self.record_count + 1, self.size + size
+        if grant is None:  # the part of a split batch has a share of that one's
+            self.record_count, self.size = rows, new_size
+            return
+        own = self._own_bytes + grant.size
+        self.record_count, self.size, self._own_bytes, grant.size = rows, new_size, own, 0
 
     def forget_uncounted(self) -> None:
         """Take out what came in of a row whose append ended early."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
-from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
+from spark_kafka_sink.producer.accumulator_partition import PartitionQueue, PartitionQueues
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.batch_split import split_batch
-from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
+from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.drain_rules import DrainRules
 from spark_kafka_sink.producer.futures import Headers, RecordThunk, RunCallback
 from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
@@ -48,7 +48,7 @@ class RecordAccumulator:
         self._retry_backoff = retry_backoff
         self._rules = drain_rules
         self._lock = threading.Lock()
-        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._queues = PartitionQueues()
         self._incomplete = IncompleteBatches(delivery_timeout_ms)
         self._drain_index: dict[int, int] = {}
         self._flushes: set[object] = set()
@@ -78,23 +78,27 @@ class RecordAccumulator:
 
         Raises BufferExhaustedError when memory stays short for `max_block_ms`, ProducerClosedError once closed.
         """
-        now_ms += self.pool.allocate(size, max_block_ms)
-        with self._lock:
-            try:
-                queue = self._queue(topic_partition)
-                if self._closed:
-                    raise ProducerClosedError("The producer was closed while a record was being sent.")
-                batch = queue.open_batch
-                created = batch is None or not batch.has_room_for(size)
-                if batch is None or created:
-                    batch = self._open_new_batch(queue, timestamp_ms, now_ms)
-                batch.append_row(key, value, headers, timestamp_ms, size, thunk)
-            except BaseException:
-                self._incomplete.remove_empty(topic_partition)
-                self._queue(topic_partition).forget_uncounted()
-                self.pool.deallocate(size)
-                raise
-            return created or queue.is_full
+        grant = Grant()
+        try:
+            now_ms += self.pool.allocate(size, max_block_ms, grant)
+            with self._lock:
+                try:
+                    queue = self._queues[topic_partition]
+                    if self._closed:
+                        raise ProducerClosedError("The producer was closed while a record was being sent.")
+                    batch = queue.open_batch
+                    created = batch is None or not batch.has_room_for(size)
+                    if batch is None or created:
+                        batch = self._open_new_batch(queue, timestamp_ms, now_ms)
+                    batch.append_row(key, value, headers, timestamp_ms, size, thunk, grant)
+                except BaseException:
+                    self._incomplete.remove_empty(topic_partition)
+                    self._queues[topic_partition].forget_uncounted()
+                    raise
+                return created or queue.is_full
+        except BaseException:
+            self.pool.take_back(grant)
+            raise
 
     def append_block(
         self,
@@ -112,9 +116,10 @@ class RecordAccumulator:
         `append_row` does.
         """
         block_size = block.size(0, block.num_rows)
-        now_ms += self.pool.allocate(block_size, max_block_ms)
-        allocation = SharedAllocation(lambda: self.pool.deallocate(block_size), holders=1)
+        grant = Grant()
+        allocation = SharedAllocation(lambda: self.pool.take_back(grant), holders=1)
         try:
+            now_ms += self.pool.allocate(block_size, max_block_ms, grant)
             with self._lock:
                 runs, places = self._reserve_runs(topic, block, groups, allocation, on_completion, now_ms)
             self._fill_runs(block, runs, places)
@@ -141,7 +146,7 @@ class RecordAccumulator:
         runs: RunTable[int] = array("q")
         places: list[tuple[ProducerBatch, int, int]] = []
         for partition, start, end in groups:
-            queue = self._queue(TopicPartition(topic, partition))
+            queue = self._queues[TopicPartition(topic, partition)]
             while start < end:
                 batch, stop, size = queue.open_batch, end, block.size(start, end)
                 if batch is None or size > batch.room:
@@ -170,12 +175,6 @@ class RecordAccumulator:
         self._incomplete.add(batch)  # first: what is queued alone would have no end
         queue.batches.append(batch)
         return batch
-
-    def _queue(self, topic_partition: TopicPartition) -> PartitionQueue:
-        queue = self._queues.get(topic_partition)
-        if queue is None:
-            queue = self._queues[topic_partition] = PartitionQueue(topic_partition)
-        return queue
 
     # ---- ready and drain: the Sender thread ------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class RecordAccumulator:
         with self._lock:
             batch.mark_attempt(error, now_ms, retry_at_ms)
             batch.is_in_flight = False
-            self._queue(batch.topic_partition).put_back(batch)
+            self._queues[batch.topic_partition].put_back(batch)
 
     def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
         """Replace a batch that the broker finds too large by parts of at most half its size, in its place."""
@@ -274,7 +273,7 @@ class RecordAccumulator:
         with self._lock:
             row_bytes, allocations = batch.take_memory()
             memory = SharedAllocation(lambda: self._give_back(row_bytes, allocations), holders=len(parts))
-            queue = self._queue(batch.topic_partition)
+            queue = self._queues[batch.topic_partition]
             for part in reversed(parts):
                 part.share_memory(memory)
                 queue.put_back(part)
@@ -287,11 +286,11 @@ class RecordAccumulator:
     def mute(self, topic_partition: TopicPartition) -> None:
         """Drain nothing more of the partition until `unmute`."""
         with self._lock:
-            self._queue(topic_partition).is_muted = True
+            self._queues[topic_partition].is_muted = True
 
     def unmute(self, topic_partition: TopicPartition) -> None:
         with self._lock:
-            self._queue(topic_partition).is_muted = False
+            self._queues[topic_partition].is_muted = False
 
     # ---- expiry, flush, close --------------------------------------------------------------------------------------
 
@@ -312,7 +311,7 @@ class RecordAccumulator:
 
     def _unqueue(self, batches: Collection[ProducerBatch]) -> None:
         """Take `batches` from their queues and close them. Caller holds the lock."""
-        for queue in {batch.topic_partition: self._queue(batch.topic_partition) for batch in batches}.values():
+        for queue in {batch.topic_partition: self._queues[batch.topic_partition] for batch in batches}.values():
             kept = [batch for batch in queue.batches if batch not in batches]
             queue.batches.clear()
             queue.batches.extend(kept)

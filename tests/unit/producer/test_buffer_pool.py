@@ -11,7 +11,7 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
-from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
+from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 
 JOIN_S = 5
 
@@ -26,7 +26,7 @@ def until(condition: Callable[[], bool]) -> None:
 def waiting_thread(pool: BufferPool, size: int, name: str, served: list[str], max_block_ms: int = 60_000):
     def run() -> None:
         try:
-            pool.allocate(size, max_block_ms)
+            pool.allocate(size, max_block_ms, Grant())
             served.append(name)
         except ProducerClosedError:
             served.append(f"{name} closed")
@@ -40,9 +40,9 @@ def waiting_thread(pool: BufferPool, size: int, name: str, served: list[str], ma
 
 def test_memory_is_counted_out_and_back() -> None:
     pool = BufferPool(100, FakeClock())
-    pool.allocate(60, 0)
+    pool.allocate(60, 0, Grant())
     assert pool.available_memory == 40
-    pool.allocate(40, 0)
+    pool.allocate(40, 0, Grant())
     assert pool.available_memory == 0
     pool.deallocate(100)
     assert pool.available_memory == 100
@@ -51,15 +51,15 @@ def test_memory_is_counted_out_and_back() -> None:
 
 def test_what_is_in_use_already_is_charged_for_be_it_that_nothing_is_free() -> None:
     pool = BufferPool(100, FakeClock())
-    pool.allocate(90, 0)
+    pool.allocate(90, 0, Grant())
     pool.charge(30)
     assert pool.available_memory == 0
     pool.deallocate(20)
     assert pool.available_memory == 0
     with pytest.raises(BufferExhaustedError):
-        pool.allocate(1, 0)
+        pool.allocate(1, 0, Grant())
     with pytest.raises(BufferExhaustedError):  # who waited, and gave up, has taken nothing
-        pool.allocate(1, 10)
+        pool.allocate(1, 10, Grant())
     pool.deallocate(100)
     assert pool.available_memory == 100
     assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
@@ -67,18 +67,18 @@ def test_what_is_in_use_already_is_charged_for_be_it_that_nothing_is_free() -> N
 
 def test_more_than_there_is_in_all_is_refused_at_once_and_names_the_option() -> None:
     pool = BufferPool(100, FakeClock())
-    pool.allocate(100, 0)  # the last byte may be had
+    pool.allocate(100, 0, Grant())  # the last byte may be had
     with pytest.raises(RecordTooLargeError, match=r"101 bytes .* buffer\.memory=100"):
-        pool.allocate(101, 1_000)
+        pool.allocate(101, 1_000, Grant())
 
 
 def test_a_wait_ends_at_max_block_ms_and_leaves_nothing_taken() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
-    pool.allocate(70, 0)
+    pool.allocate(70, 0, Grant())
     before_ms = clock.now_ms()
     with pytest.raises(BufferExhaustedError, match=r"buffer\.memory=100 .* max\.block\.ms=250"):
-        pool.allocate(50, 250)
+        pool.allocate(50, 250, Grant())
     assert clock.now_ms() - before_ms == 250
     assert pool.available_memory == 30  # what was gathered meanwhile came back
     assert pool.queued == 0
@@ -89,7 +89,7 @@ def test_who_has_to_wait_says_so_once() -> None:
     clock = FakeClock()
     waits: list[int] = []
     pool = BufferPool(100, clock, lambda: waits.append(pool.queued))
-    pool.allocate(70, 1_000)
+    pool.allocate(70, 1_000, Grant())
     assert waits == []
 
     def give_back(_: int) -> None:
@@ -97,23 +97,23 @@ def test_who_has_to_wait_says_so_once() -> None:
         pool.deallocate(10)
 
     clock.on_wait = give_back
-    pool.allocate(60, 1_000)
+    pool.allocate(60, 1_000, Grant())
     assert waits == [1]
 
 
 def test_a_wait_of_no_length_fails_at_once() -> None:
     clock = FakeClock()
     pool = BufferPool(10, clock)
-    pool.allocate(10, 0)
+    pool.allocate(10, 0, Grant())
     with pytest.raises(BufferExhaustedError):
-        pool.allocate(1, 0)
+        pool.allocate(1, 0, Grant())
     assert clock.now_ms() == FakeClock().now_ms()
 
 
 def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
-    pool.allocate(100, 0)
+    pool.allocate(100, 0, Grant())
     pieces = iter([30, 30, 40])
 
     def give_back(timeout_ms: int) -> None:
@@ -121,18 +121,18 @@ def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
         pool.deallocate(next(pieces))
 
     clock.on_wait = give_back
-    assert pool.allocate(90, 1_000) == 30  # ms waited
+    assert pool.allocate(90, 1_000, Grant()) == 30  # ms waited
     assert pool.available_memory == 10
     assert pool.waits.read(clock.now_ms()).total.wait_ms == 30
 
 
 def test_an_allocation_that_needs_no_waiting_says_so() -> None:
-    assert BufferPool(10, FakeClock()).allocate(10, 1_000) == 0
+    assert BufferPool(10, FakeClock()).allocate(10, 1_000, Grant()) == 0
 
 
 def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
     pool = BufferPool(100, SystemClock())
-    pool.allocate(100, 0)
+    pool.allocate(100, 0, Grant())
     served: list[str] = []
     first = waiting_thread(pool, 80, "first", served)
     second = waiting_thread(pool, 10, "second", served)
@@ -149,30 +149,30 @@ def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
 def test_nobody_overtakes_in_the_moment_before_the_first_wakes() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
-    pool.allocate(100, 0)
+    pool.allocate(100, 0, Grant())
 
     def come_between(timeout_ms: int) -> None:
         clock.on_wait = None
         pool.deallocate(60)
         with pytest.raises(BufferExhaustedError):
-            pool.allocate(10, 0)
+            pool.allocate(10, 0, Grant())
         with pytest.raises(BufferExhaustedError):
-            pool.allocate(10, 50)  # waits behind the first, and takes nothing that comes free meanwhile
+            pool.allocate(10, 50, Grant())  # waits behind the first, and takes nothing that comes free meanwhile
         pool.deallocate(20)
 
     clock.on_wait = come_between
-    assert pool.allocate(80, 1_000) == 50
+    assert pool.allocate(80, 1_000, Grant()) == 50
     assert pool.available_memory == 0
 
 
 def test_a_small_request_does_not_overtake_one_that_waits() -> None:
     pool = BufferPool(100, SystemClock())
-    pool.allocate(95, 0)
+    pool.allocate(95, 0, Grant())
     served: list[str] = []
     thread = waiting_thread(pool, 50, "first", served)
     until(lambda: pool.available_memory == 0)
     with pytest.raises(BufferExhaustedError):
-        pool.allocate(1, 0)
+        pool.allocate(1, 0, Grant())
     pool.deallocate(95)
     thread.join(JOIN_S)
     assert served == ["first"]
@@ -182,20 +182,20 @@ def test_a_small_request_does_not_overtake_one_that_waits() -> None:
 def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() -> None:
     # With 40 bytes gathered the first waits for 50 and gives up; the second then has its 30 of them.
     pool = BufferPool(100, SystemClock())
-    pool.allocate(60, 0)
+    pool.allocate(60, 0, Grant())
     served: list[str] = []
     failed: list[str] = []
 
     def first() -> None:
         try:
-            pool.allocate(50, 50)
+            pool.allocate(50, 50, Grant())
         except BufferExhaustedError as error:
             failed.append(str(error))
 
     first_thread = threading.Thread(target=first, daemon=True)
     first_thread.start()
     until(lambda: pool.queued == 1 or bool(failed))
-    second = threading.Thread(target=lambda: (pool.allocate(30, 60_000), served.append("second")), daemon=True)
+    second = threading.Thread(target=lambda: (pool.allocate(30, 60_000, Grant()), served.append("second")), daemon=True)
     second.start()
     first_thread.join(JOIN_S)
     second.join(JOIN_S)
@@ -206,7 +206,7 @@ def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() 
 
 def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
     pool = BufferPool(10, SystemClock())
-    pool.allocate(10, 0)
+    pool.allocate(10, 0, Grant())
     served: list[str] = []
     threads = [waiting_thread(pool, 5, name, served) for name in ("a", "b")]
     pool.close()
@@ -216,7 +216,7 @@ def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
     assert pool.queued == 0
     pool.deallocate(10)
     with pytest.raises(ProducerClosedError):
-        pool.allocate(1, 1_000)
+        pool.allocate(1, 1_000, Grant())
 
 
 def test_shared_memory_goes_back_with_its_last_holder() -> None:

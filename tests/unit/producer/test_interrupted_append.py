@@ -17,14 +17,14 @@ from support.transaction_harness import TransactionHarness
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.producer.buffer_pool import BufferPool
+from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
 INTERRUPTIBLE = {
     *("RecordAccumulator._reserve_runs", "RecordAccumulator._fill_runs", "ProducerBatch.reserve_run"),
-    *("ProducerBatch.fill_run", "RecordAccumulator._open_new_batch", "RecordAccumulator._queue"),
+    *("ProducerBatch.fill_run", "RecordAccumulator._open_new_batch", "PartitionQueues.__missing__"),
     *("ProducerBatch.append_row", "FutureRecordMetadata.bind"),
 }
 """Functions of the producer in whose lines the interrupt comes."""
@@ -168,12 +168,42 @@ def test_wherever_a_call_is_interrupted_no_lock_stays_taken(call: str) -> None:
     assert at > 5, "the interrupts come where functions begin"
 
 
+class InterruptedLock:
+    """Ctrl-C as a lock has been let go of for the first time, which is where memory has just been taken."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.is_interrupted = False
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", ["send", "send_columns"])
+def test_memory_comes_back_from_a_send_that_is_interrupted_as_it_has_it(call: str) -> None:
+    arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
+    harness = lingering()
+    in_use = harness.memory_in_use
+    pool = harness.accumulator.pool
+    pool._lock = lock = InterruptedLock(pool._lock)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(harness.producer, call)(*arguments)
+    assert lock.is_interrupted
+    assert harness.memory_in_use == in_use
+
+
 def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() -> None:
     for at in count():
         gate = Lock()
         gate.acquire()
         pool = BufferPool(10, SystemClock(), gate.release)
-        pool.allocate(10, 0)
+        pool.allocate(10, 0, Grant())
 
         def give(gate: Lock = gate, pool: BufferPool = pool) -> None:
             gate.acquire()
@@ -182,13 +212,16 @@ def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() 
         giver = Thread(target=give)
         giver.start()
         interrupt = CallInterrupt(at)
+        grant = Grant()
         with suppress(KeyboardInterrupt), interrupt:
-            pool.allocate(5, 10_000)
+            pool.allocate(5, 10_000, grant)
         with suppress(RuntimeError):  # open already
             gate.release()
         giver.join()
         assert pool.queued == 0, interrupt.where
-        pool.allocate(1, 0)
+        pool.take_back(grant)
+        assert pool.available_memory == 10, interrupt.where
+        pool.allocate(1, 0, Grant())
         if interrupt.where is None:
             break
     assert at > 5, "the interrupts come where functions begin"

@@ -31,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.producer import kafka_producer
+from spark_kafka_sink.producer.buffer_pool import Grant
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
 from spark_kafka_sink.record.batch import HEADER_SIZE
@@ -493,10 +494,10 @@ def test_max_block_ms_is_for_each_block_so_that_many_rows_pass_a_slow_broker_and
     began_ms, blocked_ms = harness.now_ms, []
     allocate = harness.accumulator.pool.allocate
 
-    def timed(size: int, max_block_ms: int) -> int:
+    def timed(size: int, max_block_ms: int, grant: Grant) -> int:
         started_ms = harness.now_ms
         try:
-            return allocate(size, max_block_ms)
+            return allocate(size, max_block_ms, grant)
         finally:
             blocked_ms.append(harness.now_ms - started_ms)
 

@@ -10,7 +10,7 @@ from support.scripted_broker.batches import check_batch, read_records
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, NotLeaderOrFollowerError
-from spark_kafka_sink.producer.buffer_pool import BufferPool, SharedAllocation
+from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.batch import HEADER_SIZE
@@ -30,7 +30,9 @@ def batch_of(*values: bytes, size: int = 10_000, at_ms: int = 1_000) -> Producer
 
 def append(batch: ProducerBatch, value: bytes, size: int = 100, timestamp_ms: int = 50) -> FutureRecordMetadata:
     future = FutureRecordMetadata(timestamp_ms, -1, len(value))
-    batch.append_row(None, value, (), timestamp_ms, size, RecordThunk(future, None))
+    grant = Grant()
+    grant.size = size
+    batch.append_row(None, value, (), timestamp_ms, size, RecordThunk(future, None), grant)
     return future
 
 
@@ -242,7 +244,7 @@ def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their
 
 def test_a_compressed_batch_holds_what_it_takes_now_and_a_block_is_freed_by_its_last_batch() -> None:
     pool = BufferPool(10_000, FakeClock())
-    pool.allocate(4_000, 0)
+    pool.allocate(4_000, 0, Grant())
     block = SharedAllocation(lambda: pool.deallocate(4_000), holders=0)
     batches = []
     for _ in range(2):

@@ -20,7 +20,7 @@ from spark_kafka_sink.common.errors import (
     RecordTooLargeError,
 )
 from spark_kafka_sink.producer.batch_sizes import LEAST_SHARE, BatchSizes
-from spark_kafka_sink.producer.buffer_pool import BufferPool
+from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.drain_rules import DrainRules, NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -187,7 +187,7 @@ def test_a_batch_that_waited_for_memory_is_as_old_as_its_memory() -> None:
     assert rig.drain_one().created_ms == rig.now_ms
     block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
     rig2 = Rig(memory=block.size(0, 1) + 10)
-    rig2.accumulator.pool.allocate(20, 0)
+    rig2.accumulator.pool.allocate(20, 0, Grant())
     rig2.clock.on_wait = lambda timeout_ms: (rig2.clock.advance(2_000), rig2.pool.deallocate(20))
     rig2.accumulator.append_block(TOPIC, block, block.groups, None, 60_000, rig2.now_ms)
     assert rig2.drain_one().created_ms == rig2.now_ms
@@ -206,8 +206,8 @@ def test_a_closed_accumulator_takes_nothing_and_keeps_no_memory() -> None:
 
 def test_closing_between_the_memory_and_the_lock_gives_the_memory_back() -> None:
     class LateClose(BufferPool):
-        def allocate(self, size: int, max_block_ms: int) -> int:
-            waited_ms = super().allocate(size, max_block_ms)
+        def allocate(self, size: int, max_block_ms: int, grant: Grant) -> int:
+            waited_ms = super().allocate(size, max_block_ms, grant)
             rig.accumulator.close()
             return waited_ms
 
