@@ -8,7 +8,6 @@ The server's threads are prometheus_client's; they end with the process. They re
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from collections.abc import Iterable
@@ -57,8 +56,8 @@ _served: Final[WeakSet[ProducerPool]] = WeakSet()
 
 
 def serve(pool: ProducerPool, ports: range) -> None:
-    """Serve the metrics of `pool` on the first of `ports` that is free, unless they are served already. Where none is
-    free it says so once, in the log: rows are worth more than their metrics.
+    """Serve the metrics of `pool` on the first of `ports` that may be had, unless they are served already. Where none
+    may be it says so once, in the log: rows are worth more than their metrics.
     """
     with _lock:
         if pool in _served:
@@ -67,22 +66,17 @@ def serve(pool: ProducerPool, ports: range) -> None:
         registry = CollectorRegistry()
         registry.register(PoolCollector(pool))
         for port in ports:
-            if _starts(port, registry):
-                log.info("The producers of this process show their metrics at port %d, path /metrics", port)
-                return
+            try:
+                start_http_server(port, registry=registry)
+            except OSError as error:  # taken, or not for this user
+                refusal = error
+                continue
+            log.info("The producers of this process show their metrics at port %d, path /metrics", port)
+            return
     log.warning(
-        "metrics.port=%d-%d: none of these ports is free, so the metrics of this process are not shown; give a range"
-        " with a port for each Python worker of the machine.",
+        "metrics.port=%d-%d: none of these ports is free (%s), so the metrics of this process are not shown; give a"
+        " range with a port for each Python worker of the machine.",
         ports.start,
         ports.stop - 1,
+        refusal,
     )
-
-
-def _starts(port: int, registry: CollectorRegistry) -> bool:
-    try:
-        start_http_server(port, registry=registry)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import socket
@@ -122,6 +123,25 @@ def test_no_free_port_is_said_and_stops_nothing(
     (record,) = caplog.records
     assert f"metrics.port={one.start}-{one.start}: none of these ports is free" in record.getMessage()
     assert "give a range" in record.getMessage()
+
+
+def test_ports_that_this_user_may_not_have_are_passed_over_and_stop_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[int] = []
+
+    def start(port: int, registry: prometheus_client.CollectorRegistry) -> None:
+        tried.append(port)
+        if port < 1024:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(prometheus, "start_http_server", start)
+    serve(pool(), range(1022, 1026))
+    assert tried == [1022, 1023, 1024]
+    serve(pool(), range(80, 81))
+    (record,) = caplog.records
+    assert "metrics.port=80-80" in record.getMessage()
+    assert "Permission denied" in record.getMessage()
 
 
 def test_a_task_shows_its_producer_where_the_option_asks_for_it(stopping: None, free_ports: range) -> None:
