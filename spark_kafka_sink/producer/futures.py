@@ -66,8 +66,10 @@ class BatchResult:
         self.error: KafkaError | None = None
         self.record_errors: dict[int, KafkaError] = {}
         self.is_done = False
-        self._waiting: list[threading.Event] = []
-        """Of those who wait, each its own: for most batches nobody does, and an event costs more than the rest."""
+        self._waiting: list[threading.Lock] = []
+        """Of those who wait, each its own, held until the end. Not an event, which is Python around a lock: Ctrl-C in
+        there raises RuntimeError, or leaves the lock taken.
+        """
 
     def set(
         self,
@@ -84,20 +86,21 @@ class BatchResult:
     def mark_done(self) -> None:
         """Wake who waits: after the callbacks, so that a flush that returns has seen them all run."""
         self.is_done = True
-        for event in tuple(self._waiting):  # a copy: who gives up takes its own away
-            event.set()
+        for gate in tuple(self._waiting):  # a copy: who gives up takes its own away
+            gate.release()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether the batch has ended within that time."""
         if self.is_done:
             return True
-        event = threading.Event()
-        self._waiting.append(event)
+        gate = threading.Lock()
+        gate.acquire()
+        self._waiting.append(gate)
         try:
-            # `mark_done` looks for events after it has said so, we ask after ours can be seen: one sees the other.
-            return self.is_done or event.wait(timeout_s)
+            # `mark_done` looks for gates after it has said so, we ask after ours can be seen: one sees the other.
+            return self.is_done or gate.acquire(timeout=-1 if timeout_s is None else max(0, timeout_s))
         finally:
-            self._waiting.remove(event)
+            self._waiting.remove(gate)
 
     def error_of(self, index: int) -> KafkaError | None:
         return self.record_errors.get(index, self.error)

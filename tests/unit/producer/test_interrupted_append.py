@@ -16,8 +16,10 @@ from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
+from spark_kafka_sink.producer.futures import BatchResult
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
@@ -225,6 +227,17 @@ def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() 
         if interrupt.where is None:
             break
     assert at > 5, "the interrupts come where functions begin"
+
+
+def test_wherever_the_wait_for_a_batch_is_interrupted_it_says_so() -> None:
+    for at in count():
+        result = BatchResult(TopicPartition(TOPIC, 0))
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            result.wait(0.001)
+        if interrupt.where is None:
+            break
+        assert result._waiting == [], interrupt.where
 
 
 def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -> None:
