@@ -156,13 +156,25 @@ class SharedAllocation:
     of it.
     """
 
-    __slots__ = ("_give_back", "_lock", "holders")
+    __slots__ = ("_give_back", "_is_of_append", "_lock", "holders")
 
-    def __init__(self, give_back: Callable[[], None], holders: int) -> None:
+    def __init__(self, give_back: Callable[[], None], holders: int, is_of_append: bool = False) -> None:
         self._give_back = give_back
+        self._is_of_append = is_of_append
         self.holders = holders
         """Raised without a lock while nobody but the thread that raises it can let go: in one append, one split."""
         self._lock = threading.Lock()
+
+    def end_append(self) -> None:
+        """Let go of the share of the append that made this, if it has not: to be asked again where Ctrl-C ended it,
+        if the memory may be given back twice, as a `Grant` may.
+        """
+        with self._lock:
+            if self._is_of_append:
+                self._is_of_append, self.holders = False, self.holders - 1
+            is_last = self.holders == 0
+        if is_last:
+            self._give_back()
 
     def release(self) -> None:
         with self._lock:

@@ -117,7 +117,7 @@ class RecordAccumulator:
         """
         block_size = block.size(0, block.num_rows)
         grant = Grant()
-        allocation = SharedAllocation(lambda: self.pool.take_back(grant), holders=1)
+        allocation = SharedAllocation(lambda: self.pool.take_back(grant), holders=1, is_of_append=True)
         try:
             now_ms += self.pool.allocate(block_size, max_block_ms, grant)
             with self._lock:
@@ -127,7 +127,11 @@ class RecordAccumulator:
             self._drop_unfilled(allocation, cause)
             raise
         finally:
-            allocation.release()
+            try:
+                allocation.end_append()
+            except BaseException:  # Ctrl-C in there
+                allocation.end_append()
+                raise
 
     def _reserve_runs(
         self,

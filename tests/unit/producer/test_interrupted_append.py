@@ -200,6 +200,20 @@ def test_memory_comes_back_from_a_send_that_is_interrupted_as_it_has_it(call: st
     assert harness.memory_in_use == in_use
 
 
+def test_memory_comes_back_wherever_the_functions_of_send_columns_are_interrupted_as_they_begin() -> None:
+    for at in count():
+        harness = lingering()
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            harness.producer.send_columns(TOPIC, COLUMNS)
+        harness.accumulator._flushes.add("one")
+        harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete)
+        assert harness.memory_in_use == 0, interrupt.where
+        if interrupt.where is None:
+            break
+    assert at > 20, "the interrupts come where functions begin"
+
+
 def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() -> None:
     for at in count():
         gate = Lock()
