@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import posixpath
+import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 
 _IDLE_MS: Final = 600_000
 """As the pool's producers."""
+
+_LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
+"""Scheme, authority and path, split as Hadoop's Path does it: there is no query, and no escape."""
 
 RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
 """Runs a batch's tasks under a mandate and a batch id."""
@@ -177,7 +182,21 @@ def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
             "delivery.guarantee=exactly-once needs a name that stays the same from start to start: give"
             ' .option("checkpointLocation", ...), or the option transactional.id.prefix.'
         )
-    return f"spark-kafka-sink-{hashlib.sha256(location.rstrip('/').encode()).hexdigest()[:24]}"
+    return f"spark-kafka-sink-{hashlib.sha256(_one_spelling(location).encode()).hexdigest()[:24]}"
+
+
+def _one_spelling(location: str) -> str:
+    """The same for locations that are one to Hadoop's Path, whatever the file systems are; a plain one is its own.
+    Whether `/a` is `file:///a`, and what a relative one is below, only Spark's JVM knows, which is not within reach.
+    """
+    found = _LOCATION.fullmatch(location)
+    assert found is not None
+    scheme, authority, path = (part or "" for part in found.groups())
+    if path:
+        path = posixpath.normpath(re.sub("^/+", "/", path)).rstrip("/")
+    if authority in {"", "//"}:  # file:/a is file:///a, and ///a is /a
+        authority = "//" if scheme and path.startswith("/") else ""
+    return scheme + authority + path
 
 
 def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:

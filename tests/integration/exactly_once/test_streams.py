@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker, visible_values
 
 from spark_kafka_sink.local import EmbeddedKafka
+from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 from spark_kafka_sink.sink.foreach import KafkaSink
 
 KILLS = max(3, int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 4)
@@ -45,6 +46,25 @@ def test_a_restart_with_other_partitions_writes_no_row_twice(spark: SparkSession
     stream.write_files(3, 2)
     stream.run(spark, 4)
     stream.check(5)
+
+
+def test_a_checkpoint_spelled_otherwise_at_the_next_start_writes_no_row_twice(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str
+) -> None:
+    stream.write_files(0, 1)
+    spark.dataSource.register(KafkaSinkDataSource)
+
+    def run(location: str) -> None:
+        read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
+        writer = read.writeStream.format("kafka_sink").option("kafka.bootstrap.servers", servers)
+        writer = writer.option("topic", three_partitions).option("delivery.guarantee", "exactly-once")
+        writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+
+    run(f"file://{stream.checkpoint}")
+    stream.forget_commit(0)
+    run(f"file:{stream.folder}/./{stream.checkpoint.name}/")
+    assert stream.last_batch() == 0
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
 @each_form

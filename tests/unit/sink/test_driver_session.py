@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from support.coordinator_bench import CoordinatorBench
 
@@ -184,6 +186,40 @@ def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None
     with pytest.raises(ConfigError, match=r"checkpointLocation.*transactional\.id\.prefix"):
         stream_prefix(CONFIG, {})
     assert one_off_prefix() != one_off_prefix()
+
+
+@pytest.mark.parametrize(
+    ("location", "spellings"),
+    [
+        ("/a/b", ["/a/b/", "/a//b", "///a/b", "/a/./b", "/a/c/../b"]),
+        ("file:///a/b", ["file:/a/b", "file:///a/b/", "file:////a//b", "file:/a/./c/../b/"]),
+        ("hdfs://node:8020/a", ["hdfs://node:8020//a/", "hdfs://node:8020/b/../a"]),
+        ("s3a://bucket", ["s3a://bucket/"]),
+        ("a/b", ["./a/b", "a//b/", "c/../a/b"]),
+    ],
+)
+def test_a_checkpoint_spelled_otherwise_has_the_same_prefix(location: str, spellings: list[str]) -> None:
+    made = stream_prefix(CONFIG, {"checkpointLocation": location})
+    assert made == f"spark-kafka-sink-{hashlib.sha256(location.encode()).hexdigest()[:24]}", "queries have it open"
+    assert {stream_prefix(CONFIG, {"checkpointLocation": each}) for each in spellings} == {made}
+
+
+def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
+    locations = [
+        "/a",
+        "/A",
+        "a",
+        "file:///a",
+        "hdfs:///a",
+        "hdfs://a",
+        "hdfs://b/a",
+        "//b/a",
+        "/a?",
+        "/a%20",
+        "/a ",
+        "../a",
+    ]
+    assert len({stream_prefix(CONFIG, {"checkpointLocation": each}) for each in locations}) == len(locations)
 
 
 def test_forms_without_a_driver_refuse_before_any_row() -> None:
