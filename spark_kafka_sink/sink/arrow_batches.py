@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from spark_kafka_sink.record.arrow_arrays import marked
 from spark_kafka_sink.sink.frame import HEADERS, KEY, TOPIC, VALUE
+from spark_kafka_sink.sink.running_query import running_query
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,8 +39,6 @@ RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 IS_RECORD: Final = "is_record"
 """The column that tells records from padding."""
 _PADDING: Final = "padding"
-_QUERY_ID: Final = "sql.streaming.queryId"
-"""Spark's local property of a streaming query's thread."""
 
 _NO_BYTES: Final = (1 << 31) - 1
 """Of all limits of bytes the one at which Spark counts rows alone."""
@@ -158,12 +157,7 @@ def _plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
     """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none. The DataFrame of a
     micro-batch shows an RDD alone.
     """
-    query_id = context.getLocalProperty(_QUERY_ID)
-    if query_id is None:
-        return None
-    assert context._jvm is not None
-    query_id = context._jvm.java.util.UUID.fromString(query_id)
-    query = df.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get(query_id)
+    query = running_query(df, context)
     return None if query is None else query.logicalPlan()
 
 

@@ -26,6 +26,7 @@ from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.running_query import query_id_of, running_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -203,8 +204,7 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
     """Which query and run a DataFrame of foreachBatch belongs to. Raises ConfigError where Spark does not say."""
     try:
         context = df.sparkSession.sparkContext
-        query_id = context.getLocalProperty("sql.streaming.queryId")
-        run_id = context.getLocalProperty("spark.jobGroup.id")
+        query_id = query_id_of(context)
     except Exception as error:  # Spark Connect has no SparkContext; its errors share no class
         raise ConfigError(
             "delivery.guarantee=exactly-once: the query's id cannot be told here (Spark Connect has none for"
@@ -215,4 +215,5 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
             "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and there is no query whose"
             " batch this is. For a batch DataFrame call write."
         )
-    return StreamBatch(query_id, run_id, batch_id)
+    query = running_query(df, context)  # its thread's job group is the run's id too, until the user sets another one
+    return StreamBatch(query_id, None if query is None else query.runId().toString(), batch_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException, PythonException, StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker, visible_values
 
 from spark_kafka_sink.local import EmbeddedKafka
@@ -175,6 +175,30 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     prefixed = KafkaSink(options, **{"transactional.id.prefix": f"second-{three_partitions}"})
     both(KafkaSink(options), prefixed)  # the first has its batch already
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
+
+
+def test_a_job_group_that_the_user_sets_is_no_run_of_the_query(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str
+) -> None:
+    stream.write_files(0, 1)
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+
+    def run(*groups: str) -> None:
+        def write(batch: DataFrame, batch_id: int) -> None:
+            for group in groups:
+                spark.sparkContext.setJobGroup(group, group)
+                KafkaSink(options).write_batch(batch, batch_id)
+
+        read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
+        query = read.writeStream.foreachBatch(write).option("checkpointLocation", str(stream.checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match=r"need a transactional\.id\.prefix each"):
+        run("one", "two")  # a second sink, whose rows would be lost
+    for _ in range(2):
+        run("mine")  # another run, of the same batch
+        stream.forget_commit(0)
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
 def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: str, three_partitions: str) -> None:

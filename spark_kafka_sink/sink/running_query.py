@@ -1,0 +1,29 @@
+"""The streaming query whose thread runs: what foreachBatch does not say of a micro-batch's DataFrame. The driver's
+threads; not in Spark Connect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""Spark's local property of a streaming query's thread."""
+
+
+def query_id_of(context: SparkContext) -> str | None:
+    """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none."""
+    return context.getLocalProperty(_QUERY_ID)
+
+
+def running_query(df: DataFrame, context: SparkContext) -> Any | None:
+    """Spark's own object of it, None where there is none."""
+    query_id = query_id_of(context)
+    if query_id is None:
+        return None
+    assert context._jvm is not None
+    key = context._jvm.java.util.UUID.fromString(query_id)
+    return df.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get(key)
