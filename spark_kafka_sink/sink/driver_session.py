@@ -213,7 +213,8 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
     if not query_id:
         raise ConfigError(
             "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and there is no query whose"
-            " batch this is. For a batch DataFrame call write."
+            " batch this is. Inside foreachBatch a thread of your own must be a pyspark.InheritableThread, or a pool's"
+            " function wrapped in pyspark.inheritable_thread_target. For a batch DataFrame call write."
         )
     query = running_query(df, context)  # its thread's job group is the run's id too, until the user sets another one
     return StreamBatch(query_id, None if query is None else query.runId().toString(), batch_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
@@ -12,7 +14,14 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Produ
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_prefix
+from spark_kafka_sink.sink.driver_session import (
+    DriverSession,
+    StreamBatch,
+    one_off_prefix,
+    session,
+    stream_batch,
+    stream_prefix,
+)
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
@@ -220,6 +229,13 @@ def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
         "../a",
     ]
     assert len({stream_prefix(CONFIG, {"checkpointLocation": each}) for each in locations}) == len(locations)
+
+
+def test_a_thread_of_the_users_own_in_foreach_batch_is_told_how_to_be_the_querys() -> None:
+    context = SimpleNamespace(getLocalProperty=lambda name: None)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    with pytest.raises(ConfigError, match=r"not called by foreachBatch.*pyspark\.InheritableThread.*call write"):
+        stream_batch(frame, 0)
 
 
 def test_forms_without_a_driver_refuse_before_any_row() -> None:
