@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.coordinator_bench import CoordinatorBench
 
+from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, ProducerFencedError
 from spark_kafka_sink.sink import driver_session
@@ -37,9 +38,14 @@ class SessionBench(CoordinatorBench):
 
     def __init__(self, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(version=version)
-        monkeypatch.setattr(driver_session, "connect", lambda _: self.coordinator)
-        monkeypatch.setattr(self.coordinator, "close", lambda: None)
+        self.connections: list[str] = []
+        monkeypatch.setattr(driver_session, "connect", self._connect)
+        monkeypatch.setattr(self.coordinator, "close", lambda: self.connections.append("closed"))
         monkeypatch.setattr(driver_session, "_SESSIONS", {})
+
+    def _connect(self, _: object) -> Coordinator:
+        self.connections.append("made")
+        return self.coordinator
 
     def tasks(self, mandate: Mandate, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
         if mandate.is_written_already(batch_id, query_id):
@@ -124,6 +130,14 @@ def test_sinks_made_anew_and_sinks_with_other_settings_go_on_under_the_prefix(be
     assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
 
 
+def test_a_sink_with_other_settings_takes_the_place_of_the_connections_there_were(bench: SessionBench) -> None:
+    for batch_id in range(2):
+        bench.run(batch_id)
+    assert bench.connections == ["made"]
+    bench.run(2, config=OTHERS["compression"])
+    assert bench.connections == ["made", "closed", "made"]
+
+
 def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:
     bench.run(0)
     bench.run(1, config=OTHERS["decision topic"])
@@ -157,20 +171,18 @@ def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBen
 def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed: list[str] = []
-
     def look_on(*_: object) -> list[TaskOutcome]:
         session("refunds")  # a batch is under way, and its session not idle
         return []
 
-    monkeypatch.setattr(bench.coordinator, "close", lambda: closed.append(PREFIX))
     bench.run(0)
     session("payments")
-    assert closed == []
+    assert bench.connections == ["made"]
     monkeypatch.setattr(driver_session, "_IDLE_MS", -1, raising=False)
     session("payments").run(CONFIG, None, look_on)
-    assert closed == [PREFIX]
+    assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
     bench.run(1)
+    assert bench.connections[3:] == ["closed", "made"]  # those that were closed before are of no use
     assert bench.values() == ["row 0", "row 1"]
     session("refunds")
     DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 2), bench.tasks)
