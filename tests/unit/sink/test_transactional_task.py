@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import ProducerFencedError
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.driver_session import one_off_prefix
@@ -28,13 +30,14 @@ class NamedProducer(ScriptedProducer):
         super().__init__()
         assert config.transactional_id is not None
         self.names: list[str] = []
+        self.begun = 0
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
         assert transactional_id is not None
         self.names.append(transactional_id)
 
     def begin_transaction(self) -> None:
-        pass
+        self.begun += 1
 
     def send_offsets_to_transaction(self, offsets: dict[TopicPartition, tuple[int, str | None]], group: str) -> None:
         assert group == self.names[-1]
@@ -45,6 +48,48 @@ class NamedProducer(ScriptedProducer):
 
     def prepare_transaction(self) -> PreparedTransaction:
         return self.current_transaction
+
+
+class Bench:
+    """A task's delivery under a mandate. `found` is what the cluster says of the driver."""
+
+    def __init__(self, last_batch_id: int | None = None) -> None:
+        self.made: list[NamedProducer] = []
+        self.found: TransactionDescription | None = TransactionDescription(
+            "P/driver", TransactionState.EMPTY, 1, 0, 1, None, frozenset()
+        )
+        driver = OpenTransaction("P/driver", 1, 0, 2)
+        mandate = Mandate("P", driver, TopicPartition("decisions", 0), last_batch_id)
+        pool = ProducerPool(self._create, FakeClock())
+        self.delivery = TransactionalDelivery(CONFIG, pool, mandate, TaskIdentity(4, "", 0, 0), lambda _: self.found)
+
+    def _create(self, config: ProducerConfig) -> NamedProducer:
+        self.made.append(NamedProducer(config))
+        return self.made[-1]
+
+
+def test_a_task_without_rows_begins_no_transaction() -> None:
+    bench = Bench()
+    bench.delivery.finish()
+    assert (bench.delivery.outcome.rows, bench.delivery.outcome.written) == (0, None)
+    assert bench.made == []
+
+
+def test_rows_of_a_batch_that_is_written_already_are_counted_and_dropped() -> None:
+    bench = Bench(last_batch_id=4)
+    bench.delivery.send("t", RecordColumns.from_rows([b"x", b"y"]))
+    bench.delivery.finish()
+    outcome = bench.delivery.outcome
+    assert (outcome.rows, outcome.written, outcome.was_skipped) == (2, None, True)
+    assert bench.made == []
+
+
+def test_a_task_whose_driver_nobody_knows_is_too_late() -> None:
+    bench = Bench()
+    bench.found = None
+    with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
+        bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    assert bench.made == []
 
 
 def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_own_name() -> None:
@@ -68,4 +113,5 @@ def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_ow
         assert delivery.outcome.written.transaction.transactional_id == f"{prefix}/0"
     (producer,) = made
     assert producer.names == [f"{prefix}/0" for prefix in prefixes]
+    assert producer.begun == len(prefixes)
     assert producer.closed_with == []
