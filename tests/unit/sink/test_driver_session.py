@@ -198,6 +198,18 @@ def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench
         bench.run(2)
 
 
+def test_a_write_after_one_without_rows_comes_after_the_last_one_with_rows(bench: SessionBench) -> None:
+    def write(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+        batch_ids.append(batch_id)
+        return bench.tasks(mandate, batch_id, "")
+
+    batch_ids: list[int] = []
+    DriverSession(PREFIX).run(CONFIG, None, write)
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    session(PREFIX).run(CONFIG, None, write)
+    assert batch_ids == [0, 1]
+
+
 def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None:
     made = stream_prefix(CONFIG, {"checkpointLocation": "/a/b"})
     assert made == stream_prefix(CONFIG, {"checkpointlocation": "/a/b/"})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from support.fake_clock import FakeClock
-from support.scripted_producer import ScriptedProducer
+from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import ProducerFencedError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.driver_session import one_off_prefix
@@ -31,6 +33,8 @@ class NamedProducer(ScriptedProducer):
         assert config.transactional_id is not None
         self.names: list[str] = []
         self.begun = 0
+        self.epoch = 0
+        self.offsets: list[dict[TopicPartition, tuple[int, str | None]]] = []
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
         assert transactional_id is not None
@@ -41,10 +45,11 @@ class NamedProducer(ScriptedProducer):
 
     def send_offsets_to_transaction(self, offsets: dict[TopicPartition, tuple[int, str | None]], group: str) -> None:
         assert group == self.names[-1]
+        self.offsets.append(offsets)
 
     @property
     def current_transaction(self) -> PreparedTransaction:
-        return PreparedTransaction(self.names[-1], 1, 0, 2, is_empty=False)
+        return PreparedTransaction(self.names[-1], 1, self.epoch, 2, is_empty=False)
 
     def prepare_transaction(self) -> PreparedTransaction:
         return self.current_transaction
@@ -90,6 +95,42 @@ def test_a_task_whose_driver_nobody_knows_is_too_late() -> None:
     with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
         bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     assert bench.made == []
+
+
+def test_the_marker_says_which_batch_comes_next_and_whose_rows_these_are() -> None:
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns.from_rows([b"x", b"y"]))
+    bench.delivery.finish()
+    (producer,) = bench.made
+    assert producer.offsets == [{TopicPartition("decisions", 0): (5, "producer_id=1 epoch=0 rows=2")}]
+    written = bench.delivery.outcome.written
+    assert written is not None
+    assert (written.rows, written.marker_text) == (2, "producer_id=1 epoch=0 rows=2")
+
+
+def test_a_row_that_is_not_acknowledged_fails_the_task_whose_transaction_is_aborted() -> None:
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    (producer,) = bench.made
+    producer.on_flush = lambda unreported: None
+    with pytest.raises(KafkaError, match="1 of 1 rows were sent and neither acknowledged nor refused"):
+        bench.delivery.finish()
+    assert len(producer.closed_with) == 1
+
+
+def test_a_transaction_that_is_another_when_it_is_prepared_fails_the_task() -> None:
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    (producer,) = bench.made
+
+    def bump(unreported: Sequence[Sent]) -> None:
+        unreported[0].report()
+        producer.epoch += 1
+
+    producer.on_flush = bump
+    with pytest.raises(IllegalStateError, match=r"The transaction of partition 0 was .*epoch 0.*, and now .*epoch=1"):
+        bench.delivery.finish()
+    assert len(producer.closed_with) == 1
 
 
 def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_own_name() -> None:
