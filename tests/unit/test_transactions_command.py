@@ -398,3 +398,10 @@ def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> No
     found = bench.cluster_of_driver.describe([mandate.driver.transactional_id])[mandate.driver.transactional_id]
     assert found is not None
     assert found[1:4] != (TransactionState.EMPTY, *mandate.driver[1:3])  # what a task looks at
+
+
+def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: OperatorBench) -> None:
+    outcomes = bench.decide(0)
+    assert not bench.driver.abort(outcomes[0].mandate, outcomes)
+    bench.driver.begin()
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
