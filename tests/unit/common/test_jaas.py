@@ -9,6 +9,7 @@ import pytest
 from spark_kafka_sink.common import jaas
 from spark_kafka_sink.common.jaas import parse_jaas_config
 from spark_kafka_sink.common.option_parsers import RefusalError
+from spark_kafka_sink.common.secret import Secret
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
@@ -33,6 +34,7 @@ def test_the_forms_that_java_takes(text: str, username: str | None, password: st
     assert entry.get("password") == ("Endpoint=sb://x/;Key=k=" if password is None else password)
     assert entry.get("tokenauth") is None
     assert parse_jaas_config(entry) is entry
+    assert parse_jaas_config(Secret(text)) == entry
 
 
 @pytest.mark.parametrize(
