@@ -1,20 +1,26 @@
-"""An exactly-once writer of the data source without Spark: how a batch that failed ends, on scripted nodes."""
+"""An exactly-once writer of the data source without Spark: how a batch is begun and committed, and how one that failed ends, on scripted
+nodes."""
 
 from __future__ import annotations
 
 import logging
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink import driver_cluster
-from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter
-from spark_kafka_sink.sink.mandate import task_id
+from spark_kafka_sink.sink import data_source, driver_cluster
+from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
+from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.sink.driver_session import stream_prefix
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 
 PREFIX = "orders"
@@ -45,6 +51,73 @@ def leave_open(bench: CoordinatorBench) -> None:
     """What a task leaves whose worker was killed: it tells nothing."""
     open_ = bench.raw.begin(task_id(PREFIX, 0, 0))
     bench.raw.write(open_, TopicPartition("t", 0), "row")
+
+
+def written(bench: CoordinatorBench, mandate: Mandate) -> TaskWritten:
+    """What a task of partition 0 tells that wrote a row."""
+    open_ = bench.raw.begin(task_id(PREFIX, 0, 0))
+    bench.raw.write(open_, TopicPartition("t", 0), "row")
+    task = TaskTransaction(open_, 0, 1)
+    bench.raw.mark(open_, open_.transactional_id, mandate.place, 1, task.marker_text)
+    return TaskWritten((), 0, 0, TaskOutcome(mandate, 0, "", 0, 1, task))
+
+
+def test_the_source_makes_writers_with_a_prefix() -> None:
+    schema = StructType([StructField("value", StringType())])
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once"}
+    one_off = KafkaSinkDataSource(options).writer(schema, overwrite=False)
+    named = KafkaSinkDataSource({**options, "transactional.id.prefix": PREFIX}).writer(schema, overwrite=False)
+    stream = KafkaSinkDataSource({**options, "checkpointLocation": "/c"}).streamWriter(schema, overwrite=False)
+    assert str(one_off._prefix).startswith("spark-kafka-sink-")
+    assert (one_off._is_one_off, named._prefix, named._is_one_off) == (True, PREFIX, False)
+    assert stream._prefix == stream_prefix(CONFIG, {"checkpointLocation": "/c"})
+
+
+def test_a_batch_is_begun_once_though_its_writer_travels_twice(bench: CoordinatorBench) -> None:
+    writer = KafkaBatchWriter(CONFIG, PREFIX)
+    first, second = travelled(writer), travelled(writer)
+    assert first._mandate is not None
+    assert first._mandate == second._mandate
+
+
+@pytest.mark.parametrize("is_one_off", [True, False])
+def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, is_one_off: bool) -> None:
+    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off))
+    message = written(bench, writer._mandate)
+    assert bench.state("orders/0") == "Ongoing"
+    writer.commit([message])
+    assert bench.state("orders/0") == "CompleteCommit"
+    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
+    assert (last is None) == is_one_off
+
+
+def test_a_streams_batch_counts_when_another_writer_commits_it(bench: CoordinatorBench) -> None:
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)
+    KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)
+    assert bench.state("orders/0") == "CompleteCommit"
+
+
+def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: CoordinatorBench) -> None:
+    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
+    with pytest.raises(IllegalStateError, match="1 of 2 tasks told nothing"):
+        writer.commit([written(bench, writer._mandate), None])
+    assert bench.state("orders/0") == "Ongoing"
+
+
+def test_a_task_writes_in_the_transaction_that_its_writers_mandate_names(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deliver(*given: object) -> SimpleNamespace:
+        tasks.append(given[3])
+        return SimpleNamespace(tally=SimpleNamespace(delivered={}), batches=0, retries=0, outcome="told")
+
+    tasks: list[object] = []
+    monkeypatch.setattr(data_source, "deliver_in_transaction", deliver)
+    monkeypatch.setattr(data_source, "batch_task", lambda mandate: f"after {mandate.last_batch_id}")
+    monkeypatch.setattr(data_source, "streaming_task", lambda: "as Spark says")
+    writers = [travelled(made(CONFIG, PREFIX)) for made in (KafkaBatchWriter, KafkaStreamWriter)]
+    assert [writer.write(iter(())).outcome for writer in writers] == ["told", "told"]
+    assert tasks == ["after None", "as Spark says"]
 
 
 @pytest.mark.parametrize("is_one_off", [True, False])
