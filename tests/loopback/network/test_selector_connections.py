@@ -236,3 +236,12 @@ def test_a_forked_child_that_closes_one_connection_does_not_end_it_for_the_paren
     assert os.waitstatus_to_exitcode(status) == 0
     connection.sendall(frame(b"still here"))
     assert receive(selector).payload == b"still here"
+
+
+def test_an_attempt_that_failed_at_once_and_was_closed_is_not_told(selector: Selector) -> None:
+    nowhere = Address(socket.AF_INET, ("127.0.0.1", 65_536))
+    selector.connect("1", nowhere)
+    selector.close("1")
+    selector.connect("2", nowhere)
+    selector.poll(0)
+    assert list(selector.disconnected) == ["2"]
