@@ -186,3 +186,17 @@ def test_nobody_waits_for_ever_for_a_provider_that_hangs(clock) -> None:
     release.set()
     first.join(10)
     assert cache.get().reveal() == "token"
+
+
+def test_a_token_that_came_ends_the_doubling_of_pauses(cache, provider, clock, caplog) -> None:
+    for _ in range(2):
+        for _ in range(3):
+            provider.error = OSError()
+            with pytest.raises(RetriableError):
+                cache.get()
+            clock.advance(10_000)
+        provider.error = None
+        cache.get()
+        clock.advance(HOUR_MS)
+    pauses = [record.args[0] for record in caplog.records if record.msg.startswith("No new token")]
+    assert pauses == [100, 200, 400] * 2
