@@ -256,3 +256,13 @@ def test_a_key_is_in_a_file_for_a_moment_and_for_us_alone(
     with pytest.raises(RuntimeError), file_in_memory("private") as path:
         raise RuntimeError
     assert not Path(path).exists()
+
+
+def test_no_program_that_is_started_meanwhile_gets_the_key() -> None:
+    with file_in_memory("private") as path:
+        assert path.startswith("/proc/self/fd/")
+        assert not os.get_inheritable(int(path.rpartition("/")[2]))
+
+
+def test_an_intermediate_authority_in_the_truststore_will_do() -> None:
+    assert context_of().verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN
