@@ -1,5 +1,4 @@
-"""An exactly-once writer of the data source without Spark: how a batch is begun and committed, and how one that failed ends, on scripted
-nodes."""
+"""The data source's exactly-once writers, on scripted nodes: how a batch is begun, is committed, or fails."""
 
 from __future__ import annotations
 
