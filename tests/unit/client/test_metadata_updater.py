@@ -202,6 +202,10 @@ def test_without_fresh_metadata_for_the_trigger_time_it_drops_all_connections_an
     )
     assert rig.now_ms - started_ms > REBOOTSTRAP_TRIGGER_MS
     assert rig.selector.connection_ids == []
+    version = rig.metadata.update_version
+    for _ in range(20):
+        rig.poll(50)
+    assert rig.metadata.update_version == version  # the time begins anew: else nothing would be asked ever after
 
 
 def test_the_trigger_time_starts_over_with_each_answer() -> None:

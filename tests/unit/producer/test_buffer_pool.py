@@ -204,6 +204,24 @@ def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() 
     assert pool.available_memory == 10
 
 
+def test_memory_that_comes_in_parts_does_not_lengthen_the_wait() -> None:
+    clock = FakeClock()
+    pool = BufferPool(100, clock)
+    pool.allocate(100, 0)
+    timeouts: list[int] = []
+
+    def some_comes_free(timeout_ms: int) -> None:
+        timeouts.append(timeout_ms)
+        clock.advance(min(60, timeout_ms))
+        pool.deallocate(10)
+
+    clock.on_wait = some_comes_free
+    with pytest.raises(BufferExhaustedError):
+        pool.allocate(90, 100)
+    assert timeouts == [100, 40]
+    assert pool.available_memory == 20
+
+
 def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
     pool = BufferPool(10, SystemClock())
     pool.allocate(10, 0, Grant())

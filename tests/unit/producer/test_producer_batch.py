@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 
 import pytest
@@ -125,6 +126,35 @@ def test_a_batch_is_sealed_once_and_kept_for_retries() -> None:
     header = check_batch(batch.sealed_bytes())
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 5)
     assert not header.is_transactional
+
+
+def test_a_compressed_batch_lets_go_of_the_records_it_was_made_of() -> None:
+    value = b"".join([b"a row of ", b"send"])  # no constant, which others hold
+    held = sys.getrefcount(value)
+    batch = batch_of(value)
+    run = encode_rows([None], [b"x"], [()], [50], 1, 50)
+    batch.fill_run(
+        batch.reserve_run(1, 60, free_memory(), None), run.chunk, run.max_timestamp_ms, run.largest_record, 60
+    )
+    chunk = weakref.ref(run.chunk)
+    del run
+    assert chunk() is not None
+    assert sys.getrefcount(value) > held
+    batch.seal(codec_for("gzip"))
+    assert chunk() is None
+    assert sys.getrefcount(value) == held
+
+
+def test_the_largest_record_is_that_of_all_runs_and_rows() -> None:
+    small, large = (encode_rows([None], [bytes(size)], [()], [50], 0, 50) for size in (1, 500))
+    batch = ProducerBatch(PLACE, 50, 10_000, 0)
+    for run in (large, small):
+        place = batch.reserve_run(1, 600, free_memory(), None)
+        batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 600)
+    assert batch.largest_record == large.largest_record
+    append(batch, b"a row")
+    batch.seal(NONE)
+    assert batch.largest_record == large.largest_record
 
 
 def test_new_producer_state_makes_a_new_header_over_the_same_records() -> None:

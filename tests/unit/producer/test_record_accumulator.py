@@ -300,6 +300,8 @@ def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained
     rig = Rig(batch_size=60)
     seen: list[object] = []
     block = Block(RecordColumns.from_rows([b"a" * 50]), 0, 1)
+    older = rig.append(partition=1)
+    rig.clock.advance(1)
 
     class Watched:
         """The block, looked at from the Sender's side in the middle of its encoding."""
@@ -311,12 +313,16 @@ def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained
             rig.clock.advance(DELIVERY_TIMEOUT_MS)
             seen.append(rig.ready(cluster_of(0)).ready_nodes)
             seen.append(rig.drain(cluster_of(0)))
-            seen.append(rig.accumulator.expired_batches(rig.now_ms))
+            (expired,) = rig.accumulator.expired_batches(rig.now_ms)
+            seen.append(expired.topic_partition)
+            expired.fail(KafkaError("late"))
+            seen.append(rig.accumulator.next_expiry_ms())
             rig.accumulator._flushes.add("one")
             return block.encode(runs)
 
     rig.accumulator.append_block(TOPIC, Watched(), block.groups, None, 0, rig.now_ms)
-    assert seen == [{}, {}, []]
+    assert seen == [{}, {}, place(1), FOREVER_MS]
+    assert older.done()
     assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
     assert rig.drain_one().record_count == 1
 
@@ -358,6 +364,26 @@ def test_a_batch_lingers_before_its_node_is_ready() -> None:
     assert check.next_check_delay_ms == 1
     rig.clock.advance(1)
     assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_next_check_is_for_whichever_partition_is_due_first(first: int) -> None:
+    rig = Rig()
+    cluster = cluster_of(0, 1)
+    order = (first, 1 - first)
+    for partition in (0, 1):  # queues are looked at in this order
+        rig.accumulator.mute(place(partition))
+        rig.accumulator.unmute(place(partition))
+    for partition in order:
+        rig.append(partition)
+        rig.clock.advance(4)
+    assert rig.ready(cluster).next_check_delay_ms == LINGER_MS - 8
+    rig.clock.advance(LINGER_MS)
+    batches = [batch for drained in rig.drain(cluster).values() for batch in drained]
+    for batch in sorted(batches, key=lambda batch: order.index(batch.topic_partition.partition)):
+        rig.accumulator.reenqueue(batch, NotLeaderOrFollowerError(), rig.now_ms)
+        rig.clock.advance(4)
+    assert rig.ready(cluster).next_check_delay_ms == RETRY_BACKOFF_MS - 8
 
 
 def test_nothing_queued_means_nothing_to_check() -> None:
