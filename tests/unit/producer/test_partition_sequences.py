@@ -104,6 +104,22 @@ def test_beginning_again_numbers_what_is_in_flight_from_0() -> None:
     assert entry.producer.epoch == 2
 
 
+def test_five_batches_are_a_full_window_and_so_is_a_part_of_a_split_one() -> None:
+    entry = entry_at()
+    taken(entry, 1, 1, 1, 1)
+    assert not entry.is_window_full
+    taken(entry, 1)
+    assert entry.is_window_full
+    entry = entry_at()
+    (whole,) = taken(entry, 2)
+    assert not entry.is_window_full
+    part = batch_of(1)
+    part.ordinal = (*whole.ordinal, 0)
+    entry.remove(whole)
+    entry.insert(part)
+    assert entry.is_window_full
+
+
 def test_parts_are_in_flight_in_their_places() -> None:
     entry = entry_at()
     first, second = taken(entry, 2, 2)

@@ -758,6 +758,14 @@ def test_close_sends_what_there_is_without_lingering() -> None:
     assert harness.metadata.is_closed
 
 
+def test_a_close_ends_the_poll_that_waits() -> None:
+    harness = warm()
+    woken: list[str] = []
+    harness.selector.wakeup = lambda: woken.append("poll")  # type: ignore[method-assign]
+    harness.producer.sender.initiate_close()
+    assert woken == ["poll"]
+
+
 def test_a_forced_close_fails_what_is_incomplete_and_leaves_no_connection() -> None:
     """Row 52."""
     harness = warm({**AT_ONCE, "batch.size": "1"})

@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     UnknownServerError,
 )
 from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
@@ -399,6 +400,24 @@ def test_when_a_batch_in_flight_expires_nothing_new_goes_until_its_fate_is_known
     assert errors(deliveries) == [None] * 3
     assert harness.values() == values(3)
     assert stored(harness)[1:] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_nothing_new_follows_what_is_in_flight_behind_a_batch_given_up() -> None:
+    harness = warm()
+    send_all(harness, 1)  # which is acknowledged: not that is waited for
+    harness.settle()
+    manager = manager_of(harness)
+    given_up, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
+    for batch in (given_up, behind_it):
+        batch.append_row(None, b"v", (), 0, 50, None)
+        assert not manager.must_wait(batch)
+        manager.on_drain(batch)
+    manager.handle_failed_batch(given_up, KafkaTimeoutError("late"))
+    manager.maybe_resolve_sequences()
+    assert manager.must_wait(new)
+    manager.handle_completed_batch(behind_it)
+    manager.maybe_resolve_sequences()
+    assert not manager.must_wait(new)
 
 
 def test_an_expired_batch_that_was_written_all_the_same_needs_no_new_epoch() -> None:

@@ -57,6 +57,35 @@ def test_an_abort_takes_back_the_request_that_is_about_to_be_sent() -> None:
     ends_in_peace(harness)
 
 
+def test_an_abort_takes_back_the_request_whose_node_is_found_unreachable() -> None:
+    harness = TransactionHarness(1).started()
+    left = come_in_between(harness, harness.manager.begin_abort)
+    ready, has_failed = harness.client.ready, harness.client.connection_failed
+    lost: list[Node | None] = []
+
+    def ready_until_then(node: Node, now_ms: int) -> bool:
+        is_ready = ready(node, now_ms)
+        if left and not lost:
+            lost.append(node)
+            return False
+        return is_ready
+
+    def has_failed_once(node: Node) -> bool:
+        if lost == [node]:
+            lost.append(None)
+            return True
+        return has_failed(node)
+
+    harness.client.ready = ready_until_then  # type: ignore[method-assign]
+    harness.client.connection_failed = has_failed_once  # type: ignore[method-assign]
+    harness.send(b"a", partition=0)
+    harness.settle()
+    assert left == [State.ABORTING]
+    assert len(lost) == 2
+    harness.producer.abort_transaction()
+    ends_in_peace(harness)
+
+
 def test_a_refused_record_takes_back_the_request_that_is_about_to_be_sent() -> None:
     harness = TransactionHarness(1, {"max.request.size": "1000"}).started()
     left = come_in_between(harness, lambda: harness.producer.send(TOPIC, b"x" * 2_000, partition=0))

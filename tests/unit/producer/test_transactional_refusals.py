@@ -162,6 +162,16 @@ def test_what_costs_the_transaction_is_named_and_aborted(
     finish(harness)
 
 
+def test_an_abort_that_is_refused_leaves_the_producer_no_way_on() -> None:
+    harness = TransactionHarness(2).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.cluster.on(END_TXN, faults.fail_with(120))
+    with pytest.raises(KafkaError, match=ID):
+        harness.producer.abort_transaction()
+    assert harness.producer.has_failed
+
+
 def test_a_group_whose_coordinator_may_not_be_known_costs_the_transaction() -> None:
     harness = TransactionHarness(2).started()
     harness.cluster.on(FIND_COORDINATOR, faults.fail_with(30))
