@@ -895,3 +895,20 @@ def test_records_whose_leader_is_forgotten_fail_when_the_first_nodes_refuse_us(i
     harness.settle(1_000)
     assert delivery.error is refusal
     assert produce_attempts(harness) == []
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+def test_records_for_a_node_that_refuses_us_fail_at_once(is_idempotent: bool) -> None:
+    harness = warm(AT_ONCE | {"enable.idempotence": str(is_idempotent).lower()})
+    harness.send(b"v")
+    harness.settle()
+    refusal = SaslAuthenticationError("revoked")
+    harness.client.ready = lambda _node, _now_ms: False  # type: ignore[method-assign]
+    delivery = harness.send(b"v")
+    harness.turn(1)  # in which the send has woken the poll
+    harness.turn(1)
+    harness.client.authentication_error = lambda _: refusal  # type: ignore[method-assign]
+    start_ms = harness.now_ms
+    harness.settle()
+    assert delivery.error is refusal
+    assert delivery.settled_ms == start_ms
