@@ -207,7 +207,7 @@ def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() 
 def test_memory_that_comes_in_parts_does_not_lengthen_the_wait() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
-    pool.allocate(100, 0)
+    pool.allocate(100, 0, Grant())
     timeouts: list[int] = []
 
     def some_comes_free(timeout_ms: int) -> None:
@@ -217,7 +217,7 @@ def test_memory_that_comes_in_parts_does_not_lengthen_the_wait() -> None:
 
     clock.on_wait = some_comes_free
     with pytest.raises(BufferExhaustedError):
-        pool.allocate(90, 100)
+        pool.allocate(90, 100, Grant())
     assert timeouts == [100, 40]
     assert pool.available_memory == 20
 
