@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import count
 from threading import Condition, Lock, Thread
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from support.fake_clock import FakeClock
@@ -41,7 +41,7 @@ class Interrupt:
         self._left = at
         self.where: str | None = None
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Self:
         self._before = sys.gettrace()
         sys.settrace(self._call)
         return self
@@ -66,20 +66,8 @@ class Interrupt:
         return "chunks" in frame.f_locals
 
 
-class CallInterrupt:
+class CallInterrupt(Interrupt):
     """Raises KeyboardInterrupt as call number `at` of any Python function begins, as CPython does. While in force."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-        self.where: str | None = None
-
-    def __enter__(self) -> CallInterrupt:
-        self._before = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code is not self.__exit__.__code__:
