@@ -135,7 +135,7 @@ def test_of_the_other_modes_spark_gives_a_python_data_source_none(
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ({"kafka.lingr.ms": "5"}, "lingr.ms is not a producer setting. The nearest one is linger.ms"),
+        ({"kafka.lingr.ms": "5"}, "lingr.ms is not a producer setting. The nearest one is kafka.linger.ms"),
         ({"kafka.group.id": "g"}, "group.id is not a producer setting"),
         ({"includeHeaders": "true"}, "includeheaders cannot be used here: it steers Spark's source"),
         ({"failOnDataLoss": "false"}, "There is no option failondataloss"),

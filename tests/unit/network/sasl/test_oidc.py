@@ -154,16 +154,6 @@ def test_a_byte_now_and_then_is_no_answer_in_time_before_the_body_either(endpoin
         endpoint.provider()()
 
 
-def test_silence(endpoint: Endpoint) -> None:
-    release = threading.Event()
-    endpoint.respond = lambda _: assert_waits(release)
-    try:
-        with pytest.raises(RetriableError, match="timed out"):
-            endpoint.provider(connect_timeout_ms=100, read_timeout_ms=100)()
-    finally:
-        release.set()
-
-
 def test_a_connection_has_a_limit_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object, timeout: float, *__: object) -> None:
         raise OSError(f"refused within {timeout} s")
@@ -173,7 +163,7 @@ def test_a_connection_has_a_limit_of_its_own(endpoint: Endpoint, monkeypatch: py
         endpoint.provider(connect_timeout_ms=100, read_timeout_ms=60_000)()
 
 
-def test_the_limit_of_an_answer_is_not_that_of_a_connection(endpoint: Endpoint) -> None:
+def test_silence_is_waited_for_as_long_as_an_answer_may_take_and_not_a_connection(endpoint: Endpoint) -> None:
     release = threading.Event()
     endpoint.respond = lambda _: assert_waits(release)
     try:
