@@ -42,7 +42,8 @@ from typing import Any
 
 import pyspark
 from benchmark_arguments import argument_parser
-from benchmark_contenders import CONTENDERS, STREAMS, Assignment, Cell, Contender
+from benchmark_cells import Assignment, Cell
+from benchmark_contenders import CONTENDERS, STREAMS, Contender
 from benchmark_figures import Latency, Rate, Timed
 from benchmark_security import secured_listener
 from benchmark_show import draw, latency_table, rate_table

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmark_contenders import CONTENDERS, STREAMS, Cell
+from benchmark_cells import Cell
+from benchmark_contenders import CONTENDERS, STREAMS
 
 CELLS = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")
 ALL_CELLS = tuple(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_arguments import SECURITY
-from benchmark_contenders import CONTENDERS, STREAMS, Cell
+from benchmark_cells import Cell
+from benchmark_contenders import CONTENDERS, STREAMS
 from rich.table import Table
 
 Figures = Mapping[str, Any]
