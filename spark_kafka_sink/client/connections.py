@@ -85,10 +85,10 @@ class Connections:
         ready: list[tuple[int, Node]] = []
         connecting: list[Node] = []
         connectable: list[tuple[int, Node]] = []
-        is_any_ready = False
+        is_any_connected = False
         for node in (*nodes[start:], *nodes[:start]):
             node_id = node.id_string
-            is_any_ready |= self.states.is_ready(node_id, now_ms) and self._selector.is_channel_ready(node_id)
+            is_any_connected |= self.states.is_connected(node_id)
             if self.can_send_request(node_id, now_ms):
                 ready.append((self.in_flight.count(node_id), node))
             elif self.states.is_preparing(node_id):
@@ -96,10 +96,10 @@ class Connections:
             elif self.can_connect(node, now_ms):
                 connectable.append((self.states.last_attempt_ms(node_id), node))
         if ready:
-            return LeastLoadedNode(min(ready, key=itemgetter(0))[1], is_any_ready)
+            return LeastLoadedNode(min(ready, key=itemgetter(0))[1], is_any_connected)
         if connecting:
-            return LeastLoadedNode(connecting[0], is_any_ready)
-        return LeastLoadedNode(min(connectable, key=itemgetter(0))[1] if connectable else None, is_any_ready)
+            return LeastLoadedNode(connecting[0], is_any_connected)
+        return LeastLoadedNode(min(connectable, key=itemgetter(0))[1] if connectable else None, is_any_connected)
 
     def initiate_connect(self, node: Node, now_ms: int) -> None:
         """Begin to connect to the node's next address. A host that does not resolve is a connection that failed."""

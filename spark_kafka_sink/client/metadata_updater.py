@@ -20,10 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class LeastLoadedNode(NamedTuple):
-    """The node to ask, None where none can be had now, and whether any connection stands (if perhaps busy)."""
+    """The node to ask, None where none can be had now, and whether any connection stands: it may be busy, throttled, or
+    renewing its session.
+    """
 
     node: Node | None
-    is_any_ready: bool
+    is_any_connected: bool
 
 
 class NodeChoice(Protocol):
@@ -113,8 +115,8 @@ class DefaultMetadataUpdater:
             return wait_ms
         if self._wanted_since_ms is None:
             self._wanted_since_ms = now_ms
-        node, is_any_ready = connections.least_loaded(now_ms)
-        is_lost = node is None and not is_any_ready and not self._metadata.fetch().is_bootstrap_configured
+        node, is_any_connected = connections.least_loaded(now_ms)
+        is_lost = node is None and not is_any_connected and not self._metadata.fetch().is_bootstrap_configured
         if is_lost and self._may_rebootstrap:
             self._must_rebootstrap = True
             return 0

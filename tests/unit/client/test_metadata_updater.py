@@ -180,6 +180,39 @@ def test_it_does_not_start_again_while_a_connection_stands_but_is_busy() -> None
     assert not rig.metadata.fetch().is_bootstrap_configured
 
 
+def test_it_does_not_start_again_while_every_node_asks_to_be_left_alone() -> None:
+    """A quota throttles all brokers alike: what is in flight to them would be lost with the connections."""
+    rig = ClientRig(1, ["t"])
+    rig.await_metadata()
+    rig.connect(0)
+    rig.cluster.throttle_ms = 1_000
+    rig.send(0, rig.metadata.new_metadata_request_builder())
+    rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    rig.cluster.throttle_ms = 0
+    connections, version, throttled_ms = rig.selector.connection_ids, rig.metadata.update_version, rig.now_ms
+    rig.metadata.request_update()
+    rig.poll_until(lambda: rig.metadata.update_version > version)
+    assert not rig.metadata.fetch().is_bootstrap_configured
+    assert rig.selector.connection_ids == connections
+    assert 1_000 <= rig.now_ms - throttled_ms <= 1_100
+
+
+def test_it_does_not_start_again_while_the_session_of_the_only_connection_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = ClientRig(1, ["t"])
+    rig.await_metadata()
+    rig.connect(0)
+    connections = rig.selector.connection_ids
+    monkeypatch.setattr(rig.selector, "is_channel_ready", lambda _: False)
+    rig.clock.advance(500)
+    rig.metadata.request_update()
+    for _ in range(10):
+        rig.poll(50)
+    assert not rig.metadata.fetch().is_bootstrap_configured
+    assert rig.selector.connection_ids == connections
+
+
 def test_it_does_not_start_again_over_and_over_when_it_has_just_done_so() -> None:
     rig = ClientRig(1)
     rig.network.refusing.add(0)

@@ -835,6 +835,22 @@ def test_a_throttled_node_is_left_alone_that_long() -> None:
     assert 1_990 <= two.now_ms - one.now_ms <= 2_100
 
 
+def test_records_in_flight_are_not_sent_again_because_metadata_is_wanted_of_brokers_that_throttle() -> None:
+    """Without idempotence they would be doubled."""
+    harness = warm({**SHORT, "acks": "1"})
+    harness.cluster.on(PRODUCE, faults.change(lambda values: {**values, "throttle_time": 1_000}))
+    harness.cluster.on(PRODUCE, faults.delay(500))
+    deliveries = [harness.send(b"a")]
+    harness.turn(0)
+    deliveries.append(harness.send(b"b"))
+    harness.run_until(lambda: deliveries[0].is_settled)
+    assert not deliveries[1].is_settled
+    harness.metadata.request_update()
+    harness.settle()
+    assert harness.values() == [b"a", b"b"]
+    assert len(produce_attempts(harness)) == 2
+
+
 def test_the_partition_of_a_broker_that_takes_nothing_is_passed_over() -> None:
     """KIP-794, partitioner.availability.timeout.ms."""
     settings = {**AT_ONCE, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}
