@@ -145,7 +145,9 @@ class ProducerConfig(SecurityConfig):
     reconnect_backoff_ms: int = option(
         _ms, 50, "long", "Pause before the first reconnect to a broker; it doubles, with jitter."
     )
-    reconnect_backoff_max_ms: int = option(_ms, 1_000, "long", "The longest pause before a reconnect.")
+    reconnect_backoff_max_ms: int = option(
+        _ms, 1_000, "long", "The longest pause before a reconnect. By default at least reconnect.backoff.ms."
+    )
     socket_connection_setup_timeout_ms: int = option(
         _ms, 10_000, "long", "How long a connection may take to be made, the first time; it doubles, with jitter."
     )
@@ -255,8 +257,9 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
-    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), and a
-    delivery time-out that nobody asked for to a longer linger or request time-out."""
+    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), a delivery
+    time-out that nobody asked for to a longer linger or request time-out, and a longest pause before a reconnect to a
+    longer first one."""
     rules_it_out = (
         parsed.get("acks", -1) != -1
         or parsed.get("retries", INT_MAX) == 0
@@ -267,6 +270,7 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     if "delivery_timeout_ms" not in parsed:
         wanted = parsed.get("request_timeout_ms", 30_000) + parsed.get("linger_ms", 5)
         parsed["delivery_timeout_ms"] = min(max(120_000, wanted), INT_MAX)
+    parsed.setdefault("reconnect_backoff_max_ms", max(1_000, parsed.get("reconnect_backoff_ms", 50)))
     return parsed
 
 

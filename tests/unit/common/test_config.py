@@ -202,6 +202,20 @@ def test_a_delivery_timeout_that_nobody_asked_for_gives_way(settings: dict[str, 
     assert config(**settings).delivery_timeout_ms == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"reconnect_backoff_ms": 5_000}, 5_000),
+        ({"reconnect_backoff_ms": 20}, 1_000),
+        ({"reconnect_backoff_ms": 5_000, "reconnect_backoff_max_ms": 1_000}, 1_000),
+    ],
+)
+def test_a_longest_pause_before_a_reconnect_that_nobody_asked_for_gives_way(
+    settings: dict[str, Any], expected: int
+) -> None:
+    assert config(**settings).reconnect_backoff_max_ms == expected
+
+
 def test_delivery_may_take_exactly_linger_and_one_request() -> None:
     assert config(delivery_timeout_ms=1_005, request_timeout_ms=1_000).delivery_timeout_ms == 1_005
 
