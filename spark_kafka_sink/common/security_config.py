@@ -323,6 +323,9 @@ _SASL_RULES: Final[_Rules] = (
 )
 
 _NO_CLASS: Final = "no Java class is loaded here"
+_TICKETS: Final = "a keytab's ticket is got anew when half its time is over, a cache's never; leave it out"
+_CHECKS: Final = "it is the broker that checks a token; leave it out"
+_ASSERTIONS: Final = "tokens are asked for by client credentials; for another way give sasl.oauthbearer.token.provider"
 JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
     "ssl.provider": "TLS is OpenSSL's here; leave it out",
     "ssl.engine.factory.class": f"{_NO_CLASS}; leave it out",
@@ -334,7 +337,30 @@ JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
     "sasl.client.callback.handler.class": _NO_CLASS,
     "sasl.login.callback.handler.class": _NO_CLASS,
     "sasl.oauthbearer.jwt.retriever.class": _NO_CLASS,
-    "sasl.oauthbearer.jwt.validator.class": f"{_NO_CLASS}, and it is the broker that checks a token",
+    "sasl.oauthbearer.jwt.validator.class": f"{_NO_CLASS}, and {_CHECKS}",
     "sasl.kerberos.kinit.cmd": "no command is run here; keep the ticket fresh, or give a keytab",
+    "sasl.kerberos.min.time.before.relogin": _TICKETS,
+    "sasl.kerberos.ticket.renew.jitter": _TICKETS,
+    "sasl.kerberos.ticket.renew.window.factor": _TICKETS,
+    "sasl.oauthbearer.assertion.algorithm": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.claim.aud": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.claim.exp.seconds": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.claim.iss": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.claim.jti.include": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.claim.nbf.seconds": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.claim.sub": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.file": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.private.key.file": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.private.key.passphrase": _ASSERTIONS,
+    "sasl.oauthbearer.assertion.template.file": _ASSERTIONS,
+    "sasl.oauthbearer.clock.skew.seconds": _CHECKS,
+    "sasl.oauthbearer.expected.audience": _CHECKS,
+    "sasl.oauthbearer.expected.issuer": _CHECKS,
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": _CHECKS,
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": _CHECKS,
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": _CHECKS,
+    "sasl.oauthbearer.jwks.endpoint.url": _CHECKS,
+    "sasl.oauthbearer.scope.claim.name": _CHECKS,
+    "sasl.oauthbearer.sub.claim.name": _CHECKS,
 }
 """Settings of the Java client's security that have no meaning here: key → why."""

@@ -297,9 +297,16 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
         "sasl.client.callback.handler.class",
         "sasl.login.class",
         "sasl.oauthbearer.jwt.retriever.class",
+        "sasl.kerberos.ticket.renew.window.factor",
+        "sasl.kerberos.min.time.before.relogin",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.claim.jti.include",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+        "sasl.oauthbearer.expected.audience",
+        "sasl.oauthbearer.sub.claim.name",
     ],
 )
-def test_a_class_of_java_is_refused_and_its_value_not_shown(key: str) -> None:
+def test_what_only_the_java_client_has_is_refused_as_that_and_its_value_not_shown(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: ") as refusal:
         config(**{key: "hunter2"})
     assert "hunter2" not in str(refusal.value)
