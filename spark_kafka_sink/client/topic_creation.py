@@ -66,7 +66,8 @@ class TopicCreation:
     def _create(
         self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer
     ) -> KafkaError | None:
-        node = self._client.least_loaded_node()
+        # Brokers with ZooKeeper pass nothing on to the controller; those without name any of them as it.
+        node = self._metadata.fetch().controller or self._client.least_loaded_node()
         if node is None:
             return UnknownTopicOrPartitionError("No node could be asked to create it.")
         replicas = min(most_replicas, len(self._metadata.fetch().nodes))

@@ -149,6 +149,17 @@ def test_a_refused_creation_is_raised_with_the_topic() -> None:
         ensure(bench, "decisions")
 
 
+def test_a_missing_topic_is_created_by_the_controller_where_no_other_node_may() -> None:
+    """Brokers with ZooKeeper pass nothing on."""
+    bench = CoordinatorBench()
+    for controller in range(3):
+        bench.cluster.controller_id = controller
+        bench.cluster.scripts.clear()
+        for other in {0, 1, 2} - {controller}:
+            bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None, node_id=other)
+        assert ensure(bench, f"decisions-{controller}") == 5
+
+
 # ---- the newest record of a key --------------------------------------------------------------------------------------
 
 
