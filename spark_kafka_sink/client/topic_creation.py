@@ -19,6 +19,8 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.requests import CreateTopicRequest
 
 _NOT_CONTROLLER: Final = 41
+_THROTTLING_QUOTA_EXCEEDED: Final = 89
+"""Nothing was created: a client waits for as long as it is told, and asks again (KIP-599)."""
 _BACKOFF_MS: Final = 100
 
 
@@ -85,4 +87,5 @@ class TopicCreation:
 
 
 def _may_pass(error: KafkaError) -> bool:
-    return error.retriable or isinstance(error, TopicExistsError) or error.error_code == _NOT_CONTROLLER
+    passes = error.retriable or isinstance(error, TopicExistsError)
+    return passes or error.error_code in {_NOT_CONTROLLER, _THROTTLING_QUOTA_EXCEEDED}

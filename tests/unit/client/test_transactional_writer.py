@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
+from support.scripted_broker.exchange import Answer
 
 from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -158,6 +160,21 @@ def test_a_missing_topic_is_created_by_the_controller_where_no_other_node_may() 
         for other in {0, 1, 2} - {controller}:
             bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None, node_id=other)
         assert ensure(bench, f"decisions-{controller}") == 5
+
+
+def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
+    """KIP-599: a broker refuses what goes beyond it, and says for how long."""
+    bench = CoordinatorBench(node_count=1)
+    exceeded = faults.fail_with(89)
+
+    def refuse(*arguments: Any) -> Answer:
+        answer = exceeded(*arguments)
+        return dataclasses.replace(answer, values={**(answer.values or {}), "throttle_time": 3_000})
+
+    bench.cluster.on(CREATE_TOPICS, refuse)
+    assert ensure(bench, "decisions") == 5
+    refused, created = bench.asked(CREATE_TOPICS)
+    assert created.now_ms - refused.now_ms >= 3_000
 
 
 # ---- the newest record of a key --------------------------------------------------------------------------------------
