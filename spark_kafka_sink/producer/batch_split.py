@@ -38,7 +38,6 @@ def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
 
 def _new_part(batch: ProducerBatch, first_record: DecodedRecord, target: int, now_ms: int) -> ProducerBatch:
     part = ProducerBatch(batch.topic_partition, first_record.timestamp_ms, target, batch.created_ms)
-    part.attempts = batch.attempts + 1
     part.last_attempt_ms = part.retry_at_ms = now_ms
     part.leader_epoch = batch.leader_epoch
     return part

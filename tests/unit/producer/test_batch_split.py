@@ -79,11 +79,11 @@ def test_one_huge_record_among_small_ones_is_cut_out() -> None:
     assert [record.value for record in all_records(parts)] == [b"a", bytes(5_000), b"b", b"c"]
 
 
-def test_parts_carry_age_and_attempts_on_and_do_not_back_off() -> None:
+def test_parts_are_as_old_as_their_batch_but_were_never_tried() -> None:
     batch, _ = sealed_batch([b"a", b"b"])
     batch.attempts, batch.leader_epoch = 3, 8
     for part in split_batch(batch, 2_000):
-        assert (part.created_ms, part.attempts, part.leader_epoch) == (1_000, 4, 8)
+        assert (part.created_ms, part.attempts, part.leader_epoch) == (1_000, 0, 8)
         assert not part.is_backing_off(2_000)
         assert not part.is_open
 

@@ -532,6 +532,17 @@ def random_bytes(seed: int, count: int) -> bytes:
     return random.Random(seed).randbytes(count)
 
 
+def test_a_split_takes_none_of_the_retries_of_its_parts() -> None:
+    harness = warm({"linger.ms": "50", "retries": "1"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 300
+    values = [b"%d" % index * 30 for index in range(8)]
+    harness.cluster.on(PRODUCE, faults.fail_with(6), skip=1)
+    deliveries = [harness.send(value) for value in values]
+    harness.settle()
+    assert [delivery.error for delivery in deliveries] == [None] * 8
+    assert harness.values() == values
+
+
 def test_what_follows_a_split_batch_stays_behind_it() -> None:
     harness = warm({"linger.ms": "0", "batch.size": "1000"})
     harness.cluster.topics[TOPIC].max_message_bytes = 500
