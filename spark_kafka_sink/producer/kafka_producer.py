@@ -207,6 +207,8 @@ class KafkaProducer(TransactionMethods):
                 left_ms,
                 self._clock.now_ms(),
             )
+            if is_to_be_seen:
+                self.sender.wakeup()
         except IllegalStateError:
             raise
         except KafkaError as error:
@@ -217,9 +219,8 @@ class KafkaProducer(TransactionMethods):
             return failed
         except BaseException as cause:
             self._lose_transaction(cause)
+            self.sender.wakeup()  # Ctrl-C may have come when the record was in and the Sender not woken for it
             raise
-        if is_to_be_seen:
-            self.sender.wakeup()
         return future
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
@@ -237,6 +238,7 @@ class KafkaProducer(TransactionMethods):
             raise
         except BaseException as cause:
             self._lose_transaction(cause)
+            self.sender.wakeup()  # rows may be in, and others may have waited behind those that failed
             raise
 
     def _send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None) -> None:
@@ -281,11 +283,8 @@ class KafkaProducer(TransactionMethods):
             groups = self._partitioner(topic).assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
             chosen = [partition for partition, _, _ in groups]
         self._join_transaction(topic, chosen)
-        now_ms = self._clock.now_ms()
-        try:
-            self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, now_ms)
-        finally:
-            self.sender.wakeup()  # where the rows failed, too: others may have waited behind them
+        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
+        self.sender.wakeup()
 
     def _choose_partition(
         self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int

@@ -275,6 +275,25 @@ def test_rows_that_cannot_be_encoded_wake_the_sender_for_the_batch_behind_them(m
     assert woken
 
 
+@pytest.mark.parametrize("call", ["send", "send_columns"])
+def test_wherever_a_call_is_interrupted_the_sender_is_woken_for_what_is_in(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
+    for at in count():
+        harness = ProducerHarness(topics={TOPIC: 3})
+        harness.warm_up()
+        woken: list[bool] = []
+        monkeypatch.setattr(harness.client, "wakeup", lambda woken=woken: woken.append(True))
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            getattr(harness.producer, call)(*arguments)
+        assert woken or not harness.accumulator.has_undrained, interrupt.where
+        if interrupt.where is None:
+            break
+    assert at > 20, "the interrupts come in every function"
+
+
 def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
     harness = lingering()
     harness.clock.advance(7)
