@@ -22,6 +22,10 @@ class FakeClock:
     def wall_ms(self) -> int:
         return self._now_ms + self._wall_offset_ms
 
+    def set_wall(self, wall_ms: int) -> None:
+        """As an administrator does, or NTP."""
+        self._wall_offset_ms = wall_ms - self._now_ms
+
     def advance(self, duration_ms: int) -> None:
         if duration_ms < 0:
             raise ValueError(f"time does not go back: {duration_ms}")

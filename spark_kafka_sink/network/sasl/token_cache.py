@@ -55,7 +55,9 @@ class _Held:
 
 
 class TokenCache:
-    """`get` gives a token that is valid now. Times are the wall clock's, as the provider's are."""
+    """`get` gives a token that is valid now. A token's times are the wall clock's, as the provider's are; that of the
+    next attempt is not, for a wall clock that is set back would put it off as long.
+    """
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class TokenCache:
         held = self._held
         if held is not None and now_ms < held.refresh_at_ms:
             return held.token
-        if now_ms >= self._not_before_ms:
+        if self._clock.now_ms() >= self._not_before_ms:
             self._fetch(now_ms)
         if self._last_error is None:
             assert self._held is not None
@@ -113,7 +115,7 @@ class TokenCache:
             self._failures += 1
             rule = self._rule
             pause_ms = min(rule.retry_backoff_ms << min(self._failures - 1, 30), rule.retry_backoff_max_ms)
-            self._not_before_ms = self._clock.wall_ms() + pause_ms
+            self._not_before_ms = self._clock.now_ms() + pause_ms
             self._last_error = _told(error)
             log.warning("No new token for SASL OAUTHBEARER; trying again in %d ms: %s", pause_ms, self._last_error)
         else:

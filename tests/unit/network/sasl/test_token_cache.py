@@ -104,6 +104,16 @@ def test_failures_are_not_repeated_at_once_and_the_pause_doubles(cache, provider
     assert cache.get().reveal() == f"token-{provider.calls}"
 
 
+def test_a_wall_clock_that_is_set_back_after_a_failure_puts_off_no_attempt(cache, provider, clock) -> None:
+    provider.error = RetriableError("the endpoint is away")
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+    provider.error = None
+    clock.set_wall(clock.wall_ms() - HOUR_MS)
+    clock.advance(100)
+    assert cache.get().reveal() == "token-2"
+
+
 def test_a_refusal_stays_one(cache, provider) -> None:
     provider.error = SaslAuthenticationError("no such client")
     for _ in range(2):
