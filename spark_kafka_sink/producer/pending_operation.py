@@ -53,6 +53,7 @@ class PendingOperation:
         self._result: TransactionalResult | None = None
         self.last_refusal: KafkaError | None = None
         """Why the operation takes so long: what it is sent again after."""
+        self._closed_by: KafkaError | None = None
 
     def begin(self, operation: str, what: object = None) -> TransactionalResult:
         self._result = TransactionalResult(operation, what)
@@ -69,11 +70,13 @@ class PendingOperation:
         result = self._result
         if result is not None and (result.operation, result.what) == (operation, what) and not result.is_heard:
             return result
-        if (operation, "" if result is None else result.operation) not in _OVERTAKES:
+        if self._closed_by is not None or (operation, "" if result is None else result.operation) not in _OVERTAKES:
             self.ensure_none(operation)
         return None
 
     def ensure_none(self, operation: str) -> None:
+        if self._closed_by is not None:
+            raise self._closed_by
         result = self._result
         if result is None or result.is_heard or (result.is_done and result.error is not None):
             return
@@ -86,6 +89,11 @@ class PendingOperation:
         """End the operation, if one is under way."""
         if self._result is not None:
             self._result.finish(error)
+
+    def close(self, error: KafkaError) -> None:
+        """Nobody sees to operations any more: one under way ends with `error`, which is raised where another begins."""
+        self._closed_by = error
+        self.give_up(error)
 
     def is_under_way(self, operation: str) -> bool:
         return self._result is not None and self._result.operation == operation and not self._result.is_done

@@ -178,7 +178,7 @@ class TransactionalExchange(TransactionManager):
 
     def give_up(self, error: KafkaError) -> None:
         with self._lock:
-            self._pending.give_up(error)
+            self._pending.close(error)
 
     def _enqueue_new_partitions(self) -> None:
         added = self._content.ask_for_new() if self.state in {State.IN_TRANSACTION, State.COMMITTING} else None

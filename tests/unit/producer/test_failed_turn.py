@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
@@ -13,6 +14,7 @@ from support.transaction_harness import TransactionHarness
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError, ProducerClosedError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.record.columns import RecordColumns
 
 SETTINGS = {
@@ -154,6 +156,38 @@ def test_a_transaction_hears_that_the_thread_has_ended() -> None:
     with pytest.raises(SystemExit):
         harness.producer.sender.run()
     assert isinstance(result.error, ProducerClosedError)
+
+
+@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
+def test_a_transaction_does_not_wait_for_a_thread_that_is_gone(call: str) -> None:
+    harness = TransactionHarness(2).started()
+    harness.client.poll = exits
+    with pytest.raises(SystemExit):
+        harness.producer.sender.run()
+    began_ms = harness.now_ms
+    with pytest.raises(ProducerClosedError, match="lost its thread to SystemExit"):
+        getattr(harness.producer, call)()
+    assert harness.now_ms == began_ms
+
+
+@pytest.mark.parametrize("call", ["init_transactions", "commit_transaction"])
+def test_a_transactional_call_does_not_wait_where_another_thread_closes_as_it_begins(call: str) -> None:
+    harness = TransactionHarness(2)
+    if call == "commit_transaction":
+        harness.started()
+    manager = harness.manager
+    begin = manager.begin_commit if call == "commit_transaction" else manager.begin_initialize
+
+    def after_the_close(*arguments: Any) -> TransactionalResult:
+        harness.producer.close()
+        harness.producer.sender.run()
+        return begin(*arguments)
+
+    setattr(manager, begin.__name__, after_the_close)
+    began_ms = harness.now_ms
+    with pytest.raises(ProducerClosedError, match="was closed"):
+        getattr(harness.producer, call)()
+    assert harness.now_ms == began_ms
 
 
 def test_a_flush_does_not_wait_for_a_thread_that_is_gone() -> None:
