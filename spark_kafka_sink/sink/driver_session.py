@@ -52,8 +52,8 @@ class StreamBatch(NamedTuple):
 
 
 class DriverSession:
-    """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings and
-    after a long rest.
+    """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings, after
+    a long rest, and after an error that is none of Kafka's: a client that was interrupted may wait for ever.
     """
 
     def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
@@ -80,15 +80,21 @@ class DriverSession:
             self._connect(config)
             self._used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
-            mandate = self._driver.begin(held, self._decided)
-            batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-            known, self._decided = self._decided, None
+            mandate: Mandate | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:
+                mandate = self._driver.begin(held, self._decided)
+                batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
+                known, self._decided = self._decided, None
                 outcomes = run_tasks(mandate, batch_id)
                 committed = self._driver.commit(outcomes)
-            except BaseException:
-                self._give_up(mandate, outcomes)
+            except BaseException as cause:
+                if not isinstance(
+                    cause, KafkaError
+                ):  # Ctrl-C, say, in the midst of what the client does with an answer
+                    self.close()
+                if mandate is not None:
+                    self._give_up(config, mandate, outcomes)
                 raise
             end = committed.driver or mandate.driver
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
@@ -142,8 +148,9 @@ class DriverSession:
         self._driver = ExactlyOnceDriver(self._prefix, cluster, SystemClock().wall_ms)
         self._coordinator, self._connected_by = coordinator, wanted
 
-    def _give_up(self, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
+    def _give_up(self, config: SinkConfig, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
         try:
+            self._connect(config)
             self._driver.abort(mandate, outcomes)
         except KafkaError as error:
             log.warning("What the batch left open ends when the query is started again, or by time-out: %s", error)

@@ -11,7 +11,7 @@ from support.coordinator_bench import CoordinatorBench
 
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, ProducerFencedError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaTimeoutError, ProducerFencedError
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -156,6 +156,26 @@ def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(bench:
         session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), fail)
     assert bench.state("orders/0") == "CompleteAbort"
     bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("step", ["begin", "commit"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, KafkaTimeoutError])
+def test_a_client_that_was_interrupted_is_not_used_again(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
+) -> None:
+    """It may wait for ever for what it had an answer to. Signal handlers raise what they like."""
+
+    def interrupted(*_: object) -> None:
+        raise error
+
+    bench.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, step, interrupted)
+        with pytest.raises(error):
+            bench.run(1)
+    bench.run(1)
+    assert bench.connections == (["made"] if error is KafkaTimeoutError else ["made", "closed", "made"])
     assert bench.values() == ["row 0", "row 1"]
 
 
