@@ -86,6 +86,7 @@ class KafkaProducer(TransactionMethods):
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = ApiVersions()
         self._transaction_manager = self._make_transaction_manager(api_versions)
+        self._sends: set[object] = set() if self._transaction_manager is None else self._transaction_manager.sends
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup())
         self._metrics = ProducerMetrics(self._pool, self._metadata)
         self._accumulator = RecordAccumulator(
@@ -195,18 +196,14 @@ class KafkaProducer(TransactionMethods):
             size = record_size_upper_bound(key_bytes, value_bytes, headers)
             self._ensure_valid_size(topic, size)
             chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
-            self._join_transaction(topic, [chosen])
-            is_to_be_seen = self._accumulator.append_row(
-                TopicPartition(topic, chosen),
-                key_bytes,
-                value_bytes,
-                headers,
-                stamp,
-                size,
-                RecordThunk(future, on_completion),
-                left_ms,
-                self._clock.now_ms(),
-            )
+            place, thunk = TopicPartition(topic, chosen), RecordThunk(future, on_completion)
+            try:
+                self._join_transaction(topic, [chosen], future)
+                is_to_be_seen = self._accumulator.append_row(
+                    place, key_bytes, value_bytes, headers, stamp, size, thunk, left_ms, self._clock.now_ms()
+                )
+            finally:
+                self._sends.discard(future)
             if is_to_be_seen:
                 self.sender.wakeup()
         except IllegalStateError:
@@ -282,8 +279,11 @@ class KafkaProducer(TransactionMethods):
         if partitions is None:
             groups = self._partitioner(topic).assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
             chosen = [partition for partition, _, _ in groups]
-        self._join_transaction(topic, chosen)
-        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
+        try:
+            self._join_transaction(topic, chosen, block)
+            self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
+        finally:
+            self._sends.discard(block)
         self.sender.wakeup()
 
     def _choose_partition(
@@ -306,8 +306,7 @@ class KafkaProducer(TransactionMethods):
         return partitioner
 
     def _update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
-        partitioner = self._partitioners.get(topic)
-        if partitioner is not None:
+        if (partitioner := self._partitioners.get(topic)) is not None:
             partitioner.update_loads(queue_sizes, available_count)
 
     def _ensure_valid_size(self, topic: str, size: int) -> None:

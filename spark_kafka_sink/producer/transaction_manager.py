@@ -97,6 +97,10 @@ class TransactionManager:
         self.producer = NO_PRODUCER
         self.last_error: KafkaError | None = None
         self.sequences = SequenceTable()
+        self.sends: set[object] = set()
+        """Those that have joined a transaction and whose records are not incomplete yet. Each takes itself out, without
+        a lock and by a call that Ctrl-C does not divide.
+        """
         self._retry_backoff = retry_backoff
         self._unresolved: set[TopicPartition] = set()
         self._to_restart: set[TopicPartition] = set()

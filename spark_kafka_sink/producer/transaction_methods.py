@@ -95,12 +95,14 @@ class TransactionMethods:
         """Make the transaction as if it had never been; records that were not sent fail."""
         self._operate("txn-abort", lambda manager: manager.begin_abort())
 
-    def _join_transaction(self, topic: str, partitions: Iterable[int]) -> None:
-        """Records of these partitions are about to be appended: they belong to a transaction, where there is an id."""
+    def _join_transaction(self, topic: str, partitions: Iterable[int], send: object) -> None:
+        """Records of these partitions are about to be appended: they belong to a transaction, where there is an id, and
+        that does not end before `send` is taken out of the manager's.
+        """
         manager = self._transaction_manager
         if isinstance(manager, TransactionalManager):
             for partition in dict.fromkeys(partitions):
-                manager.add_partition(TopicPartition(topic, partition))
+                manager.add_partition(TopicPartition(topic, partition), send)
 
     def _lose_transaction(self, cause: BaseException) -> None:
         """A record was not taken, be it for Ctrl-C: without it the transaction must not be committed. A time-out is

@@ -137,15 +137,15 @@ class TransactionalExchange(TransactionManager):
     # ---- requests: the Sender thread -------------------------------------------------------------------------------
 
     def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:
-        """What to send next, if anything. The end of a transaction waits until no batch is incomplete, which is asked
-        once the end is in the queue: no record can come after that.
+        """What to send next, if anything. The end of a transaction waits until no send is under way that joined it, and
+        then until no batch is incomplete, which is asked once the end is in the queue: no record can come after that.
         """
         with self._lock:
             if self._queue.in_flight is not None or self.has_fatal_error:
                 return None
             self._enqueue_new_partitions()
             first = self._queue.first()
-            if first is None or (first.priority is Priority.END_TXN and has_incomplete()):
+            if first is None or (first.priority is Priority.END_TXN and (self.sends or has_incomplete())):
                 return None
             if first.priority is Priority.END_TXN and self._content.is_empty:
                 self._queue.remove(first)

@@ -71,9 +71,9 @@ class TransactionalManager(TransactionalExchange):
             self.transaction_version = 2 if self._finalized_feature("transaction.version") >= 2 else 1
             self._forget_transaction()
 
-    def add_partition(self, topic_partition: TopicPartition) -> None:
-        """A record of the partition is about to be appended. Raises IllegalStateError outside a transaction, and the
-        error of one that can only be aborted.
+    def add_partition(self, topic_partition: TopicPartition, send: object = None) -> None:
+        """A record of the partition is about to be appended, by `send`, for which the transaction's end waits. Raises
+        IllegalStateError outside a transaction, and the error of one that can only be aborted.
         """
         with self._lock:
             self._raise_error()
@@ -82,6 +82,8 @@ class TransactionalManager(TransactionalExchange):
                     f"A record can be sent between begin_transaction and its end; this producer {self.state.value}."
                 )
             self._content.add(topic_partition, self.transaction_version)
+            if send is not None:
+                self.sends.add(send)
 
     def begin_send_offsets(
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata

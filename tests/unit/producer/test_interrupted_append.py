@@ -289,6 +289,7 @@ def test_wherever_a_call_is_interrupted_the_sender_is_woken_for_what_is_in(
         with suppress(KeyboardInterrupt), interrupt:
             getattr(harness.producer, call)(*arguments)
         assert woken or not harness.accumulator.has_undrained, interrupt.where
+        assert not harness.producer._sends, "a transaction would wait for it"
         if interrupt.where is None:
             break
     assert at > 20, "the interrupts come in every function"

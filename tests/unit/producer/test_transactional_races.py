@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 from support.producer_harness import TOPIC
-from support.transaction_harness import ADD_PARTITIONS, FIND_COORDINATOR, GROUP, TransactionHarness
+from support.transaction_harness import ADD_PARTITIONS, END_TXN, FIND_COORDINATOR, GROUP, PLACE, TransactionHarness
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.record.columns import RecordColumns
 
 
 def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> list[State]:
@@ -106,3 +107,63 @@ def test_an_abort_takes_back_a_lookup_that_is_about_to_be_sent() -> None:
     assert harness.cluster.requests_of(FIND_COORDINATOR) == []
     harness.producer.abort_transaction()
     ends_in_peace(harness)
+
+
+def send_by(harness: TransactionHarness, append: str, value: bytes) -> None:
+    if append == "append_row":
+        harness.producer.send(TOPIC, value, partition=0)
+    else:
+        harness.producer.send_columns(TOPIC, RecordColumns.from_rows([value], partitions=[0]))
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("call", ["append_row", "append_block"])
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_transaction_does_not_end_before_a_send_that_joined_it(version: int, call: str, end: str) -> None:
+    harness = TransactionHarness(version).started()
+    harness.send(b"first", partition=0)
+    harness.settle()
+    append = getattr(harness.accumulator, call)
+
+    def late(*arguments: object) -> object:
+        getattr(harness.manager, f"begin_{end}")()  # as another thread
+        harness.run_for(500)
+        assert harness.cluster.requests_of(END_TXN) == []
+        return append(*arguments)
+
+    setattr(harness.accumulator, call, late)
+    send_by(harness, call, b"late")
+    setattr(harness.accumulator, call, append)
+    getattr(harness.producer, f"{end}_transaction")()
+    expected = [b"first", b"late"] if end == "commit" else []
+    assert harness.committed() == expected
+    harness.commit(b"next")
+    assert harness.committed() == [*expected, b"next"]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", ["append_row", "append_block"])
+def test_no_transaction_waits_for_a_send_that_has_failed(
+    monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
+) -> None:
+    def breaks(*_: object) -> None:
+        raise error
+
+    harness = TransactionHarness(2).started()
+    harness.send(b"first", partition=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.accumulator, call, breaks)
+        with pytest.raises(error):
+            send_by(harness, call, b"lost")
+    harness.producer.abort_transaction()
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
+
+
+def test_no_transaction_waits_for_a_send_that_came_too_late() -> None:
+    """Threads that try again and again would keep it from its end."""
+    harness = TransactionHarness(2).started()
+    harness.manager.begin_commit()
+    with pytest.raises(IllegalStateError):
+        harness.manager.add_partition(PLACE, "a send")
+    assert not harness.manager.sends
