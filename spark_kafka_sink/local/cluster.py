@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 import time
@@ -87,6 +88,7 @@ class EmbeddedKafka:
         self._ports: list[ReservedPort] = []
         self._watchdog: Watchdog | None = None
         self._claim: IO[str] | None = None
+        self._process_id = os.getpid()
 
     def __enter__(self) -> Self:
         self.start()
@@ -129,6 +131,7 @@ class EmbeddedKafka:
         """
         if self._nodes:
             raise LocalBrokerError("This embedded cluster is started already.")
+        self._process_id = os.getpid()
         cache = cache_dir()
         jars = fetch_jars(self._release.lock_path, cache=cache)
         jvm = with_class_archive(Jvm(find_java(), self._release, jars), cache)
@@ -156,7 +159,11 @@ class EmbeddedKafka:
             raise
 
     def stop(self) -> None:
-        """End every node. A temporary data folder goes with them; one to be kept is closed in order first."""
+        """End every node. A temporary data folder goes with them; one to be kept is closed in order first. In a forked
+        child it does nothing: the watchdog would let go of the parent's nodes.
+        """
+        if os.getpid() != self._process_id:
+            return
         running = [node for node in self._nodes.values() if node.running]
         if self._data_dir is not None:
             # All at once: the last ones of three find no quorum to say goodbye to, and are killed when the time is up.
