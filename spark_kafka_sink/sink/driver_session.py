@@ -89,9 +89,7 @@ class DriverSession:
                 outcomes = run_tasks(mandate, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
-                if not isinstance(
-                    cause, KafkaError
-                ):  # Ctrl-C, say, in the midst of what the client does with an answer
+                if not isinstance(cause, KafkaError):  # Ctrl-C, say, in the midst of what the client does
                     self.close()
                 if mandate is not None:
                     self._give_up(config, mandate, outcomes)
