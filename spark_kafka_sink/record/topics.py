@@ -23,11 +23,16 @@ def by_topic(columns: RecordColumns, topics: pa.Array, null_text: str) -> Iterat
     counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(encoded.indices).to_pylist()}
     if len(counts) <= 1:
         if counts:
-            yield topics[0].as_py(), columns
+            yield _name(encoded.dictionary[next(iter(counts))]), columns
         return
     order = pc.sort_indices(encoded.indices)  # stable, so that a topic's rows keep their order
     sorted_columns = columns.take(order)
     first = 0
     for index in sorted(counts):
-        yield encoded.dictionary[index].as_py(), sorted_columns.slice(first, counts[index])
+        yield _name(encoded.dictionary[index]), sorted_columns.slice(first, counts[index])
         first += counts[index]
+
+
+def _name(entry: pa.StringScalar) -> str:
+    """Spark's strings hold whatever bytes were cast to one; a replacement character makes no name that a topic has."""
+    return bytes(entry.as_buffer()).decode(errors="replace")

@@ -43,3 +43,12 @@ def test_a_dictionary_column_and_a_slice_of_one_are_taken_as_they_are() -> None:
 def test_a_null_topic_is_refused_in_the_words_given() -> None:
     with pytest.raises(SchemaError, match="null!"):
         split(["orders", None])
+
+
+@pytest.mark.parametrize("others", [[], [b"orders"]])
+def test_a_name_that_is_not_utf_8_passes_as_one_that_no_topic_has(others: list[bytes]) -> None:
+    """Spark takes any bytes for a string; the producer refuses the name as it does any that is not valid."""
+    names = [b"\xffa", *others]
+    topics = pa.array(names, pa.binary()).view(pa.string())
+    columns = RecordColumns(pa.array(names, pa.binary()))
+    assert {topic for topic, _ in by_topic(columns, topics, "null!")} == {"\ufffda", *map(bytes.decode, others)}
