@@ -191,12 +191,23 @@ def test_a_topic_option_of_blanks_is_refused_before_any_task(
         ours(frame_of(UNKEYED), options)
 
 
-def test_spark_gives_a_python_data_source_no_two_columns_of_one_name(
-    frame_of: Frames, new_topics: Callable[..., Topics]
+@pytest.mark.parametrize(
+    ("ignored", "text"),
+    [
+        ("1 AS other, 2 AS other", "DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT"),
+        ("named_struct('a', 1, 'a', 2) AS other", "DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT"),
+        ("INTERVAL '1' MONTH AS other", "KeyError: 21"),
+        ("make_interval(1) AS other", 'Cannot use "INTERVAL" type in the table schema'),
+    ],
+)
+def test_columns_that_are_not_written_and_that_spark_gives_no_python_data_source(
+    frame_of: Frames, new_topics: Callable[..., Topics], ignored: str, text: str
 ) -> None:
     options = new_topics("").options(TO_THE_TOPIC)
-    with pytest.raises(Exception, match="DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT"):
-        BATCH_WAYS["format"](frame_of("SELECT 'v' AS value, 1 AS other, 2 AS other FROM rows"), options)
+    frame = frame_of(f"SELECT 'v' AS value, {ignored} FROM rows")
+    with pytest.raises(Exception, match=text):
+        BATCH_WAYS["format"](frame, options)
+    BATCH_WAYS["write"](frame, options)
 
 
 def test_the_row_interfaces_know_header_fields_by_their_names(
