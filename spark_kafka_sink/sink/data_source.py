@@ -112,7 +112,7 @@ class KafkaSinkDataSource(DataSource):
             # its hour depends on the session's time zone, which Spark does not tell a data source
             raise SchemaError(
                 f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
-                f" CAST({TIMESTAMP} AS TIMESTAMP) reads it in the session's time zone"
+                f" CAST({TIMESTAMP} AS TIMESTAMP_LTZ) reads it in the session's time zone"
             )
         return config
 

@@ -105,5 +105,6 @@ def _positions(schema: StructType) -> dict[str, int]:
 
 def _expression(name: str, position: int, data_type: DataType) -> str:
     if name == TIMESTAMP and not isinstance(data_type, LongType):
-        return f"unix_millis(CAST(c{position} AS TIMESTAMP)) AS `{name}`"
+        # _LTZ: spark.sql.timestampType may make TIMESTAMP one without a zone
+        return f"unix_millis(CAST(c{position} AS TIMESTAMP_LTZ)) AS `{name}`"
     return f"c{position} AS `{name}`"

@@ -100,6 +100,18 @@ def test_strings_arrive_as_their_utf8_bytes_and_without_a_timestamp_column_the_t
     assert before <= earliest <= latest <= time.time_ns() // 1_000_000
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
+def test_write_takes_timestamps_in_a_session_whose_own_type_has_no_zone(
+    spark: SparkSession, kafka_broker: Admin, topic: str, kind: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    frame = session.sql(f"SELECT 'v' AS value, {kind} '2026-01-01 09:00:00' AS timestamp")
+    assert sink_of(kafka_broker, topic=topic).write(frame).records == 1
+    assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).first().timestamp_ms == 1_767_225_600_000
+
+
 def test_each_row_goes_to_the_topic_that_it_names(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], write: Write
 ) -> None:

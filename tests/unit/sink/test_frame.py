@@ -40,7 +40,7 @@ def test_the_topic_option_wins_over_the_column() -> None:
 
 
 def test_timestamps_become_milliseconds_in_the_jvm_and_milliseconds_stay() -> None:
-    made = "unix_millis(CAST(c1 AS TIMESTAMP)) AS `timestamp`"
+    made = "unix_millis(CAST(c1 AS TIMESTAMP_LTZ)) AS `timestamp`"
     assert projection(schema(value=TEXT, timestamp=TimestampType()), "t")[1] == made
     assert projection(schema(value=TEXT, timestamp=TimestampNTZType()), "t")[1] == made
     assert projection(schema(value=TEXT, timestamp=LONG), "t")[1] == "c1 AS `timestamp`"
