@@ -58,7 +58,7 @@ class NamedProducer(ScriptedProducer):
 class Bench:
     """A task's delivery under a mandate. `found` is what the cluster says of the driver."""
 
-    def __init__(self, last_batch_id: int | None = None) -> None:
+    def __init__(self, last_batch_id: int | None = None, partition: int = 0, attempt: int = 0) -> None:
         self.made: list[NamedProducer] = []
         self.found: TransactionDescription | None = TransactionDescription(
             "P/driver", TransactionState.EMPTY, 1, 0, 1, None, frozenset()
@@ -66,7 +66,8 @@ class Bench:
         driver = OpenTransaction("P/driver", 1, 0, 2)
         mandate = Mandate("P", driver, TopicPartition("decisions", 0), last_batch_id)
         pool = ProducerPool(self._create, FakeClock())
-        self.delivery = TransactionalDelivery(CONFIG, pool, mandate, TaskIdentity(4, "", 0, 0), lambda _: self.found)
+        task = TaskIdentity(4, "", partition, attempt)
+        self.delivery = TransactionalDelivery(CONFIG, pool, mandate, task, lambda _: self.found)
 
     def _create(self, config: ProducerConfig) -> NamedProducer:
         self.made.append(NamedProducer(config))
@@ -97,6 +98,27 @@ def test_a_task_whose_driver_nobody_knows_is_too_late() -> None:
     assert bench.made == []
 
 
+def test_another_attempt_writes_under_an_id_of_its_own() -> None:
+    bench = Bench(partition=3, attempt=2)
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    assert bench.made[0].names == ["P/3.2"]
+
+
+@pytest.mark.parametrize("error", [KafkaError, KeyboardInterrupt])
+@pytest.mark.parametrize("step", ["init_transactions", "begin_transaction"])
+def test_a_producer_whose_transaction_does_not_begin_is_closed(
+    step: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(NamedProducer, step, refuse)
+    bench = Bench()
+    with pytest.raises(error):
+        bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    assert len(bench.made[0].closed_with) == 1
+
+
 def test_the_marker_says_which_batch_comes_next_and_whose_rows_these_are() -> None:
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x", b"y"]))
@@ -106,6 +128,7 @@ def test_the_marker_says_which_batch_comes_next_and_whose_rows_these_are() -> No
     written = bench.delivery.outcome.written
     assert written is not None
     assert (written.rows, written.marker_text) == (2, "producer_id=1 epoch=0 rows=2")
+    assert bench.delivery.outcome.rows == 2
 
 
 def test_a_row_that_is_not_acknowledged_fails_the_task_whose_transaction_is_aborted() -> None:
