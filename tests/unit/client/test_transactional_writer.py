@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
+from support.scripted_broker.cluster import NO_LEADER
 from support.scripted_broker.exchange import Answer
 
 from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
@@ -21,6 +22,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.messages import ApiKey
 
 PRODUCE, CREATE_TOPICS = int(ApiKey.PRODUCE), int(ApiKey.CREATE_TOPICS)
+ADD_PARTITIONS, FETCH, LIST_OFFSETS = int(ApiKey.ADD_PARTITIONS_TO_TXN), int(ApiKey.FETCH), int(ApiKey.LIST_OFFSETS)
 
 
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
@@ -46,6 +48,7 @@ def committed(bench: CoordinatorBench) -> list[bytes | None]:
 def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     write(bench, open_, "first")
+    assert len(bench.asked(ADD_PARTITIONS)) == 2 - open_.transaction_version  # from version 2 on the leader does it
     assert committed(bench) == []
     outcome = bench.commit(open_)
     assert committed(bench) == [b"first"]
@@ -96,6 +99,36 @@ def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorB
     bench.cluster.on(PRODUCE, faults.lose_request(), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"t-0: no record was written within 3000 ms"):
         write(bench, open_, "unheard", limit_ms=3_000)
+
+
+def test_what_was_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -> None:
+    bench.cluster.coordinators["driver"] = 1
+    open_ = begin(bench)
+    bench.rig.network.hanging.add(0)
+    bench.rig.network.cut(0)
+    with pytest.raises(KafkaTimeoutError):
+        write(bench, open_, "given up", limit_ms=500)
+    bench.rig.network.hanging.clear()
+    bench.end([open_], committed=False)
+    bench.rig.poll_until(lambda: not bench.client.has_pending_requests())
+    assert bench.asked(PRODUCE) == []
+
+
+def test_a_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.move_leader("t", 0, NO_LEADER)
+    bench.client.await_metadata_update(bench.timer())
+    bench.rig.selector.at(bench.rig.now_ms + 500, lambda: bench.cluster.move_leader("t", 0, 0))
+    write(bench, open_, "led again")
+    bench.commit(open_)
+    assert committed(bench) == [b"led again"]
+
+
+def test_an_answer_that_does_not_mention_the_partition_is_none(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.change(lambda _: {"responses": []}))
+    write(bench, open_, "once")
+    assert len(bench.asked(PRODUCE)) == 2
 
 
 def test_a_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:
@@ -206,8 +239,19 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: Coor
     bench.commit(open_)
     with pytest.raises(KafkaTimeoutError, match="a transaction stayed open at offset 0"):
         newest(bench, b"mine", 2_000)
+    assert len(bench.asked(LIST_OFFSETS)) < 150  # every 20 ms, not as fast as the broker answers
     bench.end([blocking], committed=False)
     assert newest(bench, b"mine") == b"decided"
+
+
+def test_a_beginning_that_compaction_moves_meanwhile_is_asked_for_again(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    for sequence in range(4):
+        bench.coordinator.writer.write(open_, PLACE, b"mine", b"%d" % sequence, sequence, bench.timer())
+    bench.commit(open_)
+    bench.cluster.on(FETCH, faults.fail_with(1))
+    assert newest(bench, b"mine") == b"3"
+    assert len(bench.asked(FETCH)) == 2
 
 
 def test_another_partition_is_not_looked_at(bench: CoordinatorBench) -> None:
