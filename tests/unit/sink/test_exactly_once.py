@@ -1,4 +1,4 @@
-"""What a driver refuses to decide, and what it says of a batch with nothing in it."""
+"""What a driver refuses to decide, what it says of a batch with nothing in it, and what it ends of others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from support.coordinator_bench import CoordinatorBench
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction
-from spark_kafka_sink.common.errors import IllegalStateError
-from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, InvalidProducerEpochError, KafkaTimeoutError
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -22,9 +23,17 @@ CONFIG = SinkConfig.from_options(
 
 
 @pytest.fixture
-def driver() -> ExactlyOnceDriver:
-    cluster = KafkaDriverCluster(CoordinatorBench().coordinator, CONFIG, "P")
-    return ExactlyOnceDriver("P", cluster, lambda: 0)
+def bench() -> CoordinatorBench:
+    return CoordinatorBench()
+
+
+def driver_of(bench: CoordinatorBench, prefix: str) -> ExactlyOnceDriver:
+    return ExactlyOnceDriver(prefix, KafkaDriverCluster(bench.coordinator, CONFIG, prefix), lambda: 0)
+
+
+@pytest.fixture
+def driver(bench: CoordinatorBench) -> ExactlyOnceDriver:
+    return driver_of(bench, "P")
 
 
 def outcome(driver: ExactlyOnceDriver, partition: int) -> TaskOutcome:
@@ -62,3 +71,86 @@ def test_a_batch_without_rows_is_neither_decided_nor_skipped(driver: ExactlyOnce
     for outcomes in ([], [empty]):
         assert driver.commit(outcomes) == Committed(None, False, None)
     assert driver.begin().last_batch_id is None
+
+
+def told_by_a_task(bench: CoordinatorBench, mandate: Mandate) -> TaskOutcome:
+    """Of one that has left its transaction open."""
+    open_ = bench.raw.begin(f"{mandate.prefix}/0", timeout_ms=60_000)
+    bench.raw.write(open_, TopicPartition("t", 0), "row")
+    return TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))
+
+
+@pytest.mark.parametrize(("age_ms", "is_decided"), [(47_000, True), (49_000, False)])
+def test_a_transaction_that_has_too_little_of_its_time_left_is_not_decided_on(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, age_ms: int, is_decided: bool
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    bench.rig.clock.sleep_ms(age_ms)
+    if is_decided:
+        assert driver.commit([told]).decision is not None
+        return
+    with pytest.raises(IllegalStateError, match=r"open for 49\d{3} ms, more than 80 %.*timeout\.ms \(now 60000\)"):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize(
+    ("version", "has_rows"), [(2, True), (2, False), (1, True)], ids=["version 2", "version 2, no rows", "version 1"]
+)
+def test_what_tasks_of_the_batch_before_left_open_is_ended_before_the_next_ones(version: int, has_rows: bool) -> None:
+    bench = CoordinatorBench(version=version)
+    left = bench.raw.begin("P/7.1")
+    if has_rows:
+        bench.raw.write(left, TopicPartition("t", 0), "row")
+    driver_of(bench, "P").begin()
+    if has_rows:
+        assert bench.state("P/7.1") == "CompleteAbort"
+    if version == 2:  # and whoever is late has no epoch to begin another one in
+        with pytest.raises(InvalidProducerEpochError):
+            bench.raw.write(left, TopicPartition("t", 0), "late")
+
+
+def test_transactions_of_other_prefixes_are_left_alone() -> None:
+    bench = CoordinatorBench()
+    others = ["axb/0", "a.b/0/1", "a.bb/0", "a.b/x", "x/a.b/0", "a.b/0.", "a.b/"]
+    for name in others:
+        bench.raw.write(bench.raw.begin(name), TopicPartition("t", 0), "row")
+    driver = driver_of(bench, "a.b")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    assert driver.abort(driver.begin(), [])
+    assert {bench.state(name) for name in others} == {"Ongoing"}
+
+
+def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
+    driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaDriverCluster, "list_ids", lambda *_: ["P/9"])
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_what_tasks_tell_of_a_batch_that_is_given_up_is_aborted(version: int) -> None:
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    assert driver.abort(told.mandate, [told, None])
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_batch_whose_end_is_not_noted_is_not_called_aborted(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_alone(self: ExactlyOnceDriver, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
+        self._cluster.write_decision(driver, decision.finished(), sequence)
+        raise KafkaTimeoutError
+
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "_note_finished", write_alone)
+        with pytest.raises(KafkaTimeoutError):
+            driver.commit([told])
+    assert not driver.abort(told.mandate, [told])
+    assert bench.state("P/0") == "CompleteCommit"
+    assert driver.begin().last_batch_id == 4
