@@ -236,3 +236,54 @@ def test_a_borrowed_producer_that_nobody_used_for_long_is_closed() -> None:
     bench.clock.time_ms += IDLE_MS
     bench.pool.borrow(config())
     assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
+
+
+def test_what_is_closed_is_no_longer_told_of() -> None:
+    bench = Bench()
+    bench.pool.discard(bench.pool.borrow(config()))
+    failed = bench.pool.acquire(config())
+    bench.made[1].has_failed = True
+    bench.pool.release(failed)
+    shared, borrowed = bench.pool.acquire(config(client_id="a")), bench.pool.borrow(config(client_id="b"))
+    told = bench.pool.metrics()
+    assert [client_id for client_id, *_ in told] == ["a", "b"]
+    assert len({number for _, number, _ in told}) == 2
+    bench.pool.release(shared)
+    bench.pool.release(borrowed)
+    assert bench.pool.metrics() == told
+    assert bench.pool._lent == {}
+
+
+class WatchedLock:
+    def __init__(self) -> None:
+        self.taken = 0
+        self.is_held = False
+
+    def __enter__(self) -> None:
+        self.taken += 1
+        self.is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_held = False
+
+
+def test_producers_are_made_under_the_lock_and_closed_after_it_and_every_call_takes_it() -> None:
+    class Watched(ScriptedProducer):
+        def close(self, timeout: float | None = None) -> None:
+            seen.append(("closed", lock.is_held))
+
+    def create(config: ProducerConfig) -> ScriptedProducer:
+        seen.append(("made", lock.is_held))
+        return Watched()
+
+    seen: list[tuple[str, bool]] = []
+    lock = WatchedLock()
+    pool = ProducerPool(create, HandClock())
+    pool._lock = lock  # type: ignore[assignment]
+    pool.discard(pool.borrow(config()))
+    shared = pool.acquire(config())
+    shared.has_failed = True  # type: ignore[misc]
+    pool.release(shared)
+    pool.metrics()
+    assert seen == [("made", True), ("closed", False)] * 2
+    assert lock.taken == 5
