@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
+from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaTimeoutError, ProducerFencedError
+from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -28,6 +31,7 @@ from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 
+FETCH = int(ApiKey.FETCH)
 PREFIX = "orders"
 OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
 CONFIG = SinkConfig.from_options(OPTIONS)
@@ -74,9 +78,14 @@ def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
     assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
 
 
-def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(bench: SessionBench) -> None:
+def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
+    bench: SessionBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
     bench.run(0)
+    assert "skipped" not in caplog.text
     bench.run(0, "run 2")
+    assert "Batch 0 of orders was committed before: skipped" in caplog.text
     bench.run(1, "run 2")
     assert bench.values() == ["row 0", "row 1"]
 
@@ -146,13 +155,16 @@ def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None
     assert written.batch_id == 1
 
 
-def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(bench: SessionBench) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(
+    bench: SessionBench, error: type[BaseException]
+) -> None:
     def fail(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
         bench.tasks(mandate, batch_id)
-        raise ZeroDivisionError
+        raise error
 
     bench.run(0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(error):
         session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), fail)
     assert bench.state("orders/0") == "CompleteAbort"
     bench.run(1)
@@ -177,6 +189,31 @@ def test_a_client_that_was_interrupted_is_not_used_again(
     bench.run(1)
     assert bench.connections == (["made"] if error is KafkaTimeoutError else ["made", "closed", "made"])
     assert bench.values() == ["row 0", "row 1"]
+
+
+def test_what_a_session_decided_itself_is_not_read_again(bench: SessionBench) -> None:
+    bench.run(0)
+    reads = len(bench.asked(FETCH))
+    bench.run(1)
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 2), lambda *_: [])
+    bench.run(3)
+    assert len(bench.asked(FETCH)) == reads
+    assert bench.values() == ["row 0", "row 1", "row 3"]
+
+
+def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_long(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+        clock.sleep_ms(700_000)
+        return []
+
+    clock = FakeClock()
+    monkeypatch.setattr(driver_session, "SystemClock", lambda: clock)
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), take_long)
+    session("payments")
+    assert bench.connections == ["made"]
+    clock.sleep_ms(600_001)
+    session("payments")
+    assert bench.connections == ["made", "closed"]
 
 
 def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:

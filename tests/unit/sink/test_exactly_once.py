@@ -154,3 +154,8 @@ def test_a_batch_whose_end_is_not_noted_is_not_called_aborted(version: int, monk
     assert not driver.abort(told.mandate, [told])
     assert bench.state("P/0") == "CompleteCommit"
     assert driver.begin().last_batch_id == 4
+
+
+def test_what_was_known_before_another_epoch_is_read_again(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    assert driver.begin(None, Decision(3, "q", 0, 1, 1, (), True)).last_batch_id == 4
