@@ -204,6 +204,62 @@ def test_a_batch_that_is_decided_while_its_prefix_is_forgotten_is_not_lost(
     assert sorted(bench.values()) == ["row 5.0", "row 5.1", "row 6.0", "row 6.1"]
 
 
+def test_what_is_open_under_a_prefix_is_aborted_before_it_is_free(bench: OperatorBench) -> None:
+    bench.batch(0)
+    bench.operator.forget(PREFIX)
+    assert (bench.state("orders/0"), bench.state("orders/1")) == ("CompleteAbort", "CompleteAbort")
+
+
+def test_a_prefix_whose_last_decision_could_not_be_taken_away_is_not_called_free(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.driver.commit(bench.batch(0))
+    take_over = bench.operator._fenced
+
+    def fenced_since(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        driver = take_over(cluster, prefix)
+        bench.cluster.on(ApiKey.END_TXN, faults.fail_with(90), times=None)
+        return driver
+
+    monkeypatch.setattr(bench.operator, "_fenced", fenced_since)
+    with pytest.raises(ProducerFencedError):
+        bench.operator.forget(PREFIX)
+    assert "is free" not in bench.said()
+
+
+def test_the_batch_to_accept_is_the_last_one_once_nobody_can_decide_another(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.decide(5)
+    take_over = bench.operator._fenced
+
+    def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        bench.decide(6)  # by a query that runs, which dies then
+        return take_over(cluster, prefix)
+
+    monkeypatch.setattr(bench.operator, "_fenced", too_late)
+    bench.operator.accept(PREFIX)
+    assert "Batch 6 is closed: 2 of 2" in bench.said()
+
+
+def test_of_a_prefix_its_own_transactions_alone_are_listed() -> None:
+    bench = OperatorBench()
+    bench.open("a.b/0", "a.b/driver", "axb/1", "a.b/2/3", "a.b/3.x", "a.b/4")
+    bench.end([bench.raw.begin("a.b/4")], committed=False)
+    bench.operator.show("a.b")
+    lines = bench.said().splitlines()
+    assert sorted(line.split()[0] for line in lines if "/" in line) == ["a.b/0", "a.b/driver"]
+
+
+def test_a_transaction_that_is_forgotten_while_it_is_listed_is_left_out(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open("orders/0")
+    monkeypatch.setattr(type(bench.coordinator.transactions), "describe_transactions", lambda *_: {"orders/0": None})
+    bench.operator.show(PREFIX)
+    assert "No transaction is open." in bench.said()
+
+
 def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorBench) -> None:
     for batch_id in range(3):
         bench.driver.commit(bench.batch(batch_id))
