@@ -31,7 +31,7 @@ from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 
-FETCH = int(ApiKey.FETCH)
+FETCH, INIT = int(ApiKey.FETCH), int(ApiKey.INIT_PRODUCER_ID)
 PREFIX = "orders"
 OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
 CONFIG = SinkConfig.from_options(OPTIONS)
@@ -145,6 +145,8 @@ def test_a_sink_with_other_settings_takes_the_place_of_the_connections_there_wer
     assert bench.connections == ["made"]
     bench.run(2, config=OTHERS["compression"])
     assert bench.connections == ["made", "closed", "made"]
+    init = next(each for each in reversed(bench.asked(INIT)) if each.request.transactional_id == "orders/driver")
+    assert init.request.producer_id == -1  # the epoch that it had was another cluster's, for all it knows
 
 
 def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:

@@ -10,7 +10,7 @@ from support.coordinator_bench import CoordinatorBench
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, InvalidProducerEpochError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, InvalidProducerEpochError
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
@@ -127,33 +127,6 @@ def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
 ) -> None:
     monkeypatch.setattr(KafkaDriverCluster, "list_ids", lambda *_: ["P/9"])
     assert driver.begin().last_batch_id is None
-
-
-@pytest.mark.parametrize("version", [2, 1])
-def test_what_tasks_tell_of_a_batch_that_is_given_up_is_aborted(version: int) -> None:
-    bench = CoordinatorBench(version=version)
-    driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
-    assert driver.abort(told.mandate, [told, None])
-    assert bench.state("P/0") == "CompleteAbort"
-
-
-@pytest.mark.parametrize("version", [2, 1])
-def test_a_batch_whose_end_is_not_noted_is_not_called_aborted(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_alone(self: ExactlyOnceDriver, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
-        self._cluster.write_decision(driver, decision.finished(), sequence)
-        raise KafkaTimeoutError
-
-    bench = CoordinatorBench(version=version)
-    driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
-    with monkeypatch.context() as patch:
-        patch.setattr(ExactlyOnceDriver, "_note_finished", write_alone)
-        with pytest.raises(KafkaTimeoutError):
-            driver.commit([told])
-    assert not driver.abort(told.mandate, [told])
-    assert bench.state("P/0") == "CompleteCommit"
-    assert driver.begin().last_batch_id == 4
 
 
 def test_what_was_known_before_another_epoch_is_read_again(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
