@@ -1,0 +1,54 @@
+"""What a driver asks of its cluster, and how long it waits, on scripted nodes."""
+
+from __future__ import annotations
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+from support.scripted_broker import faults
+
+from spark_kafka_sink.client.transaction_values import EndTxnStatus
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.options import SinkConfig
+
+CONFIG = SinkConfig.from_options(
+    {
+        "kafka.bootstrap.servers": "broker-0:9092",
+        "topic": "t",
+        "delivery.guarantee": "exactly-once",
+        "kafka.transaction.timeout.ms": "600000",
+        "kafka.max.block.ms": "1000",
+    }
+)
+
+
+@pytest.mark.parametrize(("finalized", "spoken"), [(0, 1), (1, 1), (2, 2), (3, 2)])
+def test_of_transactions_two_versions_are_spoken(finalized: int, spoken: int) -> None:
+    bench = CoordinatorBench(version=finalized)
+    assert KafkaDriverCluster(bench.coordinator, CONFIG, "P").transaction_version() == spoken
+
+
+def test_a_driver_that_dies_while_it_decides_keeps_others_from_reading_for_a_minute_alone() -> None:
+    bench = CoordinatorBench()
+    KafkaDriverCluster(bench.coordinator, CONFIG, "P").init_producer_id("P/driver", None)
+    assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == 60_000
+
+
+def test_the_decision_of_another_driver_that_died_in_it_is_waited_for_longer_than_max_block_ms() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    bench.raw.write(bench.raw.begin("Q/driver", timeout_ms=30_000), cluster.place, "half a decision")
+    started_ms = bench.rig.now_ms
+    assert cluster.last_decision() is None
+    assert bench.rig.now_ms - started_ms >= 29_000
+
+
+def test_the_end_of_transactions_is_asked_for_until_delivery_timeout_ms() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    opened = bench.open("P/0")
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(14), times=None)
+    started_ms = bench.rig.now_ms
+    (ended,) = cluster.end(opened, committed=True)
+    assert ended.status is EndTxnStatus.UNRESOLVED
+    assert bench.rig.now_ms - started_ms >= CONFIG.producer.delivery_timeout_ms
