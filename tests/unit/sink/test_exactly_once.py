@@ -10,7 +10,7 @@ from support.coordinator_bench import CoordinatorBench
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, InvalidProducerEpochError
+from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
@@ -93,22 +93,6 @@ def test_a_transaction_that_has_too_little_of_its_time_left_is_not_decided_on(
         driver.commit([told])
     assert bench.state("P/0") == "Ongoing"
     assert driver.begin().last_batch_id is None
-
-
-@pytest.mark.parametrize(
-    ("version", "has_rows"), [(2, True), (2, False), (1, True)], ids=["version 2", "version 2, no rows", "version 1"]
-)
-def test_what_tasks_of_the_batch_before_left_open_is_ended_before_the_next_ones(version: int, has_rows: bool) -> None:
-    bench = CoordinatorBench(version=version)
-    left = bench.raw.begin("P/7.1")
-    if has_rows:
-        bench.raw.write(left, TopicPartition("t", 0), "row")
-    driver_of(bench, "P").begin()
-    if has_rows:
-        assert bench.state("P/7.1") == "CompleteAbort"
-    if version == 2:  # and whoever is late has no epoch to begin another one in
-        with pytest.raises(InvalidProducerEpochError):
-            bench.raw.write(left, TopicPartition("t", 0), "late")
 
 
 def test_transactions_of_other_prefixes_are_left_alone() -> None:
