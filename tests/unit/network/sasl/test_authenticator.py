@@ -164,6 +164,21 @@ def test_a_renewal_asks_for_no_versions_and_takes_a_new_mechanism() -> None:
     assert [asked[0] for asked in rig.asked][3:] == [HANDSHAKE, AUTHENTICATE]
 
 
+def test_each_renewal_may_take_as_many_messages_as_the_first_login() -> None:
+    rig = Rig(*(Mechanism([b"one", b"two", None]) for _ in range(20)))
+    rig.shake_hands()
+    for number in range(20):
+        if number:
+            rig.authenticator.begin()
+            rig.take()
+            rig.answer(mechanisms=())
+        rig.take()
+        rig.say()
+        rig.take()
+        rig.say(session_lifetime=10_000)
+        assert rig.authenticator.is_complete
+
+
 @given(st.integers(2_000, 10**12), st.integers(0, 2**32))
 def test_a_session_is_renewed_between_85_and_95_hundredths_of_it(lifetime_ms: int, seed: int) -> None:
     rig = Rig(Mechanism([b"one", None]), seed=seed)
@@ -311,6 +326,8 @@ def test_a_slow_step_is_waited_for_beside() -> None:
     assert rig.woken == 1
     rig.authenticator.advance(0)
     assert b"one" in rig.take()
+    rig.authenticator.advance(0)
+    assert rig.authenticator.take_outgoing() is None, "what a step gave is said once"
     rig.say(session_lifetime=10_000)
     assert not rig.authenticator.is_complete
     rig.steps[1].finish()
