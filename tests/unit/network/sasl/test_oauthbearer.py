@@ -32,7 +32,17 @@ def test_extensions_follow_the_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("auth", "x"), ("a1", "x"), ("", "x"), ("a=b", "x"), ("a", ""), ("a", "\x01"), ("a", "\u00e9")]
+    ("name", "value"),
+    [
+        ("auth", "x"),
+        ("a1", "x"),
+        ("", "x"),
+        ("a=b", "x"),
+        ("a", ""),
+        ("a", "\x01"),
+        ("a", "x\x01auth=Bearer y"),
+        ("a", "\u00e9"),
+    ],
 )
 def test_extensions_that_would_break_out(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="extension"):

@@ -127,6 +127,7 @@ SALT = "QSXCR+Q6sek8bf92"
         (f"r={OURS}abc,s={SALT},i=", "iterations"),
         (f"r={OURS}abc,s=,i=4096", "salt"),
         (f"r={OURS}abc,s=****,i=4096", "salt"),
+        (f"r={OURS}abc,s=*{SALT},i=4096", "salt"),
         (f"r={OURS}abc,s=\u00e9,i=4096", "salt"),
         (f"m=x,r={OURS}abc,s={SALT},i=4096", "m="),
         (f"r={OURS}abc,s={SALT},i=4096,m=x", "m="),
