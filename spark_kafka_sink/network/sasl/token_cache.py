@@ -103,7 +103,7 @@ class TokenCache:
         if self._last_error is None:
             assert self._held is not None
             return self._held.token
-        if held is not None and now_ms < held.end_ms:
+        if held is not None and self._clock.wall_ms() < held.end_ms:  # the provider may have taken a while to fail
             return held.token
         raise type(self._last_error)(str(self._last_error))
 

@@ -27,9 +27,11 @@ class Provider:
         self.life_ms = life_ms
         self.calls = 0
         self.error: BaseException | None = None
+        self.takes_ms = 0
 
     def __call__(self) -> tuple[str, int]:
         self.calls += 1
+        self.clock.advance(self.takes_ms)
         if self.error is not None:
             raise self.error
         return f"token-{self.calls}", self.clock.wall_ms() + self.life_ms
@@ -114,6 +116,29 @@ def test_a_wall_clock_that_is_set_back_after_a_failure_puts_off_no_attempt(cache
     assert cache.get().reveal() == "token-2"
 
 
+def test_the_pause_begins_when_the_provider_has_failed(cache, provider, clock) -> None:
+    provider.error = RetriableError("the endpoint is away")
+    provider.takes_ms = 20_000
+    for _ in range(2):
+        with pytest.raises(RetriableError, match="away"):
+            cache.get()
+    assert provider.calls == 1
+    clock.advance(100)
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+    assert provider.calls == 2
+
+
+def test_a_token_that_ends_while_the_next_is_asked_for_in_vain_is_not_given(cache, provider, clock) -> None:
+    """A broker refuses it, and that is final."""
+    cache.get()
+    provider.error = RetriableError("the endpoint is away")
+    provider.takes_ms = 20_000
+    clock.advance(HOUR_MS - 20_000)
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+
+
 def test_a_refusal_stays_one(cache, provider) -> None:
     provider.error = SaslAuthenticationError("no such client")
     for _ in range(2):
@@ -150,9 +175,10 @@ def test_what_is_no_token(clock, given_back) -> None:
         cache.get()
 
 
-def test_a_token_that_has_ended_is_none(clock, provider, cache) -> None:
-    provider.life_ms = -1
-    with pytest.raises(RetriableError, match="ended 1 ms ago"):
+@pytest.mark.parametrize("ago_ms", [0, 1])
+def test_a_token_that_has_ended_is_none(clock, provider, cache, ago_ms) -> None:
+    provider.life_ms = -ago_ms
+    with pytest.raises(RetriableError, match=f"ended {ago_ms} ms ago"):
         cache.get()
 
 
