@@ -17,15 +17,16 @@ def test_a_step_gives_what_it_gave_and_says_so() -> None:
     assert step.result() == "spark-kafka-sink-sasl"
 
 
-def test_a_step_raises_what_it_raised() -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_a_step_raises_what_it_raised(kind: type[BaseException]) -> None:
     done = threading.Event()
 
     def fail() -> None:
-        raise ValueError("no")
+        raise kind("no")
 
     step = run_aside(fail, done.set)
     assert done.wait(10)
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(kind, match="no"):
         step.result()
 
 
