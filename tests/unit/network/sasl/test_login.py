@@ -6,6 +6,7 @@ import importlib.util
 import random
 import sys
 import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.sasl import oidc
 from spark_kafka_sink.network.sasl.aws_msk_iam import region_of
-from spark_kafka_sink.network.sasl.login import mechanism_factory
+from spark_kafka_sink.network.sasl.gssapi import KerberosLogin
+from spark_kafka_sink.network.sasl.login import MechanismFactory, mechanism_factory
 from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
 
 MSK = "b-1.demo.abc123.c2.kafka.eu-central-1.amazonaws.com:9098"
@@ -72,6 +76,103 @@ def test_a_function_and_extensions() -> None:
     made = mechanism("OAUTHBEARER", jaas, sasl_oauthbearer_token_provider=lambda: ("token", 2 * 10**12))
     expected = b"n,,\x01auth=Bearer token\x01logicalCluster=lkc-1\x01identityPoolId=pool-1\x01\x01"
     assert made.respond(b"") == expected
+
+
+def bearer_by(
+    clock: FakeClock, provider: Callable[[], tuple[str, int]], settings: Mapping[str, Any]
+) -> MechanismFactory:
+    given = {
+        "bootstrap.servers": "localhost:9092",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.provider": provider,
+        **{f"sasl.login.{key}": value for key, value in settings.items()},
+    }
+    return mechanism_factory(ProducerConfig.from_mapping(given), clock, random.Random(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "at_s"),
+    [
+        ({}, 500),
+        ({"refresh.window.factor": 0.7}, 700),
+        ({"refresh.min.period.seconds": 800}, 800),
+        ({"refresh.buffer.seconds": 600}, 400),
+    ],
+)
+def test_a_token_is_fetched_anew_when_the_settings_say(settings: dict[str, Any], at_s: int) -> None:
+    clock, calls = FakeClock(), []
+
+    def provide() -> tuple[str, int]:
+        calls.append(clock.wall_ms())
+        return "token", clock.wall_ms() + 1_000_000
+
+    plain = {"refresh.window.factor": 0.5, "refresh.window.jitter": 0}
+    make = bearer_by(clock, provide, plain | {"refresh.min.period.seconds": 0, "refresh.buffer.seconds": 0} | settings)
+    make("h").respond(b"")
+    clock.advance(at_s * 1_000 - 1)
+    make("h").respond(b"")
+    assert len(calls) == 1
+    clock.advance(1)
+    make("h").respond(b"")
+    assert len(calls) == 2
+
+
+def test_a_provider_that_failed_is_asked_again_when_the_settings_say() -> None:
+    clock, calls = FakeClock(), []
+
+    def provide() -> tuple[str, int]:
+        calls.append(clock.wall_ms())
+        raise RetriableError("away")
+
+    make = bearer_by(clock, provide, {"retry.backoff.ms": 700, "retry.backoff.max.ms": 1_000})
+    for pause_ms in (700, 1_000, 1_000):
+        with pytest.raises(RetriableError, match="away"):
+            make("h").respond(b"")
+        clock.advance(pause_ms - 1)
+        with pytest.raises(RetriableError, match="away"):
+            make("h").respond(b"")
+        clock.advance(1)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("is_by_jaas", [False, True])
+def test_who_asks_a_token_endpoint_and_how_long(monkeypatch: pytest.MonkeyPatch, is_by_jaas: bool) -> None:
+    asked: list[oidc.ClientCredentials] = []
+    monkeypatch.setattr(oidc, "OidcTokenProvider", lambda credentials, clock: asked.append(credentials))
+    jaas = 'OAuthBearerLoginModule required clientId="me" clientSecret="canary" scope="kafka";'
+    options = {
+        "sasl_oauthbearer_client_credentials_client_id": "me",
+        "sasl_oauthbearer_client_credentials_client_secret": "canary",
+        "sasl_oauthbearer_scope": "kafka",
+    }
+    mechanism(
+        "OAUTHBEARER",
+        jaas if is_by_jaas else None,
+        sasl_oauthbearer_token_endpoint_url="https://id/token",
+        sasl_login_connect_timeout_ms=1,
+        sasl_login_read_timeout_ms=2,
+        **({} if is_by_jaas else options),
+    )
+    assert asked == [oidc.ClientCredentials("https://id/token", "me", Secret("canary"), "kafka", False, 1, 2)]
+
+
+@pytest.mark.parametrize("is_by_jaas", [False, True])
+def test_kerberos_for_the_host_that_is_connected_to(monkeypatch: pytest.MonkeyPatch, is_by_jaas: bool) -> None:
+    opened: list[tuple[KerberosLogin, str]] = []
+
+    def open_context(login: KerberosLogin, host: str) -> Any:
+        opened.append((login, host))
+        raise RetriableError("no KDC")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "there")
+    monkeypatch.setattr(KerberosLogin, "open_context", open_context)
+    service = " serviceName=kafka" if is_by_jaas else ""
+    jaas = f"Krb5LoginModule required principal=me keyTab=/keys ticketCache=/tickets{service};"
+    made = mechanism("GSSAPI", jaas, **({} if is_by_jaas else {"sasl_kerberos_service_name": "kafka"}))
+    with pytest.raises(RetriableError, match="no KDC"):
+        made.respond(b"")
+    assert opened == [(KerberosLogin("kafka", "me", "/keys", "/tickets"), "host.example")]
 
 
 def test_an_extension_that_would_stand_for_the_token_is_refused_before_any_connection() -> None:
