@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import enum
+import sys
+import types
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
-from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism
+from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
 
 
 @dataclass
@@ -98,3 +102,67 @@ def test_a_kdc_that_is_away_may_come_back() -> None:
     mechanism = GssapiMechanism(lambda: Context(error=GSSError("Cannot contact any KDC", 2529639068)))
     with pytest.raises(RetriableError, match="Cannot contact any KDC"):
         mechanism.respond(b"")
+
+
+class Library(types.ModuleType):
+    """As much of the package gssapi as a login uses, each call written down; what a peer says is upper case here."""
+
+    class RequirementFlag(enum.Flag):
+        mutual_authentication = 2
+        replay_detection = 4
+        out_of_sequence_detection = 8
+        integrity = 32
+
+    MechType = types.SimpleNamespace(kerberos="kerberos")
+    NameType = types.SimpleNamespace(kerberos_principal="principal", hostbased_service="service")
+
+    def __init__(self, has_proof: bool) -> None:
+        super().__init__("gssapi")
+        self.has_proof = has_proof
+        self.credentials: dict[str, Any] = {}
+
+    def Name(self, name: str, kind: str) -> tuple[str, str]:  # noqa: N802
+        return name, kind
+
+    def Credentials(self, **asked: Any) -> str:  # noqa: N802
+        self.credentials = asked
+        return "credentials"
+
+    def SecurityContext(self, name: Any, creds: Any, mech: str, usage: str, flags: Any) -> Any:  # noqa: N802
+        assert (name, creds, mech, usage) == (("kafka@host", "service"), "credentials", "kerberos", "initiate")
+        mutual = self.RequirementFlag.mutual_authentication
+        assert mutual in flags
+        return types.SimpleNamespace(
+            complete=True,
+            actual_flags=mutual if self.has_proof else self.RequirementFlag.integrity,
+            step=lambda token: b"token",
+            unwrap=lambda message: types.SimpleNamespace(message=message.lower(), encrypted=False),
+            wrap=lambda message, encrypt: types.SimpleNamespace(message=b"ENCRYPTED" if encrypt else message.upper()),
+        )
+
+
+@pytest.mark.parametrize("has_proof", [True, False])
+def test_what_the_library_is_asked_for_and_says(monkeypatch: pytest.MonkeyPatch, has_proof: bool) -> None:
+    monkeypatch.setitem(sys.modules, "gssapi", Library(has_proof))
+    context = KerberosLogin("kafka").open_context("host")
+    assert context.complete
+    assert context.is_mutual == has_proof
+    assert context.step(None) == b"token"
+    assert context.unwrap(b"OFFER") == b"offer"
+    assert context.wrap(b"choice") == b"CHOICE"
+
+
+@pytest.mark.parametrize(
+    ("login", "name", "store"),
+    [
+        (KerberosLogin("kafka"), None, None),
+        (KerberosLogin("kafka", ticket_cache="/t"), None, {"ccache": "/t"}),
+        (KerberosLogin("kafka", "me", "/k"), ("me", "principal"), {"client_keytab": "/k", "ccache": "MEMORY:me"}),
+        (KerberosLogin("kafka", None, "/k", "/t"), None, {"client_keytab": "/k", "ccache": "MEMORY:/k"}),
+    ],
+)
+def test_whose_ticket_is_used(monkeypatch: pytest.MonkeyPatch, login: KerberosLogin, name: Any, store: Any) -> None:
+    library = Library(has_proof=True)
+    monkeypatch.setitem(sys.modules, "gssapi", library)
+    login.open_context("host")
+    assert library.credentials == {"name": name, "mechs": ["kerberos"], "usage": "initiate", "store": store}
