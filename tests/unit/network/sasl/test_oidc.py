@@ -36,10 +36,16 @@ def test_a_token_and_its_end(endpoint: Endpoint) -> None:
 
 
 def test_scope_and_credentials_that_are_encoded(endpoint: Endpoint) -> None:
-    endpoint.provider(scope="kafka read", url_encodes_header=True)()
+    endpoint.provider(client_id="me:you", scope="kafka read", url_encodes_header=True)()
     ((_, headers, body),) = endpoint.requests
     assert body == "grant_type=client_credentials&scope=kafka+read"
-    assert base64.b64decode(headers["Authorization"].split()[1]) == b"me:canary+secret%3A%25%26"
+    assert base64.b64decode(headers["Authorization"].split()[1]) == b"me%3Ayou:canary+secret%3A%25%26"
+
+
+def test_an_endpoint_that_speaks_no_http(endpoint: Endpoint) -> None:
+    endpoint.respond = lambda handler: handler.wfile.write(b"220 mail\r\n")
+    with pytest.raises(RetriableError, match=r"The token endpoint .* cannot be asked for a token: 220 mail"):
+        endpoint.provider()()
 
 
 def jwt(**claims: object) -> str:
