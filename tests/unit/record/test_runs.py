@@ -84,12 +84,20 @@ def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
     ("given", "table"),
     [
         pytest.param(RunInput(values(b"a" * 500), None, None, NOW, 30), runs((0, 1, 0, NOW)), id="no room"),
+        pytest.param(
+            RunInput(values(b"a" * 500), None, None, NOW, 491), runs((0, 1, 0, NOW)), id="no room for a length"
+        ),
         pytest.param(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 2, 0, NOW)), id="past the last row"),
         pytest.param(
             RunInput(values(b"a", b"b"), None, None, NOW, 300), runs((1, 2, 0, NOW), (0, 1, 0, NOW)), id="back"
         ),
         pytest.param(
             RunInput(values(b"a", b"b"), np.array([0, 7], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="order"
+        ),
+        pytest.param(  # there is a row behind the slice's last, which is none of its own
+            RunInput(values(b"a", b"b", b"c").slice(0, 2), np.array([0, 2], np.intp), None, NOW, 300),
+            runs((0, 2, 0, NOW)),
+            id="behind",
         ),
         pytest.param(
             RunInput(values(b"a", b"b"), np.array([-1, 0], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="below"
@@ -109,17 +117,30 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_written_beyond(given: Run
 
 
 # pyarrow looks at the first and the last one itself. That row alone, so that no other one is refused in its place.
-@pytest.mark.parametrize(("offsets", "lying_row"), [([0, 900, 4], 0), ([0, -3, 4], 1), ([2, 1, 4], 0)])
-def test_offsets_that_lie_about_the_bytes_are_refused(offsets: list[int], lying_row: int) -> None:
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize(("offsets", "lying_row"), [([0, 900, 4], 0), ([0, 9, 4], 0), ([0, -3, 4], 1), ([2, 1, 4], 0)])
+def test_offsets_that_lie_about_the_bytes_are_refused(name: str, offsets: list[int], lying_row: int) -> None:
     if not has_kernel():
         return
     lying = pa.BinaryArray.from_buffers(
         pa.binary(), 2, [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"abcdefgh")]
     )
     given = RunInput(values(b"a", b"b"), None, None, NOW, 3_000)
-    object.__setattr__(given.columns, "value", lying)
+    object.__setattr__(given.columns, name, lying)
     with pytest.raises(SerializationError, match="could not be written"):
         encode_by_kernel(given, runs((lying_row, lying_row + 1, 0, NOW)), None)
+
+
+def test_lists_of_headers_that_go_back_are_refused() -> None:
+    if not has_kernel():
+        return
+    columns = RecordColumns.from_rows([b"a", b"b", b"c"], headers=[[("h", b"1")], [], [("h", b"2")]])
+    assert columns.headers is not None
+    back = pa.py_buffer(np.array([0, 1, 0, 2], np.int32))
+    lying = pa.Array.from_buffers(columns.headers.type, 3, [None, back], children=[columns.headers.values])
+    object.__setattr__(columns, "headers", lying)
+    with pytest.raises(SerializationError, match="could not be written"):
+        encode_by_kernel(RunInput(columns, None, None, NOW, 3_000), runs((1, 2, 0, NOW)), None)
 
 
 ENCODERS = [encode_by_numpy, *([encode_by_kernel] if has_kernel() else [])]
