@@ -8,6 +8,7 @@ import ctypes
 import random
 import shutil
 import sysconfig
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
-from spark_kafka_sink.record.runs import RunInput, encode_by_kernel, encode_by_numpy, has_kernel
+from spark_kafka_sink.record.runs import RunInput, _kernel, encode_by_kernel, encode_by_numpy, has_kernel
 
 NOW = 1_700_000_000_000
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -87,9 +88,17 @@ def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
         pytest.param(
             RunInput(values(b"a" * 500), None, None, NOW, 491), runs((0, 1, 0, NOW)), id="no room for a length"
         ),
+        pytest.param(
+            RunInput(values(b"a" * 500, b""), None, None, NOW, 30),
+            runs((0, 1, 0, NOW), (1, 2, 0, NOW)),
+            id="no room for the first",
+        ),
         pytest.param(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 2, 0, NOW)), id="past the last row"),
         pytest.param(
             RunInput(values(b"a", b"b"), None, None, NOW, 300), runs((1, 2, 0, NOW), (0, 1, 0, NOW)), id="back"
+        ),
+        pytest.param(
+            RunInput(values(b"a", b"b"), None, None, NOW, 300), runs((1, 0, 0, NOW)), id="ends before it begins"
         ),
         pytest.param(
             RunInput(values(b"a", b"b"), np.array([0, 7], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="order"
@@ -129,6 +138,63 @@ def test_offsets_that_lie_about_the_bytes_are_refused(name: str, offsets: list[i
     object.__setattr__(given.columns, name, lying)
     with pytest.raises(SerializationError, match="could not be written"):
         encode_by_kernel(given, runs((lying_row, lying_row + 1, 0, NOW)), None)
+
+
+ROWS = 8
+GIVEN: dict[str, Any] = {
+    "order": np.arange(ROWS),
+    "times": np.full(ROWS, NOW),
+    "counts": np.zeros(ROWS, np.int64),
+    "key offsets": np.zeros(ROWS + 1, np.int32),
+    "key bits": np.zeros(2, np.uint8),
+    "value offsets": np.zeros(ROWS + 1, np.int32),
+    "value bits": np.zeros(2, np.uint8),
+    "header offsets": np.zeros(ROWS + 1, np.int32),
+}
+
+
+def call_kernel(given: dict[str, Any], out: Any) -> Any:
+    """Eight rows, of which the first has its bit behind another row's."""
+    offsets = [given[f"{column} offsets"] for column in ("key", "value", "header")]
+    return _kernel.encode(
+        ROWS,
+        NOW,
+        *(given[name] for name in ("order", "times", "counts")),
+        runs((0, ROWS, 0, NOW)),
+        out,
+        (offsets[0], b"", given["key bits"], 1),
+        (offsets[1], b"", given["value bits"], 1),
+        (offsets[2], b""),
+    )
+
+
+@pytest.mark.parametrize("short", GIVEN)
+def test_what_has_a_byte_less_than_the_rows_want_is_refused_before_it_is_read(short: str) -> None:
+    if not has_kernel():
+        return
+    assert len(call_kernel(GIVEN, bytearray(500))) == 1
+    with pytest.raises(ValueError, match="less than"):
+        call_kernel(GIVEN | {short: memoryview(GIVEN[short]).cast("B")[:-1]}, bytearray(500))
+
+
+def test_nothing_is_kept_of_a_call() -> None:
+    if not has_kernel():
+        return
+    table = runs(*[(0, 0, 0, NOW)] * 10_000)
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            encode_by_kernel(RunInput(values(b"a"), None, None, NOW, 300), table, None)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 200_000
+
+
+def test_what_must_not_change_is_not_written_to() -> None:
+    if has_kernel():
+        with pytest.raises(BufferError):
+            call_kernel(GIVEN, bytes(500))
 
 
 def test_lists_of_headers_that_go_back_are_refused() -> None:
