@@ -187,22 +187,32 @@ def test_a_header_whose_key_is_a_null_of_its_dictionary_is_refused_with_its_row(
     assert columns(headers=array.slice(0, 2), value=pa.array([b"v"] * 2)).num_rows == 2
 
 
+def test_a_null_that_stands_on_headers_has_none_also_in_the_final_layout() -> None:
+    structs = pa.StructArray.from_arrays([pa.array([b"a", b"b"]), pa.array([b"1", b"2"])], ["key", "value"])
+    array = pa.ListArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), structs, mask=pa.array([False, True, False]))
+    assert columns(headers=array).headers.to_pylist() == [[{"key": b"a", "value": b"1"}], [], []]
+
+
 def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
     array = pa.array([[{"key": b"a", "value": b""}], [{"key": None, "value": b""}], []], arrow_header_type())
     with pytest.raises(SerializationError, match="Row 1"):
         columns(headers=array)
+    fields = [pa.array([b"a", b"b"]), pa.array([b"1", b"2"])]  # a null header may stand on a name
+    structs = pa.StructArray.from_arrays(fields, ["key", "value"], mask=pa.array([False, True]))
+    with pytest.raises(SerializationError, match="Row 2"):
+        columns(headers=pa.ListArray.from_arrays(pa.array([0, 1, 1, 2], pa.int32()), structs))
 
 
 @pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow_arrays.BINARY], ids=str)
 def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
-    names = [b"\xfe", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
+    names = [b"\xfe", b"b", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
     keys = pa.array(names, pa.binary())
     if pa.types.is_string(key_type):  # as Spark may hand it over: its strings are not looked at
         keys = pa.StringArray.from_buffers(len(keys), *keys.buffers()[1:])
     else:
         keys = keys.cast(key_type)
-    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 6, arrow_arrays.BINARY)], ["key", "value"])
-    array = pa.ListArray.from_arrays(pa.array([0, 1, 2, 2, 3, 5, 6], pa.int32()), structs)
+    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 7, arrow_arrays.BINARY)], ["key", "value"])
+    array = pa.ListArray.from_arrays(pa.array([0, 2, 3, 3, 4, 6, 7], pa.int32()), structs)
     with pytest.raises(
         SerializationError, match=r"Row 3 has the header key b'\\xff' in the column 'headers', .* UTF-8"
     ):
