@@ -6,7 +6,7 @@ import pytest
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import encode_columns
+from spark_kafka_sink.record.encoder import encode_columns, encode_rows
 
 
 def test_no_rows_encode_to_no_bytes() -> None:
@@ -42,3 +42,10 @@ def test_a_slice_of_rows_has_its_own_headers() -> None:
     for start, end in ((1, 4), (1, 2), (2, 3), (3, 4)):
         part, _ = encode_columns(columns.slice(start, end - start), np.zeros(end - start, np.int64), None)
         assert part == whole[bounds[start] : bounds[end]]
+
+
+def test_rows_tell_the_latest_time_and_the_largest_record_wherever_they_are() -> None:
+    values = [b"a", b"b" * 100, b"c"]
+    sizes = [len(encode_rows(None, [value], None, [0], 0, 0).chunk) for value in values]
+    run = encode_rows(None, values, None, [5, 9, 7], 0, 5)
+    assert (run.count, run.max_timestamp_ms, run.largest_record) == (3, 9, sizes[1])
