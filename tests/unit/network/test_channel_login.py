@@ -109,6 +109,23 @@ def test_nothing_but_the_login_goes_before_it_is_done(channel: Channel, transpor
     assert not channel.take(NetworkReceive("1", IN_FLIGHT), 0)
 
 
+def test_a_login_that_a_slow_step_ends_is_one(channel: Channel, authenticator: Authenticator) -> None:
+    channel.prepare(0)
+    channel.write()
+    authenticator.receive = lambda payload, now_ms: None  # type: ignore[method-assign]
+    assert channel.take(NetworkReceive("1", LOGIN), 0)
+    assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (False, False, True)
+    authenticator.advance = lambda now_ms: setattr(authenticator, "is_complete", True)  # type: ignore[method-assign]
+    channel.prepare(0)
+    assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (True, True, False)
+
+
+def test_where_sending_failed_nothing_more_is_to_be_given(channel: Channel) -> None:
+    log_in(channel)
+    channel.failed_send = DisconnectError("gone")
+    assert not channel.is_ready
+
+
 def test_before_the_login_every_frame_is_the_authenticators(channel: Channel, authenticator: Authenticator) -> None:
     assert channel.take(NetworkReceive("1", IN_FLIGHT), 0)
     assert authenticator.heard == [IN_FLIGHT]
