@@ -60,6 +60,7 @@ def test_an_address_whose_name_cannot_be_asked_now_stands_for_itself(monkeypatch
     assert canonical_names("127.0.0.1") == ["127.0.0.1"]
 
 
-def test_canonical_names_of_no_host_name_it() -> None:
-    with pytest.raises(BootstrapResolutionError, match=r"no-such-host\.invalid cannot be resolved"):
-        canonical_names("no-such-host.invalid")
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".\u00e9"])
+def test_canonical_names_of_no_host_name_it(host: str) -> None:
+    with pytest.raises(BootstrapResolutionError, match=f"{host} cannot be resolved"):
+        canonical_names(host)

@@ -50,6 +50,16 @@ def test_everything_is_verified_unless_said_otherwise() -> None:
     assert not unchecked.check_hostname
 
 
+def test_without_a_truststore_the_systems_authorities_are_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = tmp_path / "system.pem"
+    store.write_text(AUTHORITY.certificate_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(store))
+    trusted = context_of(ssl_truststore_certificates=None).get_ca_certs(binary_form=True)
+    assert ssl.PEM_cert_to_DER_cert(AUTHORITY.certificate_pem) in trusted
+
+
 @pytest.mark.parametrize(
     ("settings", "lowest", "highest"),
     [
