@@ -15,7 +15,7 @@ from support.certificates import Authority
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.network.tls_context import tls_context
-from spark_kafka_sink.network.tls_stores import file_in_memory
+from spark_kafka_sink.network.tls_stores import client_identity, file_in_memory
 
 AUTHORITY = Authority()
 CLIENT = AUTHORITY.issue(common_name="client")
@@ -230,6 +230,15 @@ def pkcs12_settings(folder: Path) -> dict[str, Any]:
 
 def test_stores_of_java_in_pkcs12_are_read(tmp_path: Path) -> None:
     assert context_of(**pkcs12_settings(tmp_path)).cert_store_stats()["x509_ca"] == 1
+
+
+def test_a_certificate_goes_with_its_chain_and_a_stores_password_may_be_the_keys(tmp_path: Path) -> None:
+    settings = pkcs12_settings(tmp_path)
+    given = {key.replace("_", "."): value for key, value in settings.items() if key != "ssl_keystore_password"}
+    given |= {"bootstrap.servers": "localhost:1", "security.protocol": "SSL", "ssl.key.password": PASSWORD}
+    identity = client_identity(ProducerConfig.from_mapping(given))
+    assert identity is not None
+    assert identity.pem.endswith(CLIENT.certificate_pem + AUTHORITY.certificate_pem)
 
 
 @pytest.mark.parametrize("purpose", ["truststore", "keystore"])
