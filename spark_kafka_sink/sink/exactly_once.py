@@ -104,14 +104,19 @@ class ExactlyOnceDriver:
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
-        driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
-        last = known if held is not None and known is not None else self._cluster.last_decision()
-        if last is not None and not last.is_finished:
+        last = known
+        while True:
+            driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
+            # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
+            # another producer id: others may have decided since.
+            if last is None or held is None or held.producer_id != driver.producer_id:
+                last = self._cluster.last_decision()
+            if last is None or last.is_finished:
+                break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
             self.finish(last)
             driver = self._note_finished(driver, last, 0)
-            own = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
-            driver = OpenTransaction(name, *self._cluster.init_producer_id(name, own), version)
+            held, last = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch), last.finished()
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)

@@ -42,6 +42,7 @@ class Fault(enum.Enum):
     LATE = "it arrives after others, when nobody waits for it any more"
     EXPIRE = "transactions time out before it"
     OTHER_DRIVER = "another driver of the query does all it can before it"
+    LONG_REST = "as OTHER_DRIVER, and then nothing happens until coordinators have forgotten all ids"
     SPECULATE = "another attempt of a task runs before it"
     ZOMBIE = "a late attempt of a task, of the same number, runs before it"
     RESET = "the query is stopped after it has logged a batch, and another one starts without a checkpoint"
@@ -54,7 +55,7 @@ CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
-MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.OTHER_DRIVER}
+MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.OTHER_DRIVER, Fault.LONG_REST}
 """Another driver has begun, or a late attempt; or the abort of a loser does not arrive."""
 Plan = Mapping[int, Fault]
 
@@ -166,6 +167,12 @@ class World:
             self._run_once()
         self._in_task = outer
 
+    def rest_for_long(self) -> None:
+        """Longer than transactional.id.expiration.ms."""
+        self.run_other_driver()
+        self.expire()
+        self.cluster.transactions.transactions.clear()
+
     def run_other_attempt(self, attempt: int) -> None:
         if self._last_tasks and not self._is_tampered:
             self._is_tampered = True
@@ -229,7 +236,9 @@ class World:
             elif isinstance(error, IllegalStateError) and ("comes after" in str(error) or "belongs to" in str(error)):
                 if CHECKPOINT_FAULTS & set(self.plan.values()):
                     self.refused = error
-                elif Fault.OTHER_DRIVER not in self.plan.values():  # it went by an older view of the checkpoint
+                elif not {Fault.OTHER_DRIVER, Fault.LONG_REST} & set(
+                    self.plan.values()
+                ):  # it went by an older view of the checkpoint
                     raise ViolationError(f"The query is refused: {error}") from error
             return False
         return True
@@ -315,11 +324,13 @@ class World:
 
     def may_lose(self) -> bool:
         """Whether something happened that can take a decided transaction away: a time-out after its batch was
-        verified, or a task whose InitProducerId came later than its look at its driver, by whatever else happened.
+        verified, a rest in which it comes to that, or a task whose InitProducerId came later than its look at its
+        driver, by whatever else happened.
         """
         struck = [(fault, number) for number, fault in self.plan.items() if number < len(self.requests)]
         return any(
-            (fault is Fault.EXPIRE and self._is_verified(number))
+            fault is Fault.LONG_REST
+            or (fault is Fault.EXPIRE and self._is_verified(number))
             or (fault in {Fault.OTHER_DRIVER, Fault.LATE} and re.fullmatch(r"init P/\d.*", self.requests[number]))
             for fault, number in struck
         )
@@ -381,6 +392,7 @@ def _quietly(effect: Callable[[], Any]) -> None:
 _MEANWHILE: Mapping[Fault, Callable[[World], None]] = {
     Fault.EXPIRE: World.expire,
     Fault.OTHER_DRIVER: World.run_other_driver,
+    Fault.LONG_REST: World.rest_for_long,
     Fault.SPECULATE: lambda world: world.run_other_attempt(9),
     Fault.ZOMBIE: lambda world: world.run_other_attempt(0),
 }

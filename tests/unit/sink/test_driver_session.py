@@ -227,6 +227,16 @@ def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBen
     assert bench.values() == ["row 0", "row 1"]
 
 
+def test_a_driver_whose_id_was_forgotten_after_it_was_taken_over_reads_what_was_decided(bench: SessionBench) -> None:
+    bench.run(0)
+    other = DriverSession(PREFIX)
+    other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    bench.cluster.transactions.transactions.clear()  # transactional.id.expiration.ms; any epoch is taken then
+    bench.run(1, "run 3")
+    bench.run(2, "run 3")
+    assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
 def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
