@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -28,6 +29,7 @@ from spark_kafka_sink.client.transaction_values import (
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
+    KafkaError,
     KafkaTimeoutError,
     ProducerFencedError,
 )
@@ -115,7 +117,8 @@ class ExactlyOnceDriver:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
             self.finish(last)
-            driver = self._note_finished(driver, last, 0)
+            with _told_to_count(last, self.prefix):
+                driver = self._note_finished(driver, last, 0)
             held, last = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch), last.finished()
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
@@ -135,7 +138,8 @@ class ExactlyOnceDriver:
 
         Raises IllegalStateError where a task's transaction is not what the task left, or too old, and
         ProducerFencedError where another driver has taken over: nothing is decided then. Raises KafkaTimeoutError
-        where it cannot be known whether it is; TransactionLostError after the decision.
+        where it cannot be known whether it is; TransactionLostError after the decision; and any KafkaError, which says
+        so, where all is committed and that could not be noted.
         """
         if not outcomes:
             return Committed(None, False, None)
@@ -156,8 +160,9 @@ class ExactlyOnceDriver:
         self.finish(decision)
         # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
         # there is no successor yet, and what was listed before it is ended by its exact epochs.
-        left = self._others_open(driver, tasks)
-        driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
+        with _told_to_count(decision, self.prefix):
+            left = self._others_open(driver, tasks)
+            driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
         return Committed(decision.finished(), False, driver)
 
@@ -319,6 +324,18 @@ def _is_marked(found: CommittedOffset | None, decision: Decision, task: TaskTran
     return found == CommittedOffset(decision.batch_id + 1, task.marker_text)
 
 
+@contextmanager
+def _told_to_count(decision: Decision, prefix: str) -> Iterator[None]:
+    """What fails here comes after the commit, and must not be taken for a batch that failed."""
+    try:
+        yield
+    except KafkaError as error:
+        raise type(error)(
+            f"Batch {decision.batch_id} of {prefix} is committed: its rows count, and must not be written again. What"
+            f" failed is the note of that, which the next start writes: {error.__cause__ or error}"
+        ) from error
+
+
 def _next_driver(driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
     """The driver's transaction after one that was committed. Raises what kept it from being."""
     if ended.status is EndTxnStatus.DONE:
@@ -326,12 +343,12 @@ def _next_driver(driver: OpenTransaction, ended: EndTxnOutcome, decision: Decisi
     if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
         raise ProducerFencedError(
             f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
-        )
+        ) from ended.error
     if ended.status is EndTxnStatus.INVALID_TXN_STATE:
         raise IllegalStateError(
             f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
-        )
+        ) from ended.error
     raise KafkaTimeoutError(
         f"Whether batch {decision.batch_id} is decided is not known: {ended.error} The next start of the query finds"
         " out, and finishes or repeats it."
-    )
+    ) from ended.error

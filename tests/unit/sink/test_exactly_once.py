@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.coordinator_bench import CoordinatorBench
+from support.coordinator_bench import PLACE, CoordinatorBench
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
@@ -116,3 +116,32 @@ def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
 def test_what_was_known_before_another_epoch_is_read_again(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     driver.commit([told_by_a_task(bench, driver.begin())])
     assert driver.begin(None, Decision(3, "q", 0, 1, 1, (), True)).last_batch_id == 4
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("what", ["write_decision", "list_ids"])
+def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
+    version: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CoordinatorBench(version=version)
+    one = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
+    mandate = one.begin()
+    open_ = bench.raw.begin("P/0")
+    bench.raw.write(open_, PLACE, "row")
+    write = KafkaDriverCluster.write_decision
+
+    def slowly(self: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
+        write(self, driver, decision, sequence)
+        if decision.is_finished:
+            bench.rig.clock.advance(90_000)  # more than the driver's own transaction may take
+
+    def in_vain(*_: object) -> list[str]:
+        raise KafkaTimeoutError("P/driver is not listed.")
+
+    monkeypatch.setattr(KafkaDriverCluster, what, slowly if what == "write_decision" else in_vain)
+    with pytest.raises(KafkaError, match=r"Batch 4 of P is committed.*not be written again.*P/driver") as refusal:
+        one.commit([TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))])
+    assert "not decided" not in str(refusal.value)
+    assert "repeats" not in str(refusal.value)
+    monkeypatch.undo()
+    assert one.begin().last_batch_id == 4
