@@ -129,6 +129,7 @@ class ExactlyOnceDriver:
             self._cluster.place,
             None if last is None else last.batch_id,
             "" if last is None else last.query_id,
+            0 if last is None else last.rows,
         )
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
@@ -146,6 +147,7 @@ class ExactlyOnceDriver:
         first = outcomes[0]
         _check_agreement(outcomes)
         if first.was_skipped:
+            _compare_rows(outcomes)
             return Committed(None, True, None)
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
@@ -306,6 +308,23 @@ def _check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
     partitions = [outcome.partition for outcome in outcomes]
     if len(set(partitions)) < len(partitions):
         raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
+
+
+def _compare_rows(outcomes: Sequence[TaskOutcome]) -> None:
+    """Warn where what is skipped cannot be what was committed: an older copy of the checkpoint that is one batch behind
+    looks like a restart.
+    """
+    mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
+    if rows != mandate.last_rows:
+        log.warning(
+            "Batch %d of %s was committed before with %d rows, and is skipped with %d: its input is not the same."
+            " Either the checkpoint is an older copy, and rows of this batch are missing in Kafka, or the query gives"
+            " other rows when a batch is run again.",
+            mandate.last_batch_id,
+            mandate.prefix,
+            mandate.last_rows,
+            rows,
+        )
 
 
 def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:

@@ -20,7 +20,8 @@ class Mandate:
     """A fenced driver's word to its tasks, for one batch.
 
     `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
-    under the prefix, None where there is none, and `last_query_id` whose it was, empty for a batch write.
+    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write, and `last_rows`
+    how many rows it had.
     """
 
     prefix: str
@@ -28,6 +29,7 @@ class Mandate:
     place: TopicPartition
     last_batch_id: int | None = None
     last_query_id: str = ""
+    last_rows: int = 0
 
     @property
     def next_batch_id(self) -> int:

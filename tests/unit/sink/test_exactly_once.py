@@ -145,3 +145,23 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
     assert "repeats" not in str(refusal.value)
     monkeypatch.undo()
     assert one.begin().last_batch_id == 4
+
+
+@pytest.mark.parametrize(("rows", "warnings"), [(3, 0), (5, 1), (0, 1)])
+def test_a_skipped_batch_that_has_another_number_of_rows_now_is_warned_of(
+    rows: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = CoordinatorBench()
+    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
+    mandate = driver.begin()
+    open_ = bench.raw.begin("P/0")
+    bench.raw.write(open_, PLACE, "three rows")
+    driver.commit([TaskOutcome(mandate, 4, "q", 0, 3, TaskTransaction(open_, 0, 3))])
+    again = driver.begin()
+    counts = [rows // 2, rows - rows // 2]
+    skipped = [TaskOutcome(again, 4, "q", index, count, None, True) for index, count in enumerate(counts)]
+    with caplog.at_level("WARNING", "spark_kafka_sink"):
+        assert driver.commit(skipped).was_skipped
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("exactly_once")]
+    assert len(told) == warnings
+    assert all(f"Batch 4 of P was committed before with 3 rows, and is skipped with {rows}" in text for text in told)
