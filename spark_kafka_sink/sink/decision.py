@@ -7,17 +7,15 @@ open, `finished` once all are committed. Versioned JSON with a checksum. Plain v
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.errors import KafkaError, ProtocolError
 
 _VERSION: Final = 1
 _DECIDED, _FINISHED = "decided", "finished"
-_MARKER: Final = re.compile(r"producer_id=(\d+) epoch=(\d+) ", re.ASCII)
 
 
 class TransactionLostError(KafkaError):
@@ -41,12 +39,6 @@ class TaskTransaction(NamedTuple):
 
 def marker_text(transaction: OpenTransaction, rows: int) -> str:
     return f"producer_id={transaction.producer_id} epoch={transaction.producer_epoch} rows={rows}"
-
-
-def marking_producer(text: str) -> ProducerIdAndEpoch | None:
-    """Whose marker carries this text; None for a text that is no marker's."""
-    found = _MARKER.match(text)
-    return None if found is None else ProducerIdAndEpoch(int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)

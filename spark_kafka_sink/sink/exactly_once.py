@@ -33,7 +33,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
 )
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError, marking_producer
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, driver_id
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class ExactlyOnceDriver:
             if last is None or last.is_finished:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
-            self.finish(last)
+            self.finish(driver, last)
             with _told_to_count(last, self.prefix):
                 driver = self._note_finished(driver, last, 0)
             held, last = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch), last.finished()
@@ -159,7 +159,7 @@ class ExactlyOnceDriver:
         self._verify(driver, decision)
         (decided,) = self._cluster.end([driver], committed=True)
         driver = _next_driver(driver, decided, decision)
-        self.finish(decision)
+        self.finish(driver, decision)
         # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
         # there is no successor yet, and what was listed before it is ended by its exact epochs.
         with _told_to_count(decision, self.prefix):
@@ -195,8 +195,10 @@ class ExactlyOnceDriver:
         # Else they are committed, and what was ended above was the note of that: version 1 tells no epochs apart.
         return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
-    def finish(self, decision: Decision) -> None:
-        """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be."""
+    def finish(self, driver: OpenTransaction, decision: Decision) -> None:
+        """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be, and
+        ProducerFencedError where that is not this driver's to tell.
+        """
         outcomes = self._cluster.end(decision.transactions, committed=True)
         unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
         for each in outcomes:
@@ -206,14 +208,25 @@ class ExactlyOnceDriver:
                     " It is finished when the query is started again, which must be within transaction.timeout.ms."
                 )
         if unknown:
-            self._check_markers(decision, [task for task in decision.tasks if task.transaction[0] in unknown])
+            self._check_markers(driver, decision, [task for task in decision.tasks if task.transaction[0] in unknown])
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _check_markers(self, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
-        """A transaction that its coordinator knows no more was committed if its marker was."""
+    def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+        """A transaction that its coordinator knows no more was committed if its marker was. One of a later batch proves
+        it only where another driver has taken over, which has finished this one before its tasks began; else it is from
+        the prefix's life before that was forgotten.
+        """
         found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
-        lost = [task for task in tasks if not _is_marked(found.get(task.transaction.transactional_id), decision, task)]
+        lost = [
+            task
+            for task in tasks
+            if found.get(task.transaction.transactional_id) != CommittedOffset(decision.batch_id + 1, task.marker_text)
+        ]
+        if lost and not self._is_current(driver):
+            raise ProducerFencedError(
+                f"{driver}: {ProducerFencedError.sentence} It finishes batch {decision.batch_id}, or has done so."
+            )
         if lost:
             raise TransactionLostError(
                 f"Batch {decision.batch_id} of transactional.id.prefix={self.prefix!r} was decided, and"
@@ -329,18 +342,6 @@ def _compare_rows(outcomes: Sequence[TaskOutcome]) -> None:
 
 def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:
     return found.state is TransactionState.ONGOING and found[2:4] == left[1:3]
-
-
-def _is_marked(found: CommittedOffset | None, decision: Decision, task: TaskTransaction) -> bool:
-    """The marker of a later batch does as well: its driver has finished this one before its tasks began. Not one of an
-    older producer, which is there from the prefix's life before it was forgotten.
-    """
-    if found is None:
-        return False
-    if found.offset > decision.batch_id + 1:
-        by = marking_producer(found.metadata)
-        return by is not None and by > task.transaction[1:3]
-    return found == CommittedOffset(decision.batch_id + 1, task.marker_text)
 
 
 @contextmanager

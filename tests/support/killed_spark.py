@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
@@ -68,13 +68,13 @@ class KilledDriver(ExactlyOnceDriver):
         self._place = "commit"
         return super().commit(outcomes)
 
-    def finish(self, decision: Decision) -> None:
+    def finish(self, driver: OpenTransaction, decision: Decision) -> None:
         place, number = os.environ.get(DIES_AT, "nowhere 0").split()
         if self._place == place and len(decision.tasks) > int(number):
             for transaction in decision.transactions[: int(number)]:
                 self._cluster.end([transaction], committed=True)
             kill_session(0)
-        super().finish(decision)
+        super().finish(driver, decision)
 
 
 # ---- tasks ---------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class OperatorBench(CoordinatorBench):
         class GoneError(Exception):
             pass
 
-        def gone(_: object) -> None:
+        def gone(*_: object) -> None:
             raise GoneError
 
         self.driver.finish = gone  # type: ignore[method-assign]
@@ -271,12 +271,13 @@ def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorB
         bench.driver.begin()
 
 
-def test_a_later_batchs_marker_stands_for_an_earlier_one(bench: OperatorBench) -> None:
+def test_a_driver_that_goes_on_late_is_told_of_its_successor_and_of_no_loss(bench: OperatorBench) -> None:
     outcomes = bench.decide(0)
     decided = bench.cluster_of_driver.last_decision()
     assert decided is not None
-    bench.driver.commit(bench.batch(1))
-    bench.driver.finish(decided)  # a driver that was stopped in between, and goes on
+    bench.driver.commit(bench.batch(1))  # whose markers are in the place of batch 0's
+    with pytest.raises(ProducerFencedError, match="It finishes batch 0, or has done so"):
+        bench.driver.finish(outcomes[0].mandate.driver, decided)
     assert len(bench.values()) == 2 * len(outcomes)
 
 

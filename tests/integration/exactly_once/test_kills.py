@@ -132,7 +132,7 @@ def leave_decided(query: Query) -> None:
     """Batch 0 decided and none of its transactions committed, as by a driver that died in between."""
 
     def touch(own: DriverSession) -> None:
-        def gone(_: object) -> None:
+        def gone(*_: object) -> None:
             raise GoneError
 
         own._driver.finish = gone  # type: ignore[method-assign]

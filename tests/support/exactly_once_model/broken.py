@@ -26,7 +26,7 @@ def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
 class CommitsWithoutDecision(ExactlyOnceDriver):
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
         decision = decision_of(outcomes, 0)
-        self.finish(decision)
+        self.finish(outcomes[0].mandate.driver, decision)
         return Committed(decision, False, None)
 
 
@@ -49,7 +49,7 @@ class DecidesUnfenced(ExactlyOnceDriver):
     def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
         last = self._cluster.last_decision()
         if last is not None and not last.is_finished:
-            self.finish(last)
+            self.finish(OpenTransaction(f"{self.prefix}/driver", 0, 0, 2), last)
         driver = OpenTransaction(f"{self.prefix}/driver", 0, 0, 2)
         return Mandate(self.prefix, driver, PLACE, last and last.batch_id, last.query_id if last else "")
 
@@ -66,7 +66,7 @@ class DecidesUnfenced(ExactlyOnceDriver):
             log.entries[-1].is_committed = True
 
         world.request("write the decision in no transaction", write)
-        self.finish(decision)
+        self.finish(outcomes[0].mandate.driver, decision)
         return Committed(decision, False, None)
 
     def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
@@ -148,7 +148,7 @@ class LeavesOldOnesOpen(World):
 
 
 class TrustsEveryAnswer(ExactlyOnceDriver):
-    def _check_markers(self, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+    def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         pass
 
 
@@ -159,10 +159,11 @@ class TakesUnknownForCommitted(World):
 class TrustsAnyLaterMarker(ExactlyOnceDriver):
     """Of whatever life of the prefix."""
 
-    def _check_markers(self, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+    def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
         later = {name for name, marker in found.items() if marker is not None and marker.offset > decision.batch_id + 1}
-        super()._check_markers(decision, [task for task in tasks if task.transaction.transactional_id not in later])
+        rest = [task for task in tasks if task.transaction.transactional_id not in later]
+        super()._check_markers(driver, decision, rest)
 
 
 class RemembersWhatIsForgotten(World):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, marking_producer
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 
 tasks = st.builds(
@@ -107,9 +107,6 @@ def test_what_a_task_tells_survives_both_ways_to_the_driver(
 def test_a_marker_tells_whose_it_is() -> None:
     task = DECISION.tasks[0]
     assert task.marker_text == "producer_id=8 epoch=1 rows=9"
-    assert marking_producer(task.marker_text) == ProducerIdAndEpoch(8, 1)
-    assert marking_producer("") is None
-    assert marking_producer("of somebody else's group, producer_id=8 epoch=1 ") is None
 
 
 def test_a_second_attempt_has_an_id_of_its_own() -> None:

@@ -7,6 +7,7 @@ must notice.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -43,17 +44,33 @@ def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
     assert explore(World, variant, 2, kinds, batches=1) > 600
 
 
-@each_variant
-def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
-    logs = [number for number, name in enumerate(requests_of({}, variant)) if name == COMMIT_LOG]
+def a_time_out_in_the_life_after_a_forgotten_one(variant: Variant, batches: int) -> None:
+    logs = [number for number, name in enumerate(requests_of({}, variant, batches)) if name == COMMIT_LOG]
     for log in logs:  # markers of the first life are of the same batch, or of a later one
         life = {log: Fault.FORGET}
-        for number in range(log + 1, len(requests_of(life, variant))):
-            length_of(World, {**life, number: Fault.EXPIRE}, variant, 2)
+        for number in range(log + 1, len(requests_of(life, variant, batches))):
+            length_of(World, {**life, number: Fault.EXPIRE}, variant, batches)
 
 
-def requests_of(plan: Plan, variant: Variant) -> list[str]:
-    world = World(plan, version=variant[0], holds_epoch=variant[1])
+@each_variant
+def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
+    a_time_out_in_the_life_after_a_forgotten_one(variant, 2)
+
+
+@each_variant
+@pytest.mark.parametrize("max_epoch", [3, 4])
+def test_a_time_out_in_that_life_with_producer_ids_of_another_brokers_block(
+    variant: Variant, max_epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are handed out to brokers, so what a coordinator gives may be lower than what another gave before."""
+    ids = itertools.count(1_000_000, -1)
+    monkeypatch.setattr(transaction_coordinator, "MAX_EPOCH", max_epoch)
+    monkeypatch.setattr(transaction_coordinator.TransactionCoordinator, "new_producer_id", lambda _: next(ids))
+    a_time_out_in_the_life_after_a_forgotten_one(variant, 3)
+
+
+def requests_of(plan: Plan, variant: Variant, batches: int = 2) -> list[str]:
+    world = World(plan, version=variant[0], holds_epoch=variant[1], batches=batches)
     world.run()
     return world.requests
 
