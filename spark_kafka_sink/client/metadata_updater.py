@@ -10,9 +10,15 @@ from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.metadata import Metadata, MetadataRequestAndVersion
 from spark_kafka_sink.client.metadata_response import MetadataResponse
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import KafkaError, RebootstrapRequiredError, error_for_code
+from spark_kafka_sink.common.errors import (
+    KafkaError,
+    RebootstrapRequiredError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import MetadataRequest
 
 LISTENER_NOT_FOUND = 72
 
@@ -162,7 +168,7 @@ class DefaultMetadataUpdater:
             # A broker that is just starting knows of nobody: not to be believed.
             self._metadata.failed_update(now_ms)
         else:
-            _log_errors(update)
+            _log_errors(update, asked.request)
             self._metadata.update(asked.request_version, update, asked.is_partial, now_ms)
             self._wanted_since_ms = None
 
@@ -181,10 +187,15 @@ class DefaultMetadataUpdater:
         self._metadata.close()
 
 
-def _log_errors(update: MetadataResponse) -> None:
-    errors = {topic: str(error_for_code(code)) for topic, code in update.error_codes()}
+def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
+    errors = {topic: error_for_code(code) for topic, code in update.error_codes()}
+    if not asked.allow_auto_topic_creation:
+        # who looks for a topic that may be missing makes it, or says so
+        errors = {
+            topic: error for topic, error in errors.items() if not isinstance(error, UnknownTopicOrPartitionError)
+        }
     if errors:
-        log.warning("Metadata came with errors: %s", errors)
+        log.warning("Metadata came with errors: %s", {topic: str(error) for topic, error in errors.items()})
     unreachable = [
         str(partition.topic_partition)
         for topic in update.topics

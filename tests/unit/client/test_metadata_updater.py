@@ -75,7 +75,7 @@ def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixtur
         partition = {"error_code": 72, "partition_index": 4, "leader_id": -1, "leader_epoch": 0}
         return {
             **values,
-            "topics": [{"name": "t", "error_code": 0, "partitions": [partition]}, {"name": "t2", "error_code": 3}],
+            "topics": [{"name": "t", "error_code": 0, "partitions": [partition]}, {"name": "t2", "error_code": 17}],
         }
 
     rig.cluster.on(METADATA, faults.change(without_listener))

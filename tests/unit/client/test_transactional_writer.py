@@ -158,6 +158,12 @@ def test_a_missing_topic_is_created_once_with_as_many_replicas_as_there_are_node
     ]
 
 
+def test_a_topic_that_is_made_because_it_is_missing_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    bench = CoordinatorBench()
+    assert ensure(bench, "decisions") == 5
+    assert caplog.text == ""
+
+
 def test_a_topic_that_is_there_is_left_as_it_is() -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "t") == 1
