@@ -256,6 +256,27 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
 }
 
 
+LIBRDKAFKA: Final[Mapping[str, str]] = {
+    "batch.num.messages": "batch.size",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.kbytes": "buffer.memory",
+    "queue.buffering.max.messages": "buffer.memory",
+    "queue.buffering.max.ms": "linger.ms",
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.password": "sasl.jaas.config",
+    "sasl.username": "sasl.jaas.config",
+    "socket.timeout.ms": "request.timeout.ms",
+    "ssl.ca.location": "ssl.truststore.location",
+    "ssl.certificate.location": "ssl.keystore.location",
+    "ssl.key.location": "ssl.keystore.location",
+}
+"""What is nearest in meaning to librdkafka's settings, where their names are nearer to others."""
+
+
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), a delivery
     time-out that nobody asked for to a longer linger or request time-out, and a longest pause before a reconnect to a
@@ -277,8 +298,8 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
 def _unknown_key(key: str, known: Iterable[str]) -> str:
     if key in _JAVA_ONLY:
         return f"{key} is a setting of the Java client: {_JAVA_ONLY[key]}."
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    return f"{key} is not a producer setting. The nearest one is {nearest[0]}."
+    nearest = LIBRDKAFKA.get(key) or difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+    return f"{key} is not a producer setting. The nearest one is {nearest}."
 
 
 def describe_options() -> list[OptionRow]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 
 KAFKA_PREFIX: Final = "kafka."
@@ -110,13 +110,18 @@ def _lower_case(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _refuse(key: str) -> None:
-    if key in _REFUSED:
-        raise ConfigError(f"The option {key} cannot be used here: {_REFUSED[key]}.")
-    if key in _OPTIONS or key.startswith(KAFKA_PREFIX):
+    if reason := _REFUSED.get(key) or _REFUSED.get(KAFKA_PREFIX + key):
+        raise ConfigError(f"The option {key} cannot be used here: {reason}.")
+    bare = key.removeprefix(KAFKA_PREFIX)
+    if key in _OPTIONS or (key != bare and bare not in _OPTIONS):
         return
     settings = ProducerConfig.keys()
-    if key in settings:
+    if bare in _OPTIONS:
+        nearest = bare
+    elif key in settings:
         nearest = KAFKA_PREFIX + key
+    elif key in LIBRDKAFKA:
+        nearest = KAFKA_PREFIX + LIBRDKAFKA[key]
     else:
         known = [*_OPTIONS, *sorted(KAFKA_PREFIX + setting for setting in settings)]
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]

@@ -11,6 +11,7 @@ import pytest
 
 from spark_kafka_sink.common import config
 from spark_kafka_sink.common.config import describe_options
+from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink import options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +69,27 @@ def test_the_tables_of_options_are_those_of_the_code() -> None:
 def test_every_option_of_the_sink_has_its_row() -> None:
     section = OPTIONS.read_text().split("## The sink's own")[1].split("\n## ")[0]
     assert re.findall(r"^\| `([a-z.]+)` \|", section, re.MULTILINE) == list(options._OPTIONS)
+
+
+# ---- migrating-from-confluent-kafka.md -----------------------------------------------------------------------------
+
+
+def settings_of_librdkafka() -> Iterator[tuple[str, list[str]]]:
+    """A setting of librdkafka, and what the page says it is here; not those that have the same name."""
+    section = (DOCS / "migrating-from-confluent-kafka.md").read_text().split("## Settings")[1]
+    for there, here in re.findall(r"^\| (`.+?) \| (.+) \|$", section, re.MULTILINE):
+        if names := re.findall(r"`(kafka\.[a-z][a-z0-9.]*)`", here):
+            yield from ((name, names) for name in re.findall(r"`([a-z.]+)`", there))
+
+
+@pytest.mark.parametrize("prefix", ["", "kafka."])
+@pytest.mark.parametrize(("there", "here"), list(settings_of_librdkafka()))
+def test_a_setting_of_librdkafka_is_refused_with_the_one_that_its_page_names(
+    there: str, here: list[str], prefix: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        options.SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", f"{prefix}{there}": "1"})
+    assert str(refused.value).rpartition("The nearest one is ")[2].removesuffix(".") in here
 
 
 # ---- troubleshooting.md --------------------------------------------------------------------------------------------

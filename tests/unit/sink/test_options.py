@@ -56,6 +56,9 @@ def test_an_empty_topic_is_refused() -> None:
         ("bootstrap.servers", "kafka.bootstrap.servers"),
         ("linger.ms", "kafka.linger.ms"),
         ("kafka_acks", "kafka.acks"),
+        ("kafka.topic", "topic"),
+        ("kafka.delivery.guarantee", "delivery.guarantee"),
+        ("kafka.transactional.id.prefix", "transactional.id.prefix"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_known_one(given: str, nearest: str) -> None:
@@ -66,6 +69,11 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one(given: str, nea
 def test_an_unknown_producer_setting_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"kafka\.lingr\.ms is not a producer setting.*one is kafka\.linger\.ms"):
         parse(**{"kafka.lingr.ms": "5"})
+
+
+def test_a_transactional_id_is_refused_at_once_also_without_its_prefix() -> None:
+    with pytest.raises(ConfigError, match=r"The option transactional\.id cannot be used here: "):
+        parse(**{"transactional.id": "orders"})
 
 
 @pytest.mark.parametrize("key", ["kafka.key.serializer", "kafka.value.serializer"])
