@@ -61,9 +61,10 @@ class TopicCreation:
                     raise error
                 last = str(error) if error is not None else "It was created and is not shown yet."
                 self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
-            self._client.await_metadata_update(timer)
+            if not self._client.await_metadata_update(timer):
+                last = self._metadata.connection_failure or last
             timer.update()
-        raise KafkaTimeoutError(f"Topic {topic} is not there within {timer.timeout_ms} ms. {last}")
+        raise KafkaTimeoutError(f"Topic {topic} was neither found nor made within {timer.timeout_ms} ms. Last: {last}")
 
     def _create(
         self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer

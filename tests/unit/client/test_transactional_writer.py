@@ -216,6 +216,13 @@ def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
     assert created.now_ms - refused.now_ms >= 3_000
 
 
+def test_a_topic_that_nobody_could_be_asked_for_is_told_with_what_the_connection_failed_of() -> None:
+    bench = CoordinatorBench(node_count=1)
+    bench.rig.network.refusing.add(0)
+    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor made .* Connection refused"):
+        bench.coordinator.creation.ensure("decisions", 5, 3, {}, bench.timer(4_000))
+
+
 # ---- the newest record of a key --------------------------------------------------------------------------------------
 
 
