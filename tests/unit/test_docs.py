@@ -122,6 +122,19 @@ def test_every_text_of_ours_stands_in_the_code(section: str) -> None:
     assert [text for text in found if not any(text in other for other in texts)] == []
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "Node -1 at h1:9092 refuses us by SASL SCRAM-SHA-512: Authentication failed during authentication due to …",
+        "Not authorized for orders: grant WRITE and DESCRIBE on it.",
+        "Attempt 0 of partition 1 comes too late for batch 1: its driver, transactional id 'orders/driver' (…), has …",
+    ],
+)
+def test_what_a_task_shows_has_its_heading(seen: str) -> None:
+    found = quoted("From the brokers")
+    assert [text for text in found if re.search(".+".join(map(re.escape, text.split("…"))), seen)] != []
+
+
 def test_every_text_of_sparks_stands_in_a_test_that_met_it() -> None:
     texts = texts_below(ROOT / "tests" / "integration")
     found = quoted("From Spark")
