@@ -22,12 +22,19 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+import pyspark
+
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceStreamArrowWriter,
+        WriterCommitMessage,
+    )
+except ImportError as error:  # a cluster's PySpark is not the one that pip has seen
+    raise ImportError(
+        f'format("kafka_sink") needs PySpark 4.1 or newer, and this is {pyspark.__version__}: {error}'
+    ) from error
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock

@@ -23,3 +23,21 @@ def test_its_version_is_the_installed_ones() -> None:
 def test_a_producer_loads_no_http() -> None:
     done = run_strictly(PRODUCER)
     assert (done.stdout.splitlines()[-1:], done.stderr) == (["nothing"], "")
+
+
+OLDER_SPARK = """
+import pyspark.sql.datasource
+
+del pyspark.sql.datasource.DataSourceStreamArrowWriter
+pyspark.__version__ = "4.0.1"
+try:
+    from spark_kafka_sink import KafkaSinkDataSource
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_pyspark_that_is_too_old_for_the_data_source_is_told_by_its_version() -> None:
+    """Where the package was installed without its dependencies, as for clusters that bring PySpark."""
+    done = run_strictly(OLDER_SPARK)
+    assert "needs PySpark 4.1 or newer, and this is 4.0.1: " in done.stdout
