@@ -17,6 +17,7 @@ from spark_kafka_sink.common.secret import Secret
 
 _TRIMMED = "".join(map(chr, range(0x21)))
 """What Kafka takes off a password's ends: Java's `trim` leaves blanks that are not ASCII's."""
+_HOST = re.compile(r"[\w.%:-]+")
 
 
 class RefusalError(Exception):
@@ -190,8 +191,8 @@ def addresses(value: object) -> tuple[tuple[str, int], ...]:
         host, colon, port_text = item.rpartition(":")
         host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
         is_port = re.fullmatch("[0-9]{1,5}", port_text) and 0 < int(port_text) < 65536
-        if not colon or not host or not is_port:
-            raise RefusalError(f"{item!r} is not host:port")
+        if not colon or not _HOST.fullmatch(host) or not is_port:
+            raise RefusalError(f"{item!r} is not host:port; commas stand between several")
         found.append((host, int(port_text)))
     if not found:
         raise RefusalError("at least one host:port is wanted")

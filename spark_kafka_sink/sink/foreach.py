@@ -57,6 +57,8 @@ class KafkaSink:
     """
 
     def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"KafkaSink takes a mapping of options, not {type(options).__name__}.")
         given = dict(options or {})
         if twice := given.keys() & more.keys():
             raise ConfigError(f"The option {min(twice)} is given twice: in the mapping and by keyword.")

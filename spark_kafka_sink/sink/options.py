@@ -102,6 +102,8 @@ class SinkConfig:
 def _lower_case(options: Mapping[str, object]) -> dict[str, object]:
     by_key: dict[str, object] = {}
     for key, value in options.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"Names of options are text, not {key!r}.")
         lower = key.strip().lower()
         if lower in by_key:
             raise ConfigError(f"The option {key} is given twice: case does not count in option names.")

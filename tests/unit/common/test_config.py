@@ -97,6 +97,7 @@ def test_every_setting_takes_its_value_as_text_or_typed() -> None:
         ("bootstrap.servers", "a:1, b:2,", (("a", 1), ("b", 2))),
         ("bootstrap.servers", ["a:1", "[::1]:65535"], (("a", 1), ("::1", 65_535))),
         ("bootstrap.servers", "PLAINTEXT://a:9", (("a", 9),)),
+        ("bootstrap.servers", "b-1.my_x.example:9,[fe80::1%eth0]:9", (("b-1.my_x.example", 9), ("fe80::1%eth0", 9))),
     ],
 )
 def test_values_are_parsed(key: str, given: object, expected: object) -> None:
@@ -128,6 +129,8 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("bootstrap.servers", "localhost:65536", "not host:port"),
         ("bootstrap.servers", "localhost:²", "not host:port"),
         ("bootstrap.servers", ":9092", "not host:port"),
+        ("bootstrap.servers", "h1:9092;h2:9092", "'h1:9092;h2:9092' is not host:port; commas stand between several"),
+        ("bootstrap.servers", "h1:9092 h2:9092", "commas"),
         ("bootstrap.servers", " , ", "at least one host:port"),
     ],
 )

@@ -50,6 +50,11 @@ def test_an_option_given_both_ways_is_refused() -> None:
         KafkaSink(OPTIONS, topic="other")
 
 
+def test_options_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(ConfigError, match="takes a mapping of options, not str"):
+        KafkaSink("h1:9092")  # type: ignore[arg-type]
+
+
 def test_a_bad_option_is_refused_at_construction() -> None:
     with pytest.raises(ConfigError, match="There is no option topik"):
         KafkaSink(OPTIONS, topik="orders")

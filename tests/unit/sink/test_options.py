@@ -38,6 +38,11 @@ def test_an_option_given_twice_in_different_case_is_refused() -> None:
         parse(topic="a", Topic="b")
 
 
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Names of options are text, not 7"):
+        SinkConfig.from_options({7: "orders"})  # type: ignore[dict-item]
+
+
 def test_the_topic_is_trimmed_and_may_be_left_out() -> None:
     assert parse(topic="  orders ").topic == "orders"
     assert parse().topic is None
