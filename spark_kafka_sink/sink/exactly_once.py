@@ -248,7 +248,8 @@ class ExactlyOnceDriver:
         own = described[driver.transactional_id]
         if own is None or not _is_open(own, driver) or own.start_time_ms is None:
             raise ProducerFencedError(
-                f"{driver}: {ProducerFencedError.sentence} Another driver runs under this transactional.id.prefix;"
+                f"{driver}: {ProducerFencedError.sentence} Another driver runs under this transactional.id.prefix, or"
+                " the driver's own transaction timed out before the decision was made;"
                 f" batch {decision.batch_id} is not decided here."
             )
         for task in decision.tasks:
