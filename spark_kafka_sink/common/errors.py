@@ -81,7 +81,7 @@ class BootstrapResolutionError(KafkaError):
 
 
 class SerializationError(KafkaError):
-    """A record cannot be put into bytes: a key that is neither str nor bytes, a header without a name."""
+    """A record or an offset cannot be put into bytes: a key that is neither str nor bytes, a header without a name."""
 
 
 class ProtocolError(KafkaError):

@@ -1,16 +1,22 @@
-"""What an application hands to `send`, checked and in bytes before anything counts on it: a record that could not be
-encoded would be found out on the Sender's thread, with a batch of others. Holds no state; any thread.
+"""What an application hands to `send` and `send_offsets_to_transaction`, checked and in bytes before anything counts on
+it: what cannot be encoded would be found out on the Sender's thread, a record with a batch of others. Holds no state;
+any thread.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final
 
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.record.headers import header_pair
 
 _LAST_TIMESTAMP_MS: Final = 2**62
+_LAST_OFFSET: Final = 2**63 - 1
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
@@ -53,6 +59,26 @@ def check_place(partition: int | None, timestamp_ms: int | None) -> None:
         raise SerializationError(
             f"timestamp_ms={timestamp_ms!r}: give milliseconds since 1970 as an int, or leave it out for now."
         )
+
+
+def checked_offsets(
+    offsets: Mapping[TopicPartition, tuple[int, str | None]],
+) -> dict[TopicPartition, tuple[int, str | None]]:
+    """A copy of the offsets, which their caller may change. Raises SerializationError for one that cannot be sent."""
+    checked: dict[TopicPartition, tuple[int, str | None]] = {}
+    for place, value in offsets.items():
+        if not (isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], str) and _is_int(place[1])):
+            raise SerializationError(f"{place!r} is no key of offsets: give TopicPartition(topic, partition).")
+        name = f"The offset of {place[0]}-{place[1]}"
+        if not (isinstance(value, (tuple, list)) and len(value) == 2):
+            raise SerializationError(f"{name} is {value!r}: give (next offset, text), or (next offset, None).")
+        offset, text = value
+        if not (_is_int(offset) and 0 <= offset <= _LAST_OFFSET):
+            raise SerializationError(f"{name} is {offset!r}: give an int of 0 or more.")
+        if text is not None and not (isinstance(text, str) and _SURROGATE.search(text) is None):
+            raise SerializationError(f"{name} has the text {text!r}: give a str that UTF-8 can hold, or None.")
+        checked[TopicPartition(*place)] = offset, text
+    return checked
 
 
 def _is_int(number: object) -> bool:

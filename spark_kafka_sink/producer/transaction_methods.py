@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, SerializationError
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer.record_fields import checked_offsets
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
@@ -58,13 +59,15 @@ class TransactionMethods:
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata | str
     ) -> None:
         """Commit consumed offsets, topic-partition → (next offset, text), of a group as part of the transaction
-        (KIP-447).
+        (KIP-447). Raises SerializationError for offsets or a group that are none; nothing is begun then.
         """
         if not offsets:
             self._manager()
             return
-        metadata = GroupMetadata(group) if isinstance(group, str) else group
-        self._operate("txn-send-offsets", lambda manager: manager.begin_send_offsets(offsets, metadata))
+        checked, metadata = checked_offsets(offsets), GroupMetadata(group) if isinstance(group, str) else group
+        if not isinstance(metadata, GroupMetadata):
+            raise SerializationError(f"The group of the offsets is {group!r}: give its name, or a GroupMetadata.")
+        self._operate("txn-send-offsets", lambda manager: manager.begin_send_offsets(checked, metadata))
 
     @property
     def current_transaction(self) -> PreparedTransaction:

@@ -88,8 +88,9 @@ class TransactionalManager(TransactionalExchange):
     def begin_send_offsets(
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata
     ) -> TransactionalResult:
-        """Commit a group's offsets as part of the transaction."""
-        offsets = dict(offsets)  # a later call is compared with them, and the caller may change its own
+        """Commit a group's offsets as part of the transaction. `offsets` are not changed any more: a later call is
+        compared with them.
+        """
         with self._lock:
             pending = self._pending.joined("send_offsets_to_transaction", (offsets, group))
             if pending is not None:

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.producer.record_fields import check_place, checked_headers
+from spark_kafka_sink.producer.record_fields import check_place, checked_headers, checked_offsets
+
+PLACE = TopicPartition("flights", 0)
 
 
 @pytest.mark.parametrize("number", [1.0, np.float64(1_700_000_000_000.5), "1", b"1"])
@@ -26,3 +29,28 @@ def test_any_int_is_taken() -> None:
 def test_headers_that_are_no_pairs_are_refused_by_send(headers: Any) -> None:
     with pytest.raises(SerializationError, match="A header of a record is not a"):
         checked_headers(headers)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "text"),
+    [
+        ({PLACE: 5}, r"offset of flights-0 is 5: give \(next offset, text\)"),
+        ({PLACE: (5.0, None)}, "offset of flights-0 is 5.0: give an int"),
+        ({PLACE: (-1, None)}, "offset of flights-0 is -1: give an int of 0 or more"),
+        ({PLACE: (2**63, None)}, "offset of flights-0 is 9223372036854775808"),
+        ({PLACE: (5, b"text")}, "offset of flights-0 has the text b'text'"),
+        ({PLACE: (5, "\ud800")}, "offset of flights-0 has the text .* UTF-8"),
+        ({"flights": (5, None)}, "'flights' is no key of offsets"),
+        ({("flights", "0"): (5, None)}, "is no key of offsets"),
+    ],
+)
+def test_offsets_that_cannot_be_sent_are_refused(offsets: Any, text: str) -> None:
+    with pytest.raises(SerializationError, match=text):
+        checked_offsets(offsets)
+
+
+def test_offsets_that_can_be_sent_are_copied() -> None:
+    offsets: Any = {("flights", 0): [np.int64(5), "text"], TopicPartition("flights", 1): (0, None)}
+    checked = checked_offsets(offsets)
+    offsets.clear()
+    assert checked == {PLACE: (5, "text"), TopicPartition("flights", 1): (0, None)}

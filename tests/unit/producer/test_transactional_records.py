@@ -1,12 +1,15 @@
-"""Records that get into no batch, and the order of records and ends."""
+"""Records and offsets that get into no batch or request, and the order of records and ends."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.producer_harness import TOPIC
 from support.transaction_harness import (
     END_TXN,
+    GROUP,
     ID,
     PLACE,
     PRODUCE,
@@ -21,6 +24,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTopicError,
     KafkaError,
     RecordTooLargeError,
+    SerializationError,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
@@ -79,6 +83,23 @@ def test_misuse_costs_no_transaction(version: int) -> None:
         harness.send(3.5, partition=0)  # type: ignore[arg-type]
     harness.producer.commit_transaction()
     assert harness.committed() == [b"warm-up", b"first"]
+
+
+@both_versions
+@pytest.mark.parametrize(
+    ("offsets", "group"), [({PLACE: 5}, GROUP), ({PLACE: (5, "\ud800")}, GROUP), ({PLACE: (5, None)}, None)]
+)
+def test_offsets_or_a_group_that_are_none_are_refused_at_once_and_the_transaction_goes_on(
+    version: int, offsets: Any, group: Any
+) -> None:
+    harness = TransactionHarness(version).started()
+    before_ms = harness.now_ms
+    with pytest.raises(SerializationError):
+        harness.producer.send_offsets_to_transaction(offsets, group)
+    assert harness.now_ms == before_ms
+    harness.producer.send_offsets_to_transaction({PLACE: (5, None)}, GROUP)
+    harness.producer.commit_transaction()
+    assert harness.offsets()[TOPIC, 0].offset == 5
 
 
 # ---- the order of records and ends -----------------------------------------------------------------------------------
