@@ -69,6 +69,8 @@ class BatchOutcomes:
         self._retries = retries
         self._delivery_timeout_ms = delivery_timeout_ms
         self._guarantees_order = guarantees_order
+        self._told_too_large: dict[str, int] = {}
+        """By topic, the size of the smallest batch that was warned of as too large."""
 
     def handle_response(self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]) -> None:
         """Settle every batch of a request by its response, or by the want of one."""
@@ -97,7 +99,10 @@ class BatchOutcomes:
             self._metadata.update_partition_leadership(leaders, nodes)
         for stranger in outcomes.keys() - batches.keys():
             log.warning("Node %s answered for %s, of which it was sent nothing", response.destination, stranger)
-        _log_errors(response.destination, refused)
+        _log_errors(
+            response.destination,
+            {tp: each for tp, each in refused.items() if not _is_split(batches.get(tp), each.error)},
+        )
         for topic_partition, batch in batches.items():
             outcome = outcomes.get(topic_partition)
             if outcome is None:
@@ -109,7 +114,7 @@ class BatchOutcomes:
         error = outcome.error
         if error is None or isinstance(error, DuplicateSequenceError):
             self._complete(batch, outcome, now_ms)
-        elif isinstance(error, RecordTooLargeError) and batch.record_count > 1 and not batch.is_done:
+        elif _is_split(batch, error):
             self._split(batch, now_ms)
         elif self._can_retry(batch, error, outcome.log_start_offset, now_ms):
             log.debug("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
@@ -135,7 +140,12 @@ class BatchOutcomes:
             self._transaction_manager.handle_split_batch(batch)
         parts = self._accumulator.split_and_reenqueue(batch, now_ms)
         self._metrics.batch_split(now_ms)
-        log.warning(
+        topic = batch.topic_partition.topic
+        is_news = batch.wire_size <= self._told_too_large.get(topic, 2 * batch.wire_size) // 2
+        if is_news:  # else it is as with the batches before, be they thousands
+            self._told_too_large[topic] = batch.wire_size
+        log.log(
+            logging.WARNING if is_news else logging.DEBUG,
             "%s does not take a batch of %d records in %d bytes: sending it in %d parts. Lower batch.size, or raise"
             " max.message.bytes of the topic.",
             batch.topic_partition,
@@ -221,6 +231,12 @@ def _no_answer(response: ClientResponse) -> KafkaError | None:
     if response.disconnected:
         return DisconnectError(f"Node {node} disconnected before it answered.")
     return None
+
+
+def _is_split(batch: ProducerBatch | None, error: KafkaError | None) -> bool:
+    """Whether the records go in smaller batches, since together they are too many for the broker."""
+    is_too_large = isinstance(error, RecordTooLargeError)
+    return is_too_large and batch is not None and batch.record_count > 1 and not batch.is_done
 
 
 def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -> None:

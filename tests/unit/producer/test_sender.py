@@ -578,6 +578,28 @@ def test_a_topic_that_takes_no_large_batches_is_sent_small_ones_after_the_first_
     assert 1 <= harness.producer.metrics()["batch-split-total"] <= 3  # those that were full already
 
 
+def test_batches_that_are_too_large_one_after_the_other_are_warned_of_once_until_less_is_too_large(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    harness = warm({**AT_ONCE, "batch.size": "2000", "max.in.flight.requests.per.connection": "1"})
+    rows = RecordColumns.from_rows([random_bytes(index, 90) for index in range(100)])
+
+    def warnings(max_message_bytes: int) -> list[str]:
+        caplog.clear()
+        harness.cluster.topics[TOPIC].max_message_bytes = max_message_bytes
+        for _ in range(5):
+            harness.send_columns(rows)
+            harness.settle()
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    (told,) = warnings(1_500)
+    assert "does not take a batch of" in told
+    assert warnings(1_500) == []
+    assert 1 <= len(warnings(400)) <= 2
+    assert harness.producer.metrics()["batch-split-total"] > 50
+    assert harness.memory_in_use == 0
+
+
 def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
     harness = warm({"linger.ms": "0"})
     harness.cluster.topics[TOPIC].max_message_bytes = 600
