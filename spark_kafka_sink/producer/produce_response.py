@@ -204,6 +204,9 @@ class BatchOutcomes:
             why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}"
         elif batch.is_in_flight:
             why = "they were sent and not answered"
+        elif self._metadata.fetch().is_bootstrap_configured:  # all nodes that were known are gone
+            failure = self._metadata.connection_failure
+            why = "no broker of bootstrap.servers answered" + (f": {failure}" if failure else "")
         elif self._metadata.fetch().leader_for(batch.topic_partition) is None:
             why = "the partition has no leader"
         else:

@@ -653,6 +653,15 @@ def test_what_cannot_be_sent_fails_at_the_delivery_timeout_and_says_why() -> Non
     assert harness.memory_in_use == 0
 
 
+def test_records_that_expire_while_no_broker_can_be_reached_are_not_told_of_a_partition_without_a_leader() -> None:
+    harness = warm(SHORT)
+    harness.network.stop(0)
+    harness.run_for(10)
+    delivery = harness.send(b"x")
+    harness.settle()
+    assert "no broker of bootstrap.servers answered: Connection to node -1 lost" in str(delivery.error)
+
+
 def test_what_expired_while_the_process_slept_is_not_sent_after_it_was_told_so() -> None:
     harness = warm({**SHORT, "connections.max.idle.ms": "-1"})
     delivery = harness.send(b"late")
