@@ -204,11 +204,8 @@ class BatchOutcomes:
             why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}"
         elif batch.is_in_flight:
             why = "they were sent and not answered"
-        elif self._metadata.fetch().is_bootstrap_configured:  # all nodes that were known are gone
-            failure = self._metadata.connection_failure
-            why = "no broker of bootstrap.servers answered" + (f": {failure}" if failure else "")
         elif self._metadata.fetch().leader_for(batch.topic_partition) is None:
-            why = "the partition has no leader"
+            why = self._why_no_leader(batch.topic_partition)
         else:
             manager = self._transaction_manager
             reason = None if manager is None else manager.reason_to_wait(batch.topic_partition)
@@ -217,6 +214,16 @@ class BatchOutcomes:
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
             f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"
         )
+
+    def _why_no_leader(self, topic_partition: TopicPartition) -> str:
+        cluster = self._metadata.fetch()
+        if cluster.is_bootstrap_configured:  # all nodes that were known are gone
+            failure = self._metadata.connection_failure
+            return "no broker of bootstrap.servers answered" + (f": {failure}" if failure else "")
+        if cluster.partition_info(topic_partition) is not None:
+            return "the partition has no leader"
+        count = cluster.partition_count_for_topic(topic_partition.topic)
+        return f"the topic has {count} partitions now" if count else "the cluster does not show the topic any more"
 
 
 def _no_answer(response: ClientResponse) -> KafkaError | None:

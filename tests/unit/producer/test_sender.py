@@ -685,6 +685,20 @@ def test_a_partition_that_never_has_a_leader_says_so() -> None:
     assert "no leader" in str(delivery.error)
 
 
+@pytest.mark.parametrize(
+    ("left", "why"), [(1, "the topic has 1 partitions now"), (0, "does not show the topic any more")]
+)
+def test_records_for_a_partition_that_is_gone_say_so_when_they_expire(left: int, why: str) -> None:
+    harness = warm({**SHORT, "linger.ms": "300"}, topics={TOPIC: 2})
+    delivery = harness.send(b"x", partition=1)
+    harness.cluster.delete_topic(TOPIC)
+    if left:
+        harness.cluster.create_topic(TOPIC, left)
+    harness.metadata.request_update()
+    harness.settle()
+    assert why in str(delivery.error)
+
+
 def test_records_in_flight_expire_in_time_and_keep_their_memory_until_the_request_has_ended() -> None:
     """Rows 9 and 10: the socket takes nothing."""
     harness = warm(SHORT | {"request.timeout.ms": "10000"})
