@@ -132,15 +132,11 @@ class KafkaProducer(TransactionMethods):
         return metadata
 
     def _make_transaction_manager(self, api_versions: ApiVersions) -> TransactionManager | None:
-        config = self.config
+        config, backoff = self.config, self._retry_backoff()
         if config.transactional_id is not None:
-            return TransactionalManager(
-                config.transactional_id,
-                config.transaction_timeout_ms,
-                self._retry_backoff(),
-                api_versions.finalized_feature,
-            )
-        return TransactionManager(self._retry_backoff()) if config.enable_idempotence else None
+            features = api_versions.finalized_feature
+            return TransactionalManager(config.transactional_id, config.transaction_timeout_ms, backoff, features)
+        return TransactionManager(backoff) if config.enable_idempotence else None
 
     def _retry_backoff(self) -> ExponentialBackoff:
         return ExponentialBackoff(self.config.retry_backoff_ms, 2, self.config.retry_backoff_max_ms, 0.2, self._rng)
@@ -297,11 +293,9 @@ class KafkaProducer(TransactionMethods):
         return self._partitioner(topic).take(size, cluster, count)
 
     def _partitioner(self, topic: str) -> StickyPartitioner:
-        partitioner = self._partitioners.get(topic)
-        if partitioner is None:
-            made = StickyPartitioner(
-                topic, self._accumulator.sizes, self.config.partitioner_adaptive_partitioning_enable, self._rng
-            )
+        if (partitioner := self._partitioners.get(topic)) is None:
+            is_adaptive = self.config.partitioner_adaptive_partitioning_enable
+            made = StickyPartitioner(topic, self._accumulator.sizes, is_adaptive, self._rng)
             partitioner = self._partitioners.setdefault(topic, made)
         return partitioner
 
@@ -319,6 +313,11 @@ class KafkaProducer(TransactionMethods):
             )
 
     # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def look_up(self, topics: Iterable[str]) -> None:
+        """Those of `topics` that are not known are asked for together with the next send's; waits for nothing."""
+        self._ensure_usable()
+        self._topics.look_up(topics)
 
     def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
         """The topic's partitions, waited for up to max.block.ms. Raises what keeps them from being known."""

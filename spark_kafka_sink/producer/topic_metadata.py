@@ -5,7 +5,7 @@ Reference: KafkaProducer.waitOnMetadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
@@ -62,6 +62,14 @@ class TopicMetadata:
         if left_ms < self._config.max_block_ms:
             self._metrics.call_returned("metadata-wait", self._config.max_block_ms - left_ms)
         return cluster, max(0, left_ms)
+
+    def look_up(self, topics: Iterable[str]) -> None:
+        """The next request names them too. One by one each would cost a request of its own, and a new view of all
+        topics that are known.
+        """
+        now_ms = self._clock.now_ms()
+        for topic in filter(_is_text, topics):
+            self._metadata.add(topic, now_ms)
 
     def _missing(self, topic: str, partition: int | None) -> str:
         """Why a topic or partition did not come up, told by what is known."""

@@ -57,8 +57,7 @@ def _is_spread(config: SinkConfig, delivery: TaskDelivery) -> bool:
 
 
 def _send(config: SinkConfig, delivery: TaskDelivery, batch: pa.RecordBatch) -> None:
-    for topic, columns in _columns_by_topic(config, batch):
-        delivery.send(topic, columns)
+    delivery.send_each(_columns_by_topic(config, batch))
 
 
 def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:

@@ -91,5 +91,4 @@ class PartitionWriter:
         block, self._block = self._block, None
         if block is None:
             return
-        for topic, columns in block.by_topic():
-            self._delivery.send(topic, columns)
+        self._delivery.send_each(block.by_topic())

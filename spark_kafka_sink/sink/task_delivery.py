@@ -6,7 +6,7 @@ the delivery; the Sender thread reports to its `Tally`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -96,6 +96,14 @@ class TaskDelivery:
                 serve(self._pool, self._config.metrics_ports)
         self._producer.send_columns(topic, columns, self.tally)
         self._sent += columns.num_rows
+
+    def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:
+        """Send rows to each topic, of which all are asked for together where they are not known. Raises as `send`."""
+        parts = list(rows)
+        for number, (topic, columns) in enumerate(parts):
+            self.send(topic, columns)
+            if number == 0 and len(parts) > 1 and self._producer is not None:
+                self._producer.look_up(topic for topic, _ in parts[1:])
 
     def partition_count(self, topic: str) -> int:
         """How many partitions `topic` has, of which rows were sent; 0 where none were. Raises KafkaError."""

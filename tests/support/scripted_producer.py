@@ -7,7 +7,7 @@ By default every row is acknowledged at flush, as the real one does at the lates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class ScriptedProducer:
     on_flush: Callable[[Sequence[Sent]], None] | None = None
     sent: list[Sent] = field(default_factory=list)
     unreported: list[Sent] = field(default_factory=list)
+    looked_up: list[str] = field(default_factory=list)
     flushes: int = 0
     closed_with: list[float | None] = field(default_factory=list)
     has_failed: bool = False
@@ -59,6 +60,9 @@ class ScriptedProducer:
             return
         for sent in unreported:
             sent.report()
+
+    def look_up(self, topics: Iterable[str]) -> None:
+        self.looked_up.extend(topics)
 
     def partitions_for(self, topic: str) -> range:
         assert topic in {each.topic for each in self.sent}

@@ -178,6 +178,9 @@ class ModelProducer:
     def prepare_transaction(self) -> PreparedTransaction:
         return self.current_transaction
 
+    def look_up(self, topics: Iterable[str]) -> None:
+        pass
+
     def send_columns(self, topic: str, columns: Any, on_completion: Any = None) -> None:
         for key, row in columns.rows:
             place = TopicPartition(topic, key)

@@ -335,6 +335,31 @@ def test_a_new_topic_is_asked_for_alone() -> None:
     assert harness.metadata.fetch().partition_count_for_topic("third") == 1
 
 
+def test_topics_that_are_looked_up_together_are_asked_for_in_one_request() -> None:
+    harness = warm(topics={TOPIC: 1} | {f"t{number}": 1 for number in range(5)})
+    names = [f"new-{number}" for number in range(50)]
+    for name in names:
+        harness.cluster.create_topic(name, 1)
+    harness.producer.look_up([*names, "not text: \ud800", TOPIC])
+    for name in names:
+        harness.send(topic=name)
+    (exchange,) = harness.cluster.requests_of(METADATA)
+    assert [topic.name for topic in exchange.request.topics] == sorted(names)
+    harness.settle()
+    assert all(delivery.error is None for delivery in harness.deliveries)
+
+
+def test_a_topic_that_is_refused_fails_its_own_send_alone_however_it_was_looked_up() -> None:
+    harness = warm()
+    harness.cluster.create_topic("new", 1)
+    harness.producer.look_up(["new", "missing"])
+    new = harness.send(topic="new")
+    missing = harness.send(topic="missing")
+    harness.settle()
+    assert new.error is None
+    assert isinstance(missing.error, KafkaTimeoutError)
+
+
 def test_a_topic_that_does_not_come_up_fails_at_max_block_ms_and_says_so() -> None:
     """Row 18."""
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})

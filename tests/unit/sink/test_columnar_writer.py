@@ -64,6 +64,14 @@ def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
     assert {sent.topic: sent.rows("value") for sent in producer.sent} == {"t2": [(b"a",), (b"c",)], "t1": [(b"b",)]}
 
 
+def test_the_topics_of_a_column_are_looked_up_together_with_the_second_send() -> None:
+    looked_up: list[list[str]] = []
+    producer = ScriptedProducer(on_send=lambda _: looked_up.append(list(producer.looked_up)))
+    names = [f"t{number}" for number in range(4)]
+    list(write_arrow(config(None), pool_of(producer), [batch(value=pa.array(names), topic=pa.array(names))]))
+    assert looked_up == [[], names[1:], names[1:], names[1:]]
+
+
 def test_a_null_topic_is_refused() -> None:
     rows = batch(value=pa.array(["a"]), topic=pa.array([None], pa.string()))
     with pytest.raises(SchemaError, match="KAFKA_NULL_TOPIC_IN_DATA"):

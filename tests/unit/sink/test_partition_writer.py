@@ -111,6 +111,7 @@ def test_rows_of_several_topics_go_to_their_topics_in_order() -> None:
     bench.writer.finish()
     found = {sent.topic: [int(v) for v in sent.columns.value.to_pylist()] for sent in bench.producer.sent}
     assert found == {f"t{k}": list(range(k, 30, 3)) for k in range(3)}
+    assert bench.producer.looked_up == ["t1", "t2"]
 
 
 def test_a_row_that_the_broker_refused_fails_the_task() -> None:
