@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
@@ -305,7 +305,7 @@ class RecordAccumulator:
         with self._lock:
             expired = self._incomplete.expired(now_ms)
             if expired:
-                self._unqueue(expired)
+                self._unqueue(dict.fromkeys(expired))
         return expired
 
     def next_expiry_ms(self) -> int:
@@ -313,7 +313,7 @@ class RecordAccumulator:
         with self._lock:
             return self._incomplete.next_expiry_ms()
 
-    def _unqueue(self, batches: Collection[ProducerBatch]) -> None:
+    def _unqueue(self, batches: Mapping[ProducerBatch, None]) -> None:
         """Take `batches` from their queues and close them. Caller holds the lock."""
         for queue in {batch.topic_partition: self._queues[batch.topic_partition] for batch in batches}.values():
             kept = [batch for batch in queue.batches if batch not in batches]
@@ -386,7 +386,7 @@ class RecordAccumulator:
         why = f"The send_columns call whose rows shared a batch with these ended with {type(cause).__name__}: {cause}"
         self._drop(batches, KafkaError(why))
 
-    def _drop(self, batches: Collection[ProducerBatch], error: KafkaError) -> None:
+    def _drop(self, batches: Mapping[ProducerBatch, None], error: KafkaError) -> None:
         with self._lock:
             self._unqueue(batches)
         for batch in batches:

@@ -680,6 +680,19 @@ def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
     assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
 
 
+def test_many_batches_that_expire_together_are_not_compared_with_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Sender holds the lock meanwhile: each of 32,000 looked for among all of them took it 6.5 s."""
+    rig = Rig(batch_size=1)
+    for _ in range(500):
+        rig.append(0)
+    rig.clock.advance(DELIVERY_TIMEOUT_MS)
+    compared: list[object] = []
+    monkeypatch.setattr(ProducerBatch, "__eq__", lambda self, other: compared.append(other) or self is other)
+    assert len(rig.accumulator.expired_batches(rig.now_ms)) == 500
+    assert len(compared) < 500
+    assert not rig.accumulator.has_undrained
+
+
 def test_a_batch_in_flight_that_has_expired_does_not_expire_again() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
