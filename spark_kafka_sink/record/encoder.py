@@ -1,5 +1,6 @@
 """Records to bytes by numpy and Arrow (format v2, org.apache.kafka.common.record.DefaultRecord): one vectorised pass
-for a whole block. For rows of `send`, and in place of the compiled kernel (`runs.py`).
+for a whole block. For rows of `send`, a few of which are put together one by one instead, and in place of the compiled
+kernel (`runs.py`).
 
 Holds no state; any thread. Copies of a record's bytes on the way: one, `binary_join_element_wise`, from the columns
 into the block's buffer (plus one where headers are encoded).
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +36,7 @@ from spark_kafka_sink.record.varints import (
     merge,
     to_binary,
     total_width,
+    varint,
     varint_fields,
     varint_width,
     varint_widths,
@@ -44,6 +48,11 @@ MAX_RECORD_OVERHEAD = 21
 
 _EMPTY = binary_scalar(b"")
 _NO_HEADERS = binary_scalar(b"\0")
+_NULL: Final = varint(-1)
+_FEW_ROWS: Final = 32
+"""Encoded one by one: arrays of so few cost more than their rows, 170 us for a row alone instead of 4. Batches of
+`send` are small where records come slowly, or go to many partitions.
+"""
 
 keep_freed_heap()
 
@@ -133,13 +142,52 @@ def encode_rows(
     base_timestamp_ms: int,
 ) -> EncodedRun:
     """Rows of Python values, at least one, as consecutive records of one batch that holds `base_offset_delta` records
-    already.
+    already. Raises SerializationError for a row that does not fit.
     """
+    if len(values) <= _FEW_ROWS:
+        try:
+            records = [
+                _record(key, value, own or (), base_offset_delta + row, int(timestamp_ms) - int(base_timestamp_ms))
+                for row, (value, key, own, timestamp_ms) in enumerate(
+                    zip(values, keys or repeat(None), headers or repeat(()), timestamps_ms)  # noqa: B905
+                )
+            ]
+        except _NotBytesError:
+            pass  # text, or what columns refuse by its place
+        else:
+            chunk = memoryview(b"".join(records))
+            return EncodedRun(chunk, len(records), int(max(timestamps_ms)), max(map(len, records)))
     columns = RecordColumns.from_rows(values, keys, headers)
     times = np.array(timestamps_ms, np.int64)
     deltas = np.arange(base_offset_delta, base_offset_delta + columns.num_rows, dtype=np.int64)
     chunk, bounds = encode_columns(columns, deltas, times - base_timestamp_ms)
     return EncodedRun(chunk, columns.num_rows, int(times.max()), int(np.diff(bounds).max()))
+
+
+class _NotBytesError(Exception):
+    """A part of a record is neither bytes nor None."""
+
+
+def _record(key: Any, value: Any, headers: Sequence[Header], offset_delta: int, timestamp_delta: int) -> bytes:
+    """One record of bytes. Raises _NotBytesError where a part of it is something else."""
+    parts = [b"\0", varint(timestamp_delta), varint(offset_delta)]
+    _add(parts, key)
+    _add(parts, value)
+    parts.append(varint(len(headers)))
+    for name, content in headers:
+        _add(parts, name.encode() if isinstance(name, str) else name)
+        _add(parts, content)
+    body = b"".join(parts)
+    return varint(len(body)) + body
+
+
+def _add(parts: list[bytes], content: Any) -> None:
+    if content is None:
+        parts.append(_NULL)
+    elif isinstance(content, bytes):
+        parts += (varint(len(content)), content)
+    else:
+        raise _NotBytesError
 
 
 def record_size_upper_bound(key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()) -> int:

@@ -61,6 +61,21 @@ def varint_fields(zigzagged: UInt64Array) -> tuple[Field, ...]:
     return (low,) if max_width <= _WORD else (low, _pack(zigzagged, _WORD, max_width, False))
 
 
+def varint(number: int) -> bytes:
+    """The zigzag varint of one number. Raises OverflowError where that is no int64."""
+    zigzagged = (number << 1) ^ (number >> 63)
+    if zigzagged < 0x80:
+        return zigzagged.to_bytes(1, "little")
+    if zigzagged >> 64:
+        raise OverflowError(f"{number} is no int64")
+    octets = bytearray()
+    while zigzagged >= 0x80:
+        octets.append(zigzagged & 0x7F | 0x80)
+        zigzagged >>= 7
+    octets.append(zigzagged)
+    return bytes(octets)
+
+
 def varint_width(number: int) -> int:
     """Bytes of one zigzag varint."""
     return _width((number << 1) ^ (number >> 63))

@@ -3,8 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record import encoder
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns, encode_rows
 
@@ -49,3 +52,40 @@ def test_rows_tell_the_latest_time_and_the_largest_record_wherever_they_are() ->
     sizes = [len(encode_rows(None, [value], None, [0], 0, 0).chunk) for value in values]
     run = encode_rows(None, values, None, [5, 9, 7], 0, 5)
     assert (run.count, run.max_timestamp_ms, run.largest_record) == (3, 9, sizes[1])
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.binary(max_size=200),
+            st.none() | st.binary(max_size=20_000),
+            st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=99)), max_size=3),
+            st.integers(0, 2**62),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 2**31 - 100),
+    st.integers(0, 2**62),
+)
+def test_a_few_rows_become_the_same_bytes_without_arrays(
+    rows: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]], first: int, base_ms: int
+) -> None:
+    keys, values, headers, times = zip(*rows, strict=True)
+    columns = RecordColumns.from_rows(values, keys, headers)
+    deltas = np.array(times, np.int64) - base_ms
+    data, bounds = encode_columns(columns, np.arange(first, first + len(rows)), deltas)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "RecordColumns", None)
+        run = encode_rows(keys, values, headers, times, first, base_ms)
+    assert bytes(run.chunk) == bytes(data)
+    assert (run.count, run.max_timestamp_ms) == (len(rows), max(times))
+    assert run.largest_record == np.diff(bounds).max()
+
+
+def test_a_few_rows_of_text_and_without_keys_or_headers_are_as_their_columns() -> None:
+    data, _ = encode_columns(RecordColumns.from_rows(["é", b"b"]), np.arange(2), None)
+    assert bytes(encode_rows(None, ["é", b"b"], None, [5, 5], 0, 5).chunk) == bytes(data)
+    with pytest.raises(SerializationError, match="The value of row 1 is a int"):
+        encode_rows(None, [b"a", 7], None, [5, 5], 0, 5)  # type: ignore[list-item]
