@@ -95,8 +95,13 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
 
 
 def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.BinaryArray:
-    total = pc.sum(pc.take(pc.cast(pc.binary_length(dictionary), pa.int64()), indices)).as_py()
-    if (total or 0) > MAX_COLUMN_BYTES:
+    if len(dictionary) <= len(indices) or dictionary.null_count:
+        lengths = pc.take(pc.binary_length(dictionary), indices)
+    else:  # no look at the entries that no row has: many chunks and slices may share one large dictionary
+        offsets = value_offsets(dictionary)
+        starts, ends = (pc.take(index_array(each), indices) for each in (offsets[:-1], offsets[1:]))
+        lengths = pc.subtract(ends, starts)
+    if (pc.sum(lengths).as_py() or 0) > MAX_COLUMN_BYTES:
         raise too_large(name)
     return dictionary.take(indices)
 

@@ -51,6 +51,26 @@ def test_chunks_of_a_dictionary_column_need_not_fit_into_one_dictionary() -> Non
     assert made.to_pylist() == [b"a7", b"c", None, None]
 
 
+def test_of_a_dictionary_larger_than_a_chunk_only_the_entries_of_its_rows_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every chunk and slice of a column has the whole dictionary."""
+    binary_length, looked_at = arrow_arrays.pc.binary_length, []
+
+    def noted(array: pa.Array) -> pa.Array:
+        looked_at.append(len(array))
+        return binary_length(array)
+
+    monkeypatch.setattr(arrow_arrays.pc, "binary_length", noted)
+    dictionary = pa.array([f"customer-{row}" for row in range(1000)]).slice(100)
+    chunk = pa.DictionaryArray.from_arrays(pa.array([7, None, 899, 7], pa.int16()), dictionary)
+    made = RecordColumns(pa.chunked_array([chunk, chunk.slice(2)])).value
+    assert made.to_pylist() == [b"customer-107", None, *[b"customer-999", b"customer-107"] * 2]
+    assert looked_at == []
+    empty = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), dictionary)
+    assert RecordColumns(empty).num_rows == 0
+
+
 def test_a_fixed_size_column_becomes_binary() -> None:
     assert RecordColumns(pa.array([b"abcd", None], pa.binary(4))).value.to_pylist() == [b"abcd", None]
 
