@@ -42,7 +42,7 @@ def deliver_arrow(
     """
     delivery = delivery or TaskDelivery(config, pool)
     try:
-        for batch in joined(batches, lambda: _is_spread(config, delivery)):
+        for batch in joined(batches, lambda: _is_spread(delivery)):
             _send(config, delivery, batch)
             del batch  # not kept while the next one is read
         delivery.finish()
@@ -51,9 +51,9 @@ def deliver_arrow(
     return delivery
 
 
-def _is_spread(config: SinkConfig, delivery: TaskDelivery) -> bool:
-    """Whether a batch costs much by the number of its partitions; said of a topic that has been sent to."""
-    return config.topic is not None and delivery.partition_count(config.topic) >= MANY_PARTITIONS
+def _is_spread(delivery: TaskDelivery) -> bool:
+    """Whether a batch costs much by the number of its partitions; said of the topics that the last one went to."""
+    return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
 
 
 def _send(config: SinkConfig, delivery: TaskDelivery, batch: pa.RecordBatch) -> None:

@@ -6,7 +6,7 @@ the delivery; the Sender thread reports to its `Tally`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -78,6 +78,8 @@ class TaskDelivery:
         self.batches = 0
         self.retries = 0
         """Batches acknowledged and records sent again while this task had the producer; known once it has finished."""
+        self.topics: Sequence[str] = ()
+        """Those of the last `send_each`."""
         self._config = config
         self._pool = pool
         self._producer: Producer | None = None
@@ -100,10 +102,11 @@ class TaskDelivery:
     def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:
         """Send rows to each topic, of which all are asked for together where they are not known. Raises as `send`."""
         parts = list(rows)
+        self.topics = [topic for topic, _ in parts]
         for number, (topic, columns) in enumerate(parts):
             self.send(topic, columns)
             if number == 0 and len(parts) > 1 and self._producer is not None:
-                self._producer.look_up(topic for topic, _ in parts[1:])
+                self._producer.look_up(self.topics[1:])
 
     def partition_count(self, topic: str) -> int:
         """How many partitions `topic` has, of which rows were sent; 0 where none were. Raises KafkaError."""

@@ -42,7 +42,8 @@ def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() ->
 
 
 @pytest.mark.parametrize(
-    ("topic", "partitions", "sizes"), [("orders", 31, [3, 1, 1, 1]), ("orders", 32, [3, 3]), (None, 32, [3, 1, 1, 1])]
+    ("topic", "partitions", "sizes"),
+    [("orders", 31, [3, 1, 1, 1]), ("orders", 32, [3, 3]), (None, 31, [3, 1, 1, 1]), (None, 32, [3, 3])],
 )
 def test_small_batches_are_joined_for_a_topic_of_many_partitions(
     topic: str | None, partitions: int, sizes: list[int]
@@ -55,6 +56,17 @@ def test_small_batches_are_joined_for_a_topic_of_many_partitions(
     assert [row for sent in producer.sent for (row,) in sent.rows("value")[::rows]] == [
         each.encode() for each in "abcdef"
     ]
+
+
+@pytest.mark.parametrize(("topics", "sizes"), [(31, [3, 1, 1, 1]), (40, [3, 3])])
+def test_small_batches_are_joined_for_many_topics(topics: int, sizes: list[int]) -> None:
+    producer = ScriptedProducer(partitions=1)
+    names = [f"t{row % topics}" for row in range(10_000)]
+    batches = [batch(value=pa.array(["v"] * 10_000), topic=pa.array(names))] * 6
+    list(write_arrow(config(None), pool_of(producer), batches))
+    assert len(producer.sent) == topics * len(sizes)
+    rows = [sum(sent.columns.num_rows for sent in producer.sent[n * topics :][:topics]) for n in range(len(sizes))]
+    assert rows == [10_000 * size for size in sizes]
 
 
 def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
