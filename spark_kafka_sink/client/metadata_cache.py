@@ -13,19 +13,32 @@ from uuid import UUID
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo, PartitionMetadata, TopicPartition
 
 
-def _resolve(ids: Iterable[int], nodes: Mapping[int, Node]) -> tuple[Node, ...]:
-    """The nodes of `ids`; a broker that is down is not in `nodes`, its id is kept with no address."""
-    return tuple(nodes.get(node_id) or Node(node_id, "", -1) for node_id in ids)
+class _Replicas(dict[tuple[int, ...], tuple[Node, ...]]):
+    """The nodes of ids; a broker that is down is not in `nodes`, its id is kept with no address. Each list of ids is
+    looked up once: many partitions have the same.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node]) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def __missing__(self, ids: tuple[int, ...]) -> tuple[Node, ...]:
+        found = self[ids] = tuple(self._nodes.get(node_id) or Node(node_id, "", -1) for node_id in ids)
+        return found
 
 
-def _partition_info(metadata: PartitionMetadata, nodes: Mapping[int, Node]) -> PartitionInfo:
-    return PartitionInfo(
-        topic=metadata.topic_partition.topic,
-        partition=metadata.topic_partition.partition,
-        leader=nodes.get(metadata.leader_id) if metadata.leader_id is not None else None,
-        replicas=_resolve(metadata.replica_ids, nodes),
-        in_sync_replicas=_resolve(metadata.in_sync_replica_ids, nodes),
-        offline_replicas=_resolve(metadata.offline_replica_ids, nodes),
+def _partition_infos(partitions: Iterable[PartitionMetadata], nodes: Mapping[int, Node]) -> tuple[PartitionInfo, ...]:
+    replicas = _Replicas(nodes)
+    return tuple(
+        PartitionInfo(
+            topic=metadata.topic_partition.topic,
+            partition=metadata.topic_partition.partition,
+            leader=nodes.get(metadata.leader_id) if metadata.leader_id is not None else None,
+            replicas=replicas[metadata.replica_ids],
+            in_sync_replicas=replicas[metadata.in_sync_replica_ids],
+            offline_replicas=replicas[metadata.offline_replica_ids],
+        )
+        for metadata in partitions
     )
 
 
@@ -57,7 +70,7 @@ class MetadataCache:
         return Cluster(
             cluster_id=self.cluster_id,
             nodes=tuple(self.nodes.values()),
-            partitions=tuple(_partition_info(metadata, self.nodes) for metadata in self.partitions.values()),
+            partitions=_partition_infos(self.partitions.values(), self.nodes),
             internal_topics=self.internal_topics,
             invalid_topics=self.invalid_topics,
             unauthorized_topics=self.unauthorized_topics,

@@ -114,6 +114,14 @@ def test_an_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
     assert metadata.cache.leader_epoch(TopicPartition("x", 0)) is None
 
 
+def test_replicas_that_partitions_have_in_common_are_looked_up_once(metadata: SomeTopics) -> None:
+    """They are half of the work of a new view, and every new topic and change of a leader makes one."""
+    update(metadata, response(topic("t", partition(), partition(number=1, leader=1))))
+    first, second = metadata.fetch().partitions_for_topic("t")
+    assert first.replicas is second.replicas
+    assert first.in_sync_replicas is second.in_sync_replicas
+
+
 def test_a_leader_whose_address_is_not_known_is_no_leader(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=77))))
     assert metadata.fetch().leader_for(T0) is None
