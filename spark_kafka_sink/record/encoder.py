@@ -24,10 +24,17 @@ from spark_kafka_sink.record.arrow_arrays import (
     binary_from_numpy,
     binary_scalar,
     byte_lengths,
+    data_bytes,
     value_offsets,
 )
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.headers import Header, encode_headers, headers_upper_bounds, tight_headers_sizes
+from spark_kafka_sink.record.headers import (
+    Header,
+    all_headers_upper_bound,
+    encode_headers,
+    headers_upper_bounds,
+    tight_headers_sizes,
+)
 from spark_kafka_sink.record.heap import keep_freed_heap
 from spark_kafka_sink.record.varints import (
     MINUS_ONE,
@@ -206,17 +213,12 @@ def columns_size_upper_bound(columns: RecordColumns) -> int:
     """The most bytes that all records take together, without a look at each: the sum of record_size_upper_bounds, and
     what bytes nulls may stand on.
     """
-    size = columns.num_rows * (MAX_RECORD_OVERHEAD + 15) + _data_bytes(columns.value)
+    size = columns.num_rows * (MAX_RECORD_OVERHEAD + 15) + data_bytes(columns.value)
     if columns.key is not None:
-        size += _data_bytes(columns.key)
+        size += data_bytes(columns.key)
     if columns.headers is not None:
-        size += int(headers_upper_bounds(columns.headers).sum())
+        size += all_headers_upper_bound(columns.headers)
     return size
-
-
-def _data_bytes(column: pa.BinaryArray) -> int:
-    offsets = value_offsets(column)
-    return int(offsets[-1]) - int(offsets[0])
 
 
 def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:

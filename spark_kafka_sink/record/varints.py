@@ -136,6 +136,8 @@ def total_width(fields: Sequence[Field]) -> Int64Array | int:
 def to_binary(words: Sequence[Field], num_rows: int) -> pa.BinaryArray:
     """A `binary` array whose row i is the words of row i, one after the other."""
     count = len(words)
+    if count == 1 and words[0].max_width == 1 and isinstance(words[0].bits, np.ndarray):  # as lengths below 64 are
+        return binary_from_numpy(np.arange(num_rows + 1, dtype=np.int32), words[0].bits.astype(np.uint8))
     positions = np.empty(num_rows * count + 1, np.int64)
     positions[0] = 0
     ends = positions[1:]

@@ -10,6 +10,7 @@ from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record import encoder
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns, encode_rows
+from spark_kafka_sink.record.varints import MINUS_ONE, to_binary, varint_fields, zigzag
 
 
 def test_no_rows_encode_to_no_bytes() -> None:
@@ -89,3 +90,19 @@ def test_a_few_rows_of_text_and_without_keys_or_headers_are_as_their_columns() -
     assert bytes(encode_rows(None, ["é", b"b"], None, [5, 5], 0, 5).chunk) == bytes(data)
     with pytest.raises(SerializationError, match="The value of row 1 is a int"):
         encode_rows(None, [b"a", 7], None, [5, 5], 0, 5)  # type: ignore[list-item]
+
+
+def test_short_lengths_are_written_as_bytes_and_not_packed() -> None:
+    made = to_binary(varint_fields(zigzag(np.array([-1, 0, 5, 63]))), 4)
+    assert made.to_pylist() == [b"\1", b"\0", b"\x0a", b"\x7e"]
+    assert made.buffers()[2].size == 4, "packed words have room behind them"
+    assert to_binary(varint_fields(zigzag(np.array([5, 64]))), 2).to_pylist() == [b"\x0a", b"\x80\1"]
+    assert to_binary([MINUS_ONE], 2).to_pylist() == [b"\1", b"\1"]
+
+
+def test_the_bound_of_a_whole_block_takes_no_look_at_each_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = [[("a", b"1")], [("b", None), ("c", b"22")], None, [("d", b"3")]]
+    columns = RecordColumns.from_rows([b"v"] * 4, None, headers).slice(1, 3)
+    bound = int(encoder.record_size_upper_bounds(columns).sum())
+    monkeypatch.setattr(encoder, "headers_upper_bounds", None)
+    assert encoder.columns_size_upper_bound(columns) == bound
