@@ -159,7 +159,7 @@ def encode_rows(
                     zip(values, keys or repeat(None), headers or repeat(()), timestamps_ms)  # noqa: B905
                 )
             ]
-        except _NotBytesError:
+        except (_NotBytesError, UnicodeEncodeError):
             pass  # text, or what columns refuse by its place
         else:
             chunk = memoryview(b"".join(records))
@@ -172,7 +172,7 @@ def encode_rows(
 
 
 class _NotBytesError(Exception):
-    """A part of a record is neither bytes nor None."""
+    """A part of a record is neither bytes nor None, or a header's name is no text."""
 
 
 def _record(key: Any, value: Any, headers: Sequence[Header], offset_delta: int, timestamp_delta: int) -> bytes:
@@ -182,7 +182,9 @@ def _record(key: Any, value: Any, headers: Sequence[Header], offset_delta: int, 
     _add(parts, value)
     parts.append(varint(len(headers)))
     for name, content in headers:
-        _add(parts, name.encode() if isinstance(name, str) else name)
+        if not isinstance(name, str):
+            raise _NotBytesError
+        _add(parts, name.encode())
         _add(parts, content)
     body = b"".join(parts)
     return varint(len(body)) + body

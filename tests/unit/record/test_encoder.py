@@ -85,6 +85,14 @@ def test_a_few_rows_become_the_same_bytes_without_arrays(
     assert run.largest_record == np.diff(bounds).max()
 
 
+@pytest.mark.parametrize("name", [None, 7, b"\xff", "\ud800"])
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_header_name_that_is_none_is_refused_in_few_rows_and_in_many(name: object, rows: int) -> None:
+    headers = [[(name, b"x")]] * rows
+    with pytest.raises(SerializationError, match=r"(?i)row 0"):
+        encode_rows(None, [b"a"] * rows, headers, [5] * rows, 0, 5)  # type: ignore[arg-type]
+
+
 def test_a_few_rows_of_text_and_without_keys_or_headers_are_as_their_columns() -> None:
     data, _ = encode_columns(RecordColumns.from_rows(["é", b"b"]), np.arange(2), None)
     assert bytes(encode_rows(None, ["é", b"b"], None, [5, 5], 0, 5).chunk) == bytes(data)
