@@ -32,8 +32,6 @@ from spark_kafka_sink.protocol.requests import (
 from spark_kafka_sink.record.decoder import DecodedRecord, decode_batches
 
 _MAX_WAIT_MS: Final = 500
-_OFFSET_NOT_AVAILABLE: Final = 78
-"""A new leader does not know its own end yet; it will."""
 
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 
@@ -60,7 +58,7 @@ class _Patience:
 
     def endure(self, error: KafkaError) -> None:
         """Keep a retriable error for the text of the time-out; raise any other."""
-        if not error.retriable and error.error_code != _OFFSET_NOT_AVAILABLE:
+        if not error.retriable:
             raise error
         self._last_error = error
 
