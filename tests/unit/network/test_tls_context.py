@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, pkcs12
 from support.certificates import Authority
 
 from spark_kafka_sink.common.config import ProducerConfig
@@ -58,6 +58,13 @@ def test_without_a_truststore_the_systems_authorities_are_trusted(
     monkeypatch.setenv("SSL_CERT_FILE", str(store))
     trusted = context_of(ssl_truststore_certificates=None).get_ca_certs(binary_form=True)
     assert ssl.PEM_cert_to_DER_cert(AUTHORITY.certificate_pem) in trusted
+
+
+def test_with_a_truststore_the_systems_authorities_are_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(Authority("system").write(tmp_path / "system.pem")))
+    assert context_of().get_ca_certs(binary_form=True) == [AUTHORITY.certificate.public_bytes(Encoding.DER)]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +160,13 @@ def test_pem_text_may_have_lost_its_line_breaks(form: str) -> None:
     assert context.cert_store_stats()["x509_ca"] == 1
 
 
+def test_an_encrypted_key_of_the_old_form_keeps_the_lines_of_its_headers() -> None:
+    secret = BestAvailableEncryption(PASSWORD.encode())
+    key = CLIENT.key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, secret).decode()
+    assert "DEK-Info:" in key
+    context_of(ssl_keystore_certificate_chain=CLIENT.certificate_pem, ssl_keystore_key=key, ssl_key_password=PASSWORD)
+
+
 @pytest.mark.parametrize("password", [None, PASSWORD])
 def test_a_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password: str | None) -> None:
     for parts in (
@@ -230,6 +244,12 @@ def pkcs12_settings(folder: Path) -> dict[str, Any]:
 
 def test_stores_of_java_in_pkcs12_are_read(tmp_path: Path) -> None:
     assert context_of(**pkcs12_settings(tmp_path)).cert_store_stats()["x509_ca"] == 1
+
+
+def test_the_certificate_of_a_key_in_a_pkcs12_truststore_is_trusted_as_in_java(tmp_path: Path) -> None:
+    _, own = pkcs12_files(tmp_path)
+    context = context_of(**{**pkcs12_settings(tmp_path), "ssl_truststore_location": str(own)})
+    assert context.cert_store_stats()["x509"] == 2
 
 
 def test_a_certificate_goes_with_its_chain_and_a_stores_password_may_be_the_keys(tmp_path: Path) -> None:
