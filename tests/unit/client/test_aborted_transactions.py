@@ -48,6 +48,10 @@ def test_a_transaction_that_began_before_the_fetch_is_left_out_too() -> None:
     assert seen([data(10, 7), marker(11, 7, ABORT), data(12, 7)], (7, 3)) == [12]
 
 
+def test_several_that_began_before_the_fetch_are_left_out_from_its_first_batch_on() -> None:
+    assert seen([data(10, 9), data(11, 8), data(12, 7), data(13, 6)], (7, 3), (8, 4), (9, 5)) == [13]
+
+
 def test_records_outside_transactions_are_seen_whatever_their_producer() -> None:
     assert seen([batch(0, 7), data(1, 7)], (7, 0)) == [0]
 

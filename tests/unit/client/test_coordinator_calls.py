@@ -17,6 +17,7 @@ from spark_kafka_sink.client.consumer_network_client import WakeupError
 from spark_kafka_sink.client.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.errors import (
     GroupAuthorizationError,
+    InvalidTopicError,
     KafkaTimeoutError,
     SaslAuthenticationError,
     TopicAuthorizationError,
@@ -62,7 +63,8 @@ def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(bench
 def test_a_group_and_a_transactional_id_of_one_name_are_two_keys(bench: Bench) -> None:
     bench.coordinator.find_coordinators(TRANSACTION, ["same"], bench.timer())
     bench.coordinator.find_coordinators(GROUP, ["same"], bench.timer())
-    assert [lookup.request.key_type for lookup in bench.asked(FIND)] == [TRANSACTION, GROUP]
+    bench.coordinator.find_coordinators(GROUP, ["one", "two"], bench.timer())
+    assert [lookup.request.key_type for lookup in bench.asked(FIND)] == [TRANSACTION, GROUP, GROUP]
 
 
 def test_a_broker_that_takes_one_key_at_a_time_is_asked_key_by_key_from_then_on() -> None:
@@ -76,6 +78,13 @@ def test_a_broker_that_takes_one_key_at_a_time_is_asked_key_by_key_from_then_on(
     more = bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
     assert bench.rig.now_ms - started_ms < 10
     assert [outcome.get().id for outcome in more.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("ids", [["a"], ["a", "b"]])
+def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
+    bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != FIND}
+    for outcome in bench.coordinator.find_coordinators(TRANSACTION, ids, bench.timer()).values():
+        assert isinstance(outcome.error, UnsupportedVersionError)
 
 
 @pytest.mark.parametrize("error_code", [15, 16, 14])
@@ -116,7 +125,7 @@ def test_a_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_cod
     bench.cluster.on(END, faults.fail_with(error_code), node_id=0)
     bench.cluster.coordinators["id"] = 2
     assert bench.commit(open_).status is EndTxnStatus.DONE
-    assert [(exchange.api_key, exchange.node_id) for exchange in bench.cluster.requests][-1] == (END, 2)
+    assert [exchange.node_id for exchange in bench.asked(END)] == [0, 2]
     assert len(bench.asked(FIND)) == 1
 
 
@@ -248,7 +257,9 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: 
     else:
         bench.rig.network.hanging.add(0)
         bench.rig.network.cut(0)
+    started_ms = bench.rig.now_ms
     assert bench.commit(open_, 500).status is EndTxnStatus.UNRESOLVED
+    assert 500 <= bench.rig.now_ms - started_ms <= 510
     bench.rig.network.stalled.clear()
     bench.rig.network.hanging.clear()
     (aborted,) = bench.end([open_], committed=False)
@@ -302,6 +313,22 @@ def test_a_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> Non
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
 
 
+def test_a_refusal_after_an_unknown_server_error_leaves_it_unresolved(bench: Bench) -> None:
+    (open_,) = bench.open("id")
+    bench.cluster.on(END, faults.fail_with(-1))
+    bench.cluster.on(END, faults.fail_with(53))
+    assert bench.commit(open_).status is EndTxnStatus.UNRESOLVED
+
+
+def test_a_lookup_that_failed_in_between_takes_no_doubt_away(bench: Bench) -> None:
+    (open_,) = bench.open("id")
+    bench.cluster.on(END, faults.close_after())
+    bench.cluster.on(FIND, faults.fail_with(15))
+    bench.cluster.on(END, faults.fail_with(53))
+    assert bench.commit(open_).status is EndTxnStatus.UNRESOLVED
+    assert len(bench.asked(FIND)) == 2
+
+
 def test_a_broker_too_old_for_a_call_is_named_with_both_ranges(bench: Bench) -> None:
     bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != DESCRIBE}
     with pytest.raises(UnsupportedVersionError, match=r"DescribeTransactions of transactional id 'id'.*DESCRIBE_TRANS"):
@@ -328,14 +355,17 @@ def test_a_cluster_that_refuses_us_ends_the_call_at_once_for_every_item(bench: B
     assert bench.rig.now_ms - started_ms < 6_000
 
 
-def test_a_topic_that_a_reader_may_not_see_does_not_disturb_transactions(bench: Bench) -> None:
+@pytest.mark.parametrize(("error_code", "error_type"), [(29, TopicAuthorizationError), (17, InvalidTopicError)])
+def test_a_topic_that_a_reader_may_not_see_does_not_disturb_transactions(
+    bench: Bench, error_code: int, error_type: type[Exception]
+) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(int(ApiKey.METADATA), faults.fail_with(29), times=None)
+    bench.cluster.on(int(ApiKey.METADATA), faults.fail_with(error_code), times=None)
     bench.rig.metadata.request_update()
     bench.cluster.on(END, faults.fail_with(51), times=6)
     assert bench.commit(open_).status is EndTxnStatus.DONE
     assert bench.asked(int(ApiKey.METADATA))
-    with pytest.raises(TopicAuthorizationError, match="t"):
+    with pytest.raises(error_type, match="u"):
         bench.coordinator.topics.read_from(PLACE._replace(topic="u"), 0, bench.timer())
 
 

@@ -74,6 +74,16 @@ def test_an_unstable_offset_does_not_hide_another_error(bench: CoordinatorBench)
         bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
 
 
+def test_an_error_of_the_whole_group_is_no_answer_without_offsets(bench: CoordinatorBench) -> None:
+    def refuse(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"topics": [], "error_code": 14}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(refuse), times=2)
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
+    assert len(bench.asked(OFFSET_FETCH)) == 3
+
+
 def test_who_may_not_read_the_group_is_told_what_to_grant(bench: CoordinatorBench) -> None:
     bench.cluster.on(OFFSET_FETCH, faults.fail_with(30))
     with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*broker-0.*grant DESCRIBE on it, which READ"):

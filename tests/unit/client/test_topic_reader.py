@@ -7,15 +7,18 @@ import pytest
 from support.client_rig import ClientRig
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Exchange
+from support.scripted_broker.versions import KAFKA_4_1
 
 from spark_kafka_sink.client.topic_reader import PartitionRecords, TopicReader
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
     CorruptBatchError,
     KafkaTimeoutError,
     OffsetOutOfRangeError,
     TopicAuthorizationError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
@@ -105,6 +108,7 @@ def test_a_given_start_is_used_even_in_the_middle_of_a_batch() -> None:
         bench.append(partition, "a", "b", "c")
     assert bench.read(start={TopicPartition("t", 1): 2}) == {0: ["a", "b", "c"], 1: ["c"]}
     assert bench.read(start={TopicPartition("t", 0): 3, TopicPartition("t", 1): 7}) == {}
+    assert bench.read(start={TopicPartition("t", 0): 2, TopicPartition("other", 0): 1})[0] == ["c"]
 
 
 def test_an_end_in_the_middle_of_a_batch_cuts_it() -> None:
@@ -319,6 +323,37 @@ def test_an_error_of_the_whole_answer_is_waited_out() -> None:
     bench.append(0, "a")
     bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": (), "error_code": 6}))
     assert bench.read() == {0: ["a"]}
+
+
+def test_a_refusal_of_the_whole_answer_ends_the_reading_at_once() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    refusal = faults.change(lambda values: values | {"responses": (), "error_code": 31})
+    bench.rig.cluster.on(FETCH, refusal, times=None)
+    with pytest.raises(ClusterAuthorizationError):
+        bench.read()
+
+
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+def test_a_broker_too_old_for_a_request_ends_the_reading_at_once(api: int) -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != api}
+    with pytest.raises(UnsupportedVersionError):
+        bench.read()
+
+
+def test_an_answer_without_records_or_a_list_of_aborts_is_an_empty_one() -> None:
+    bench = Bench()
+    write_transactions(bench)
+
+    def without(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        nothing = [each | {"records": None, "aborted_transactions": None} for each in topic["partitions"]]
+        return values | {"responses": [topic | {"partitions": nothing}]}
+
+    bench.rig.cluster.on(FETCH, faults.change(without))
+    assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
 
 
 def test_partitions_that_were_not_asked_for_are_passed_over() -> None:

@@ -1,15 +1,11 @@
-"""Single records into a transaction, and a topic that is made where it is missing, on scripted nodes."""
+"""Single records into a transaction, on scripted nodes."""
 
 from __future__ import annotations
-
-import dataclasses
-from typing import Any
 
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
-from support.scripted_broker.exchange import Answer
 
 from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -21,7 +17,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 
-PRODUCE, CREATE_TOPICS = int(ApiKey.PRODUCE), int(ApiKey.CREATE_TOPICS)
+PRODUCE = int(ApiKey.PRODUCE)
 ADD_PARTITIONS, FETCH, LIST_OFFSETS = int(ApiKey.ADD_PARTITIONS_TO_TXN), int(ApiKey.FETCH), int(ApiKey.LIST_OFFSETS)
 
 
@@ -136,91 +132,6 @@ def test_a_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None
     bench.cluster.on(PRODUCE, faults.fail_with(29))
     with pytest.raises(TopicAuthorizationError, match="t-0"):
         write(bench, open_, "refused")
-
-
-# ---- topics ----------------------------------------------------------------------------------------------------------
-
-
-def ensure(bench: CoordinatorBench, topic: str, most_replicas: int = 3) -> int:
-    return bench.coordinator.creation.ensure(topic, 5, most_replicas, {"cleanup.policy": "compact"}, bench.timer())
-
-
-def test_a_missing_topic_is_created_once_with_as_many_replicas_as_there_are_nodes() -> None:
-    bench = CoordinatorBench(node_count=2)
-    assert ensure(bench, "decisions") == 5
-    assert ensure(bench, "decisions") == 5
-    (asked,) = bench.asked(CREATE_TOPICS)
-    (topic,) = asked.request.topics
-    assert (topic.num_partitions, topic.replication_factor) == (5, 2)
-    assert [(config.name, config.value) for config in topic.configs] == [
-        ("min.insync.replicas", "1"),
-        ("cleanup.policy", "compact"),
-    ]
-
-
-def test_a_topic_that_is_made_because_it_is_missing_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    bench = CoordinatorBench()
-    assert ensure(bench, "decisions") == 5
-    assert caplog.text == ""
-
-
-def test_a_topic_that_is_there_is_left_as_it_is() -> None:
-    bench = CoordinatorBench()
-    assert ensure(bench, "t") == 1
-    assert bench.asked(CREATE_TOPICS) == []
-
-
-def test_a_topic_that_somebody_else_creates_meanwhile_is_taken() -> None:
-    bench = CoordinatorBench()
-
-    exists = faults.fail_with(36)
-
-    def quicker(*arguments: Any) -> Any:
-        bench.cluster.create_topic("decisions", 7)
-        return exists(*arguments)
-
-    bench.cluster.on(CREATE_TOPICS, quicker)
-    assert ensure(bench, "decisions") == 7
-
-
-def test_a_refused_creation_is_raised_with_the_topic() -> None:
-    bench = CoordinatorBench()
-    bench.cluster.on(CREATE_TOPICS, faults.fail_with(29))
-    with pytest.raises(TopicAuthorizationError, match="decisions"):
-        ensure(bench, "decisions")
-
-
-def test_a_missing_topic_is_created_by_the_controller_where_no_other_node_may() -> None:
-    """Brokers with ZooKeeper pass nothing on."""
-    bench = CoordinatorBench()
-    for controller in range(3):
-        bench.cluster.controller_id = controller
-        bench.cluster.scripts.clear()
-        for other in {0, 1, 2} - {controller}:
-            bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None, node_id=other)
-        assert ensure(bench, f"decisions-{controller}") == 5
-
-
-def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
-    """KIP-599: a broker refuses what goes beyond it, and says for how long."""
-    bench = CoordinatorBench(node_count=1)
-    exceeded = faults.fail_with(89)
-
-    def refuse(*arguments: Any) -> Answer:
-        answer = exceeded(*arguments)
-        return dataclasses.replace(answer, values={**(answer.values or {}), "throttle_time": 3_000})
-
-    bench.cluster.on(CREATE_TOPICS, refuse)
-    assert ensure(bench, "decisions") == 5
-    refused, created = bench.asked(CREATE_TOPICS)
-    assert created.now_ms - refused.now_ms >= 3_000
-
-
-def test_a_topic_that_nobody_could_be_asked_for_is_told_with_what_the_connection_failed_of() -> None:
-    bench = CoordinatorBench(node_count=1)
-    bench.rig.network.refusing.add(0)
-    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor made .* Connection refused"):
-        bench.coordinator.creation.ensure("decisions", 5, 3, {}, bench.timer(4_000))
 
 
 # ---- the newest record of a key --------------------------------------------------------------------------------------
