@@ -70,7 +70,6 @@ class RowLayout:
     partition: int | None
     headers: int | None
     timestamp: int | None
-    width: int
 
     @classmethod
     def of(cls, row: Any, topic_option: str | None) -> RowLayout:
@@ -96,7 +95,6 @@ class RowLayout:
             partition=position.get("partition"),
             headers=position.get("headers"),
             timestamp=position.get("timestamp"),
-            width=len(names),
         )
 
 
@@ -105,7 +103,6 @@ class RowBlock:
 
     def __init__(self, layout: RowLayout, topic_option: str | None) -> None:
         self._topic_option = topic_option
-        self._width = layout.width
         self._fields = {name: (index, Column()) for name in _ALLOWED if (index := getattr(layout, name)) is not None}
         self._values = self._fields["value"][1]
         self.size = 0
