@@ -46,8 +46,11 @@ _NO_DRIVER: Final = (
 class KafkaSink:
     """Writes the rows of a DataFrame to Kafka.
 
-    sink = KafkaSink({"kafka.bootstrap.servers": "h1:9092,h2:9092", "topic": "orders"}) df.writeStream.foreach(sink)
-    df.foreachPartition(sink.write_partition) df.writeStream.foreachBatch(sink.write_batch) report = sink.write(df)
+        sink = KafkaSink({"kafka.bootstrap.servers": "h1:9092,h2:9092", "topic": "orders"})
+        df.writeStream.foreach(sink)
+        df.foreachPartition(sink.write_partition)
+        df.writeStream.foreachBatch(sink.write_batch)
+        report = sink.write(df)
 
     The last two go by columns, several times as fast as by rows. Columns: `value` (string or binary, required), `key`
     (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
