@@ -10,9 +10,10 @@ from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
-from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.columnar_writer import deliver_arrow, write_arrow
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.task_delivery import TaskDelivery
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
@@ -122,6 +123,22 @@ def test_an_error_of_the_rows_themselves_is_passed_on_without_a_flush() -> None:
     with pytest.raises(OSError, match="upstream"):
         list(write_arrow(config(), pool_of(producer), rows()))
     assert producer.flushes == 0
+
+
+def test_rows_go_by_the_delivery_that_is_given() -> None:
+    mine, other = ScriptedProducer(), ScriptedProducer()
+    delivery = TaskDelivery(config(), pool_of(mine))
+    assert deliver_arrow(config(), pool_of(other), [batch(value=pa.array(["a"]))], delivery) is delivery
+    assert [sent.rows("value") for sent in mine.sent] == [[(b"a",)]]
+    assert other.sent == []
+
+
+def test_a_task_that_fails_gives_its_producer_back() -> None:
+    pool = pool_of(ScriptedProducer())
+    batches = [batch(value=pa.array(["a"])), batch(value=pa.array(["b"]), timestamp=pa.array([-1]))]
+    with pytest.raises(SchemaError):
+        deliver_arrow(config(), pool, batches)
+    assert not pool._lent
 
 
 def test_a_partition_without_rows_makes_no_producer() -> None:

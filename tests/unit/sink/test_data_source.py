@@ -84,7 +84,7 @@ def test_the_module_that_spark_looks_for_is_installed_with_the_package() -> None
 
 
 def test_what_spark_itself_puts_into_the_options_is_no_unknown_option() -> None:
-    writer = source(checkpointLocation="/tmp/c", path="/tmp/p").streamWriter(schema(value=TEXT), False)
+    writer = source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
     assert writer._config.topic == "orders"
 
 
@@ -250,6 +250,10 @@ def test_tasks_of_machines_that_booted_at_other_times_are_told_by_the_time_of_da
 
         written.append(source().streamWriter(schema(value=TEXT), False).write(rows()))
     assert report_of(written).duration == 2.0
+
+
+def test_a_clock_that_is_set_back_makes_no_negative_duration() -> None:
+    assert report_of([message(0, 10, 3_000, 1_000)]).duration == 0
 
 
 def test_a_batch_without_a_task_is_a_report_too() -> None:

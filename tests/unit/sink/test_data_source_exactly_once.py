@@ -130,6 +130,15 @@ def test_a_batch_write_that_fails_before_any_task_ends_leaves_nothing_open(
     assert "0 of 1 tasks had finished; their transactions were aborted." in caplog.text
 
 
+def test_a_streams_batch_that_fails_is_aborted_by_another_writer_by_what_its_tasks_told(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)
+    KafkaStreamWriter(CONFIG, PREFIX).abort([None, message], 0)
+    assert bench.state("orders/0") == "CompleteAbort"
+    assert "1 of 2 tasks had finished; their transactions were aborted." in caplog.text
+
+
 def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, _checksum
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 
 tasks = st.builds(
@@ -52,7 +53,23 @@ def test_a_changed_byte_is_noticed(decision: Decision, data: st.DataObject) -> N
     assert read == decision  # another spelling of the same content
 
 
-@pytest.mark.parametrize("value", [b"", b"{}", b"[]", b"null", b"\xff", b'{"checksum": 1}'])
+def endless() -> bytes:
+    """Its checksum holds, and its batch id is no number that an int can be."""
+    content = {key: value for key, value in json.loads(DECISION.to_bytes()).items() if key != "checksum"}
+    content["batch_id"] = math.inf
+    return json.dumps(content | {"checksum": _checksum(content)}).encode()
+
+
+def test_a_finished_decision_carries_no_tasks_any_more() -> None:
+    finished = DECISION.finished()
+    assert finished.is_finished
+    assert finished.tasks == ()
+    assert (finished.batch_id, finished.query_id, finished.rows) == (4, "q", 9)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{}", b"[]", b"null", b"\xff", b'{"checksum": 1}', b"[" * 100_000, endless()], ids=range(8)
+)
 def test_what_is_no_decision_is_refused_with_its_place(value: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"decisions-3, offset 9: "):
         Decision.from_bytes(value, "decisions-3, offset 9")

@@ -3,15 +3,24 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
 from pyspark.sql import Row
+from pyspark.sql.types import BinaryType, StructField, StructType
 from support.scripted_producer import ScriptedProducer, Sent
 
+from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
+from spark_kafka_sink.sink import foreach
+from spark_kafka_sink.sink.driver_session import StreamBatch
 from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.partition_writer import BLOCK_ROWS, PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
@@ -106,6 +115,25 @@ def test_rows_are_acknowledged_before_close_returns() -> None:
     assert sink.lent == 0
 
 
+def test_rows_are_acknowledged_before_write_partition_returns() -> None:
+    sink = BenchSink()
+    sink.write_partition(iter(ROWS))
+    assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
+    assert sink.producer.flushes == 1
+    assert sink.lent == 0
+
+
+def test_after_close_a_row_is_refused_and_another_close_does_nothing() -> None:
+    sink = BenchSink()
+    sink.open(0, 7)
+    sink.process(ROWS[0])
+    sink.close(None)
+    with pytest.raises(IllegalStateError, match="before open"):
+        sink.process(ROWS[1])
+    sink.close(None)
+    assert sink.producer.flushes == 1
+
+
 def test_close_after_an_error_waits_for_nothing_and_adds_no_error_of_its_own() -> None:
     def refuse(sent: Sent) -> None:
         sent.report(RecordTooLargeError("too large"))
@@ -152,3 +180,98 @@ def test_an_error_of_the_rows_themselves_passes_through_without_waiting() -> Non
     assert sink.producer.sent
     assert sink.producer.flushes == 0
     assert sink.lent == 0
+
+
+# ---- exactly once ----------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """Runs the tasks as a driver's session does, and decides nothing."""
+
+    made: ClassVar[list[Session]]
+
+    def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
+        self.given = (prefix, is_one_off)
+        self.is_closed = False
+        self.made.append(self)
+
+    def run(self, config: object, batch: StreamBatch | None, run_tasks: Any) -> None:
+        self.batch = batch
+        self.outcomes = run_tasks(MANDATE, 3)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+MANDATE = Mandate("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0))
+OUTCOME = TaskOutcome(MANDATE, 3, "q1", 0, 5, None)
+COUNTS = {"topic": None, "records": 0, "bytes": 0, "batches": 1, "retries": 0, "outcome": OUTCOME.to_json()}
+WRITTEN = {"topic": "orders", "partition": 0, "records": 5, "bytes": 50, "last_offset": 4, "batches": 0, "retries": 0}
+
+
+class ExactlyOnceSink(KafkaSink):
+    """A sink whose tasks wrote five rows, or failed."""
+
+    is_failing = False
+
+    def _run_tasks(self, df: Any, write_task: Any, report_ddl: str) -> list[Any]:
+        self.given = write_task(iter(["batch"]))
+        if self.is_failing:
+            raise ZeroDivisionError("a task")
+        return [COUNTS, WRITTEN | {"outcome": None}]
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
+    Session.made = []
+    monkeypatch.setattr(foreach, "DriverSession", Session)
+    monkeypatch.setattr(foreach, "session", Session)
+    monkeypatch.setattr(foreach, "without_padding", lambda batch: f"{batch} without padding")
+    monkeypatch.setattr(foreach, "write_arrow", lambda config, pool, records: [*records])
+    monkeypatch.setattr(foreach, "write_in_transaction", lambda config, pool, *given: [*given[:-1], *given[-1]])
+    monkeypatch.setattr(foreach, "stream_batch", lambda df, batch_id: StreamBatch("q1", "r1", batch_id))
+    return Session.made
+
+
+EXACTLY_ONCE = OPTIONS | {"delivery.guarantee": "exactly-once"}
+FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]))
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_write_without_a_prefix_has_a_session_of_its_own_that_is_closed(
+    sessions: list[Session], is_failing: bool
+) -> None:
+    sink = ExactlyOnceSink(EXACTLY_ONCE)
+    sink.is_failing = is_failing
+    with pytest.raises(ZeroDivisionError) if is_failing else nullcontext():
+        assert sink.write(FRAME).records == 5
+    (session,) = sessions
+    assert session.given[0].startswith("spark-kafka-sink-")
+    assert session.given[1]
+    assert session.batch is None
+    assert session.is_closed
+
+
+def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_driver(
+    sessions: list[Session],
+) -> None:
+    sink = ExactlyOnceSink(EXACTLY_ONCE)
+    sink.write_batch(FRAME, 3)
+    assert sink.given == [MANDATE, 3, "q1", "batch without padding"]
+    ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
+    ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
+    assert [session.given for session in sessions] == [
+        ("spark-kafka-sink-q1", False),
+        ("orders", False),
+        ("orders", False),
+    ]
+    assert [session.batch for session in sessions] == [StreamBatch("q1", "r1", 3), StreamBatch("q1", "r1", 4), None]
+    assert [session.outcomes for session in sessions] == [[OUTCOME]] * 3
+    assert not any(session.is_closed for session in sessions)
+
+
+@pytest.mark.usefixtures("sessions")
+def test_tasks_get_their_rows_without_padding() -> None:
+    sink = ExactlyOnceSink(OPTIONS)
+    assert sink.write(FRAME).records == 5
+    assert sink.given == ["batch without padding"]

@@ -212,6 +212,15 @@ def test_an_abandoned_writer_waits_for_nothing() -> None:
     assert bench.released
 
 
+def test_nothing_of_an_abandoned_writer_is_sent_later() -> None:
+    bench = Bench()
+    for row in rows(2):  # the first is in the block, the second waits for others
+        bench.writer.add(row)
+    bench.writer.abandon()
+    bench.writer.finish()
+    assert bench.values() == []
+
+
 def test_the_schema_is_checked_at_the_first_row() -> None:
     bench = Bench()
     with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
