@@ -4,6 +4,7 @@ import gzip
 import pickle
 import random
 import struct
+import tracemalloc
 
 import lz4.frame
 import pyarrow as pa
@@ -41,6 +42,20 @@ def test_decompression_stops_at_the_limit(name: str) -> None:
     for limit in (0, 1000, 49_999_999):
         with pytest.raises(CorruptBatchError, match=f"compressed with {name} take more than {limit} bytes"):
             codec.decompress(bomb, limit)
+
+
+@pytest.mark.parametrize("name", COMPRESSING)
+def test_beyond_the_limit_no_memory_is_taken(name: str) -> None:
+    codec = codec_for(name)
+    bomb = bytes(codec.compress([bytes(50_000_000)]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptBatchError):
+            codec.decompress(bomb, 100_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5_000_000
 
 
 @pytest.mark.parametrize("name", COMPRESSING)

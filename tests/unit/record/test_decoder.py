@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import CorruptBatchError
-from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.batch import LOG_APPEND_TIME_FLAG, seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import encode_rows
@@ -43,6 +43,23 @@ def test_batches_in_a_row_are_read_with_their_own_offsets_and_codecs() -> None:
     assert [[record.offset for record in batch.records] for batch in batches] == [[10, 11], [12], [2**40]]
     assert [batch.codec.name for batch in batches] == ["none", "zstd", "lz4"]
     assert sum(batch.size for batch in batches) == len(data)
+
+
+def test_times_that_lie_far_apart_are_read_to_the_millisecond() -> None:
+    times = [1_000, 1_000 + 2**31, 1_000 + 2**45, 0]
+    run = encode_rows(None, [b"v"] * 4, None, times, 0, 1_000)
+    data = b"".join(seal([run.chunk], 4, 1_000, 1_000 + 2**45, codec_for("none")).buffers)
+    (batch,) = decode_batches(data)
+    assert [record.timestamp_ms for record in batch.records] == times
+
+
+def test_where_the_broker_set_the_time_it_is_that_of_every_record() -> None:
+    data = batch_bytes([b"a", b"b"])
+    header, covered = data[:17], bytearray(data[21:])
+    covered[1] |= LOG_APPEND_TIME_FLAG
+    covered[14:22] = (5_000).to_bytes(8, "big")  # the largest timestamp
+    (batch,) = decode_batches(header + crc32c(bytes(covered)).to_bytes(4, "big") + covered)
+    assert [record.timestamp_ms for record in batch.records] == [5_000, 5_000]
 
 
 def test_a_last_batch_that_is_cut_off_is_left_out() -> None:
