@@ -27,7 +27,7 @@ from spark_kafka_sink.network.frames import ChannelKind, NetworkSend
 from spark_kafka_sink.network.resolver import resolve
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.tls import transport_factory
-from spark_kafka_sink.network.transport import READ, WRITE
+from spark_kafka_sink.network.transport import READ, WRITE, Address
 
 AUTHORITY = Authority()
 BROKER = AUTHORITY.issue()
@@ -109,6 +109,13 @@ def test_the_newest_version_that_both_speak_is_spoken(host: str, settings: dict[
         connect(selector, server.port, host)
         assert echo(selector, b"payload") == b"payload"
         assert [each.version() for each in server.connections] == [version]
+
+
+def test_the_dot_that_ends_a_full_name_is_no_part_of_what_the_certificate_is_for() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of(config()) as selector:
+        selector.connect("1", Address(socket.AF_INET, ("127.0.0.1", server.port), "localhost."))
+        poll_until(selector, lambda: selector.connected or selector.disconnected)
+        assert selector.disconnected == {}
 
 
 @pytest.mark.parametrize(
