@@ -171,6 +171,14 @@ def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
             "must have a username and a password",
         ),
         (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "SCRAM-SHA-512",
+                "sasl_jaas_config": 'ScramLoginModule required username="hunter2";',
+            },
+            "must have a username and a password",
+        ),
+        (
             {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_jaas_config": PLAIN},
             "sasl.allow.cleartext.credentials=true",
         ),
@@ -212,6 +220,7 @@ def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
                 "file:///etc/hunter2",
                 "https:///hunter2",
                 "https://me:hunter2@login.example/",
+                "https://hunter2@login.example/",
                 "https://login.example:99999/hunter2",
                 "hunter2",
             )
@@ -230,6 +239,10 @@ def test_settings_of_a_login_that_do_not_fit_are_refused(settings: dict[str, Any
     with pytest.raises(ConfigError, match=text) as refusal:
         config(**settings)
     assert "hunter2" not in str(refusal.value)
+
+
+def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
+    config(sasl_jaas_config=None, ssl_key_password=None, ssl_truststore_location=None)
 
 
 @pytest.mark.parametrize(
