@@ -5,18 +5,20 @@ any thread.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.futures import Headers
+from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 from spark_kafka_sink.record.headers import header_pair
 
 _LAST_TIMESTAMP_MS: Final = 2**62
 _LAST_OFFSET: Final = 2**63 - 1
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_LAST_INT32: Final = 2**31 - 1
+_LONGEST_TEXT: Final = 2**15 - 1
+"""Bytes of a text in a request: a broker hangs up on one that is longer."""
 
 
 def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
@@ -67,18 +69,51 @@ def checked_offsets(
     """A copy of the offsets, which their caller may change. Raises SerializationError for one that cannot be sent."""
     checked: dict[TopicPartition, tuple[int, str | None]] = {}
     for place, value in offsets.items():
-        if not (isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], str) and _is_int(place[1])):
-            raise SerializationError(f"{place!r} is no key of offsets: give TopicPartition(topic, partition).")
+        if not (isinstance(place, tuple) and len(place) == 2 and is_sendable_text(place[0]) and _is_int32(place[1])):
+            raise SerializationError(f"{place!r:.300} is no key of offsets: give TopicPartition(topic, partition).")
         name = f"The offset of {place[0]}-{place[1]}"
         if not (isinstance(value, (tuple, list)) and len(value) == 2):
             raise SerializationError(f"{name} is {value!r}: give (next offset, text), or (next offset, None).")
         offset, text = value
         if not (_is_int(offset) and 0 <= offset <= _LAST_OFFSET):
             raise SerializationError(f"{name} is {offset!r}: give an int of 0 or more.")
-        if text is not None and not (isinstance(text, str) and _SURROGATE.search(text) is None):
-            raise SerializationError(f"{name} has the text {text!r}: give a str that UTF-8 can hold, or None.")
+        if text is not None and not is_sendable_text(text):
+            raise SerializationError(
+                f"{name} has the text {text!r:.300}: give a str that UTF-8 can hold, in no more than {_LONGEST_TEXT}"
+                " bytes, or None."
+            )
         checked[TopicPartition(*place)] = offset, text
     return checked
+
+
+def checked_group(group: GroupMetadata | str) -> GroupMetadata:
+    """The group, also of its name alone. Raises SerializationError for one that cannot be sent."""
+    checked = GroupMetadata(group) if isinstance(group, str) else group
+    if not (
+        isinstance(checked, GroupMetadata)
+        and checked.group_id
+        and all(is_sendable_text(text) for text in (checked.group_id, checked.member_id))
+        and (checked.group_instance_id is None or is_sendable_text(checked.group_instance_id))
+        and (checked.generation_id == -1 or _is_int32(checked.generation_id))
+    ):
+        raise SerializationError(f"The group of the offsets is {group!r:.300}: give its name, or a GroupMetadata.")
+    return checked
+
+
+def is_sendable_text(text: object) -> bool:
+    """Whether it is text that a request can hold."""
+    if not isinstance(text, str):
+        return False
+    if text.isascii():
+        return len(text) <= _LONGEST_TEXT
+    try:
+        return len(text.encode()) <= _LONGEST_TEXT
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_int32(number: Any) -> bool:
+    return _is_int(number) and 0 <= number <= _LAST_INT32
 
 
 def _is_int(number: object) -> bool:

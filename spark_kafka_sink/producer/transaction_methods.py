@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, SerializationError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
-from spark_kafka_sink.producer.record_fields import checked_offsets
+from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
@@ -64,9 +64,7 @@ class TransactionMethods:
         if not offsets:
             self._manager()
             return
-        checked, metadata = checked_offsets(offsets), GroupMetadata(group) if isinstance(group, str) else group
-        if not isinstance(metadata, GroupMetadata):
-            raise SerializationError(f"The group of the offsets is {group!r}: give its name, or a GroupMetadata.")
+        checked, metadata = checked_offsets(offsets), checked_group(group)
         self._operate("txn-send-offsets", lambda manager: manager.begin_send_offsets(checked, metadata))
 
     @property

@@ -41,7 +41,12 @@ def test_headers_that_are_no_pairs_are_refused_by_send(headers: Any) -> None:
         ({PLACE: (5, b"text")}, "offset of flights-0 has the text b'text'"),
         ({PLACE: (5, "\ud800")}, "offset of flights-0 has the text .* UTF-8"),
         ({"flights": (5, None)}, "'flights' is no key of offsets"),
+        ({PLACE: (5, "x" * 32_768)}, "offset of flights-0 has the text 'xxx.* 32767 bytes"),
         ({("flights", "0"): (5, None)}, "is no key of offsets"),
+        ({("flights", -1): (5, None)}, "is no key of offsets"),
+        ({("flights", 2**31): (5, None)}, "is no key of offsets"),
+        ({("\ud800", 0): (5, None)}, "is no key of offsets"),
+        ({("x" * 32_768, 0): (5, None)}, "is no key of offsets"),
     ],
 )
 def test_offsets_that_cannot_be_sent_are_refused(offsets: Any, text: str) -> None:

@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
 from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 
 # ---- records that do not even get into a batch -----------------------------------------------------------------------
@@ -87,7 +88,20 @@ def test_misuse_costs_no_transaction(version: int) -> None:
 
 @both_versions
 @pytest.mark.parametrize(
-    ("offsets", "group"), [({PLACE: 5}, GROUP), ({PLACE: (5, "\ud800")}, GROUP), ({PLACE: (5, None)}, None)]
+    ("offsets", "group"),
+    [
+        ({PLACE: 5}, GROUP),
+        ({PLACE: (5, "\ud800")}, GROUP),
+        ({TopicPartition("half a pair \ud800", 0): (5, None)}, GROUP),
+        ({TopicPartition(TOPIC, 2**31): (5, None)}, GROUP),
+        ({PLACE: (5, None)}, None),
+        ({PLACE: (5, None)}, ""),
+        ({PLACE: (5, None)}, "half a pair \ud800"),
+        ({PLACE: (5, None)}, "x" * 32_768),
+        ({PLACE: (5, None)}, GroupMetadata(GROUP, 2**31)),
+        ({PLACE: (5, None)}, GroupMetadata(GROUP, 1, "half a pair \ud800")),
+        ({PLACE: (5, None)}, GroupMetadata(GROUP, 1, "member", "half a pair \ud800")),
+    ],
 )
 def test_offsets_or_a_group_that_are_none_are_refused_at_once_and_the_transaction_goes_on(
     version: int, offsets: Any, group: Any
