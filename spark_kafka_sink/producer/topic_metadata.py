@@ -13,6 +13,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.record_fields import is_sendable_text
 
 
 class TopicMetadata:
@@ -38,8 +39,9 @@ class TopicMetadata:
         Raises KafkaTimeoutError (a topic or partition that does not come up), InvalidTopicError,
         TopicAuthorizationError, ProducerClosedError, and the metadata's fatal error.
         """
-        if not _is_text(topic):  # a request that asks for it could not be encoded, nor could one for others with it
-            raise InvalidTopicError(f"Not a valid topic name: {topic!r}. {InvalidTopicError.sentence}")
+        # No request could ask for it, nor for others with it. What else is wrong with a name the brokers say.
+        if not is_sendable_text(topic):
+            raise InvalidTopicError(f"Not a valid topic name: {topic!r:.300}. {InvalidTopicError.sentence}")
         started_ms = self._clock.now_ms()
         left_ms = self._config.max_block_ms
         self._metadata.add(topic, started_ms)
@@ -68,7 +70,7 @@ class TopicMetadata:
         topics that are known.
         """
         now_ms = self._clock.now_ms()
-        for topic in filter(_is_text, topics):
+        for topic in filter(is_sendable_text, topics):
             self._metadata.add(topic, now_ms)
 
     def _missing(self, topic: str, partition: int | None) -> str:
@@ -93,19 +95,6 @@ class TopicMetadata:
             f"Partition {partition} of topic {topic} with {count} partitions is not in the metadata {limit}:"
             f" use 0 to {count - 1}, or add partitions."
         )
-
-
-def _is_text(topic: object) -> bool:
-    """Text that UTF-8 can hold. What else is wrong with a name the brokers say."""
-    if not isinstance(topic, str):
-        return False
-    if topic.isascii():
-        return True
-    try:
-        topic.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _knows(cluster: Cluster, topic: str, partition: int | None) -> bool:

@@ -435,6 +435,18 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     assert good.error is None
 
 
+@pytest.mark.parametrize("topic", ["x" * 32_768, "é" * 16_384])
+def test_a_topic_that_is_too_long_for_a_request_fails_at_once_and_is_not_asked_for_with_others(topic: str) -> None:
+    """A broker hangs up on such a request, and on the next one with all that it asks for."""
+    harness = warm()
+    harness.producer.look_up([topic])
+    delivery = harness.send(topic=topic)
+    assert isinstance(delivery.error, InvalidTopicError)
+    assert len(str(delivery.error)) < 1_000
+    assert harness.now_ms == delivery.sent_ms
+    assert not harness.metadata.contains_topic(topic)
+
+
 @pytest.mark.parametrize("topic", [b"flights", None, 7, ["flights"], "half a pair \ud800"])
 def test_a_topic_that_is_no_text_fails_at_once_and_others_flow_also_after_the_next_metadata(topic: Any) -> None:
     harness = ProducerHarness()
