@@ -193,27 +193,26 @@ class KafkaProducer(TransactionMethods):
             self._ensure_valid_size(topic, size)
             chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
             place, thunk = TopicPartition(topic, chosen), RecordThunk(future, on_completion)
-            try:
-                self._join_transaction(topic, [chosen], future)
-                is_to_be_seen = self._accumulator.append_row(
-                    place, key_bytes, value_bytes, headers, stamp, size, thunk, left_ms, self._clock.now_ms()
-                )
-            finally:
-                self._sends.discard(future)
+            self._join_transaction(topic, [chosen], future)
+            is_to_be_seen = self._accumulator.append_row(
+                place, key_bytes, value_bytes, headers, stamp, size, thunk, left_ms, self._clock.now_ms()
+            )
             if is_to_be_seen:
                 self.sender.wakeup()
         except IllegalStateError:
             raise
         except KafkaError as error:
-            self._lose_transaction(error)
+            self._lose_transaction(error, future)
             self._metrics.records_failed(1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire(Exception)
             return failed
         except BaseException as cause:
-            self._lose_transaction(cause)
+            self._lose_transaction(cause, future)
             self.sender.wakeup()  # Ctrl-C may have come when the record was in and the Sender not woken for it
             raise
+        finally:
+            self._sends.discard(future)
         return future
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
@@ -225,16 +224,21 @@ class KafkaProducer(TransactionMethods):
         RecordTooLargeError, what the topic was refused with; of rows taken before `on_completion` tells all the same.
         """
         self._ensure_usable()
+        send = object()
         try:
-            self._send_columns(topic, columns, on_completion)
+            self._send_columns(topic, columns, on_completion, send)
         except IllegalStateError:
             raise
         except BaseException as cause:
-            self._lose_transaction(cause)
+            self._lose_transaction(cause, send)
             self.sender.wakeup()  # rows may be in, and others may have waited behind those that failed
             raise
+        finally:
+            self._sends.discard(send)
 
-    def _send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None) -> None:
+    def _send_columns(
+        self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object
+    ) -> None:
         named = highest_partition(columns)
         # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
@@ -243,9 +247,9 @@ class KafkaProducer(TransactionMethods):
             count = cluster.partition_count_for_topic(topic) or 1
             placement = place(part, count, self.config.partitioner_ignore_keys, f"topic {topic}", offset)
             if placement.placed is not None:
-                self._send_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms)
+                self._send_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms, send)
             if placement.free is not None:
-                self._send_block(topic, placement.free, None, cluster, on_completion, left_ms)
+                self._send_block(topic, placement.free, None, cluster, on_completion, left_ms, send)
 
     def _send_block(
         self,
@@ -255,6 +259,7 @@ class KafkaProducer(TransactionMethods):
         cluster: Cluster,
         on_completion: RunCallback | None,
         max_block_ms: int,
+        send: object,
     ) -> None:
         """Send rows as one block, or as two halves where that would take too much memory at once. `partitions`: int32
         array, one per row, or None for rows that may go anywhere.
@@ -265,7 +270,7 @@ class KafkaProducer(TransactionMethods):
             for first, last in ((0, half), (half, rows)):
                 own = None if partitions is None else partitions[first:last]
                 part = columns.slice(first, last - first)
-                self._send_block(topic, part, own, cluster, on_completion, max_block_ms)
+                self._send_block(topic, part, own, cluster, on_completion, max_block_ms, send)
             return
         limit = min(self.config.max_request_size, self.config.buffer_memory) - HEADER_SIZE
         block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms(), limit)
@@ -275,11 +280,8 @@ class KafkaProducer(TransactionMethods):
         if partitions is None:
             groups = self._partitioner(topic).assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
             chosen = [partition for partition, _, _ in groups]
-        try:
-            self._join_transaction(topic, chosen, block)
-            self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
-        finally:
-            self._sends.discard(block)
+        self._join_transaction(topic, chosen, send)
+        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
         self.sender.wakeup()
 
     def _choose_partition(

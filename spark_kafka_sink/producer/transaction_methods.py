@@ -105,16 +105,16 @@ class TransactionMethods:
             for partition in dict.fromkeys(partitions):
                 manager.add_partition(TopicPartition(topic, partition), send)
 
-    def _lose_transaction(self, cause: BaseException) -> None:
-        """A record was not taken, be it for Ctrl-C: without it the transaction must not be committed. A time-out is
-        told why.
+    def _lose_transaction(self, cause: BaseException, send: object) -> None:
+        """A record of `send` was not taken, be it for Ctrl-C: without it the transaction must not be committed. A
+        time-out is told why.
         """
         if not isinstance(cause, KafkaError):
             cause = KafkaError(f"A send was interrupted by {type(cause).__name__}: {cause}")
         self.sender.explained(cause)
         manager = self._transaction_manager
         if isinstance(manager, TransactionalManager):
-            manager.handle_refused_record(cause)
+            manager.handle_refused_record(cause, send)
 
     def _operate(self, call: str, begin: Callable[[TransactionalManager], TransactionalResult]) -> None:
         started_ms = self._clock.now_ms()

@@ -118,11 +118,15 @@ class TransactionalExchange(TransactionManager):
             if self.state in _MAY_BECOME_ABORTABLE:
                 self._to_abortable(error)
 
-    def handle_refused_record(self, error: KafkaError) -> None:
-        """A record that belongs to the transaction was not taken into it."""
+    def handle_refused_record(self, error: KafkaError, send: object) -> None:
+        """A record that belongs to the transaction was not taken into it: also to one that is being committed, where
+        `send` joined it before, for which its end waits. Whatever it was, nobody waits for `send` any more.
+        """
         with self._lock:
-            if self.state is State.IN_TRANSACTION:
+            is_waited_for = self.state is State.COMMITTING and send in self.sends
+            if self.state is State.IN_TRANSACTION or is_waited_for:
                 self._to_abortable(error)
+            self.sends.discard(send)
 
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:  # noqa: ARG002
         """Not in a transaction that is lost already, and not where the leader has lost records of it."""

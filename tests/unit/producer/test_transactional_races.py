@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from support.transaction_harness import ADD_PARTITIONS, END_TXN, FIND_COORDINATO
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import BufferExhaustedError, IllegalStateError, KafkaError
 from spark_kafka_sink.producer.transaction_manager import State
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -155,6 +156,33 @@ def test_no_transaction_waits_for_a_send_that_has_failed(
         patch.setattr(harness.accumulator, call, breaks)
         with pytest.raises(error):
             send_by(harness, call, b"lost")
+    harness.producer.abort_transaction()
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("error", [BufferExhaustedError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", ["append_row", "append_block"])
+def test_a_commit_fails_with_a_send_that_joined_before_it_began(
+    monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException], version: int
+) -> None:
+    def breaks(*_: object) -> None:
+        harness.manager.begin_commit()  # as another thread
+        harness.run_for(500)
+        raise error
+
+    harness = TransactionHarness(version).started()
+    harness.send(b"first", partition=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.accumulator, call, breaks)
+        is_told_by_future = (call, error) == ("append_row", BufferExhaustedError)
+        with contextlib.nullcontext() if is_told_by_future else pytest.raises(error):
+            send_by(harness, call, b"lost")
+    with pytest.raises(KafkaError, match=r"BufferExhausted|interrupted by"):
+        harness.producer.commit_transaction()
+    assert harness.state is State.ABORTABLE_ERROR
+    assert harness.committed() == []
     harness.producer.abort_transaction()
     harness.commit(b"next")
     assert harness.committed() == [b"next"]
