@@ -142,6 +142,28 @@ def test_a_transaction_does_not_end_before_a_send_that_joined_it(version: int, c
     assert harness.committed() == [*expected, b"next"]
 
 
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_of_send_columns_that_an_end_overtakes_all_rows_are_in_the_transaction_or_none(version: int, end: str) -> None:
+    def then_ends(*arguments: object) -> None:
+        monkey.undo()
+        harness.accumulator.append_block(*arguments)  # type: ignore[arg-type]
+        getattr(harness.manager, f"begin_{end}")()  # as another thread
+        harness.run_for(500)
+
+    harness = TransactionHarness(version).started()
+    two_blocks = RecordColumns.from_rows([b"placed", b"free"], partitions=[0, None])
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(harness.accumulator, "append_block", then_ends)
+        with contextlib.nullcontext() if end == "commit" else pytest.raises(IllegalStateError, match="is aborting"):
+            harness.producer.send_columns(TOPIC, two_blocks)
+    getattr(harness.producer, f"{end}_transaction")()
+    harness.commit(b"next")
+    partitions = range(len(harness.producer.partitions_for(TOPIC)))
+    committed = {value for partition in partitions for value in harness.committed(partition)}
+    assert committed == ({b"placed", b"free", b"next"} if end == "commit" else {b"next"})
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", ["append_row", "append_block"])
 def test_no_transaction_waits_for_a_send_that_has_failed(
