@@ -19,6 +19,7 @@ _LAST_OFFSET: Final = 2**63 - 1
 _LAST_INT32: Final = 2**31 - 1
 _LONGEST_TEXT: Final = 2**15 - 1
 """Bytes of a text in a request: a broker hangs up on one that is longer."""
+_TEXT: Final = f"a str that UTF-8 can hold in {_LONGEST_TEXT} bytes"
 
 
 def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
@@ -79,25 +80,28 @@ def checked_offsets(
             raise SerializationError(f"{name} is {offset!r}: give an int of 0 or more.")
         if text is not None and not is_sendable_text(text):
             raise SerializationError(
-                f"{name} has the text {text!r:.300}: give a str that UTF-8 can hold, in no more than {_LONGEST_TEXT}"
-                " bytes, or None."
+                f"{name} has the text {text!r:.100}: give {_TEXT}, or None."
             )
         checked[TopicPartition(*place)] = offset, text
     return checked
 
 
 def checked_group(group: GroupMetadata | str) -> GroupMetadata:
-    """The group, also of its name alone. Raises SerializationError for one that cannot be sent."""
-    checked = GroupMetadata(group) if isinstance(group, str) else group
-    if not (
-        isinstance(checked, GroupMetadata)
-        and checked.group_id
-        and all(is_sendable_text(text) for text in (checked.group_id, checked.member_id))
-        and (checked.group_instance_id is None or is_sendable_text(checked.group_instance_id))
-        and (checked.generation_id == -1 or _is_int32(checked.generation_id))
-    ):
+    """Whose offsets they are, also by its name alone. Raises SerializationError for a group that no request can name."""
+    found = GroupMetadata(group) if isinstance(group, str) else group
+    if not isinstance(found, GroupMetadata):
         raise SerializationError(f"The group of the offsets is {group!r:.300}: give its name, or a GroupMetadata.")
-    return checked
+    texts = {"group_id": found.group_id, "member_id": found.member_id, "group_instance_id": found.group_instance_id}
+    for name, text in texts.items():
+        if not (is_sendable_text(text) or (text is None and name == "group_instance_id")):
+            raise SerializationError(f"The group of the offsets has {name}={text!r:.100}: give {_TEXT}.")
+    if not found.group_id:
+        raise SerializationError("The group of the offsets has an empty group_id: give its name.")
+    if not (found.generation_id == -1 or _is_int32(found.generation_id)):
+        raise SerializationError(
+            f"The group of the offsets has generation_id={found.generation_id!r:.100}: give an int, -1 for none."
+        )
+    return found
 
 
 def is_sendable_text(text: object) -> bool:

@@ -7,7 +7,8 @@ import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.producer.record_fields import check_place, checked_headers, checked_offsets
+from spark_kafka_sink.producer.record_fields import check_place, checked_group, checked_headers, checked_offsets
+from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 
 PLACE = TopicPartition("flights", 0)
 
@@ -47,6 +48,7 @@ def test_headers_that_are_no_pairs_are_refused_by_send(headers: Any) -> None:
         ({("flights", 2**31): (5, None)}, "is no key of offsets"),
         ({("\ud800", 0): (5, None)}, "is no key of offsets"),
         ({("x" * 32_768, 0): (5, None)}, "is no key of offsets"),
+        ({PLACE: (5, "é" * 16_384)}, "in 32767 bytes"),
     ],
 )
 def test_offsets_that_cannot_be_sent_are_refused(offsets: Any, text: str) -> None:
@@ -59,3 +61,28 @@ def test_offsets_that_can_be_sent_are_copied() -> None:
     checked = checked_offsets(offsets)
     offsets.clear()
     assert checked == {PLACE: (5, "text"), TopicPartition("flights", 1): (0, None)}
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        ("", "empty group_id"),
+        ("g\ud800", "group_id=.*UTF-8"),
+        ("g" * 32_768, r"group_id='g+: give a str .* in 32767 bytes"),
+        (GroupMetadata(5), "group_id=5"),  # type: ignore[arg-type]
+        (GroupMetadata("g", "1"), "generation_id='1'"),  # type: ignore[arg-type]
+        (GroupMetadata("g", 2**31), "generation_id=2147483648"),
+        (GroupMetadata("g", 1, None), "member_id=None"),  # type: ignore[arg-type]
+        (GroupMetadata("g", 1, "m", 7), "group_instance_id=7"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_group_that_no_request_can_name_is_refused(group: GroupMetadata | str, text: str) -> None:
+    with pytest.raises(SerializationError, match=text):
+        checked_group(group)
+
+
+def test_a_group_that_can_be_named_is_taken() -> None:
+    assert checked_group("g") == GroupMetadata("g", -1, "", None)
+    full = GroupMetadata("g", np.int32(3), "m", "i")  # type: ignore[arg-type]
+    assert checked_group(full) is full
+    assert checked_offsets({PLACE: (5, "é" * 16_383)})
