@@ -5,14 +5,14 @@ prefix so that it does not hide the builtin). A class says by attributes what to
 again may succeed), `invalid_metadata` (and our view of the cluster is out of date), `fatal` (the producer can do no
 more). Each takes one text and pickles with it, because Spark carries task errors to the driver.
 
-`error_for_code` turns a broker's error code into its class; a code that has no class of its own becomes a
-`BrokerError` that carries it.
+`error_for_code` turns a broker's error code into its class, or into a `BrokerError` that carries the code.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from spark_kafka_sink.common.error_sentences import sentence_for
 from spark_kafka_sink.common.peer_text import one_line
 
 
@@ -395,6 +395,6 @@ def error_for_code(error_code: int, message: str = "") -> KafkaError:
     error_class = _CLASS_BY_CODE.get(error_code)
     if error_class is not None:
         return error_class(one_line(message))
-    error = BrokerError(one_line(message) or f"The server answered with error code {error_code}.")
+    error = BrokerError(one_line(message) or sentence_for(error_code))
     error.error_code = error_code
     return error

@@ -50,11 +50,13 @@ class Action(enum.IntEnum):
 _ACTIONS: Final[Mapping[int, Action]] = {
     -1: Action.RETRY,  # UNKNOWN_SERVER_ERROR: whether it took effect is unknown, and sending again does no harm
     3: Action.RETRY,  # UNKNOWN_TOPIC_OR_PARTITION: not known to this broker yet
+    12: Action.ABORT,  # OFFSET_METADATA_TOO_LARGE
     14: Action.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
     15: Action.FIND_COORDINATOR,  # COORDINATOR_NOT_AVAILABLE
     16: Action.FIND_COORDINATOR,  # NOT_COORDINATOR
     22: Action.ABORT,  # ILLEGAL_GENERATION
     25: Action.ABORT,  # UNKNOWN_MEMBER_ID
+    28: Action.ABORT,  # INVALID_COMMIT_OFFSET_SIZE
     29: Action.ABORT,  # TOPIC_AUTHORIZATION_FAILED
     30: Action.ABORT,  # GROUP_AUTHORIZATION_FAILED
     47: Action.FAIL,  # INVALID_PRODUCER_EPOCH: from a coordinator it means fenced

@@ -36,6 +36,15 @@ def test_a_code_without_a_class_of_its_own_is_carried_along() -> None:
     assert BrokerError.error_code is None
 
 
+@pytest.mark.parametrize("error_code", [12, 22, 24, 25, 27, 28, 37, 38, 39, 40, 41, 44, 55, 82, 89])
+def test_a_code_that_is_met_and_has_no_class_is_told_in_words(error_code: int) -> None:
+    error = error_for_code(error_code)
+    assert type(error) is BrokerError
+    assert error.error_code == error_code
+    assert "error code" not in str(error)
+    assert str(error_for_code(error_code, "from the broker")) == "from the broker"
+
+
 def test_a_code_set_on_an_error_goes_through_a_pickle() -> None:
     error = errors.InvalidRecordError("record 3")
     error.error_code = 2

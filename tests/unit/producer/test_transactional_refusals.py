@@ -137,6 +137,8 @@ def test_a_time_out_beyond_the_brokers_is_fatal_and_says_what_to_change(version:
         (1, TXN_OFFSET_COMMIT, 22, KafkaError, f"group {GROUP}"),
         (2, TXN_OFFSET_COMMIT, 25, KafkaError, f"group {GROUP}"),
         (2, TXN_OFFSET_COMMIT, 82, KafkaError, f"group {GROUP}"),
+        (1, TXN_OFFSET_COMMIT, 12, KafkaError, f"group {GROUP}, .*offset.metadata.max.bytes"),
+        (2, TXN_OFFSET_COMMIT, 28, KafkaError, f"group {GROUP}, .*__consumer_offsets"),
         (1, ADD_PARTITIONS, 49, InvalidPidMappingError, f"{TOPIC}-0"),
         (1, ADD_OFFSETS, 49, InvalidPidMappingError, GROUP),
         (2, END_TXN, 120, KafkaError, ID),
