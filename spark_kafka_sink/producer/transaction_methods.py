@@ -78,7 +78,11 @@ class TransactionMethods:
         """
         manager = self._manager()
         self.flush()
-        return manager.prepare()
+        manager.prepare()
+        while manager.sends:  # of other threads, which joined before
+            self._clock.sleep_ms(1)
+        self.flush()
+        return manager.current()
 
     def resume_transaction(self, prepared: PreparedTransaction) -> None:
         """Take over, in a producer that has no transactions of its own, what another one prepared, to commit or abort

@@ -55,6 +55,8 @@ _FATAL_FOR_A_BATCH: Final = (
 _MAY_BECOME_ABORTABLE: Final = frozenset(
     {State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTABLE_ERROR}
 )
+_TAKES_PARTITIONS: Final = frozenset({State.IN_TRANSACTION, State.PREPARED, State.COMMITTING})
+"""Records may still be on their way into the transaction."""
 _LOST: Final = frozenset({State.ABORTABLE_ERROR, State.ABORTING})
 
 
@@ -185,7 +187,7 @@ class TransactionalExchange(TransactionManager):
             self._pending.close(error)
 
     def _enqueue_new_partitions(self) -> None:
-        added = self._content.ask_for_new() if self.state in {State.IN_TRANSACTION, State.COMMITTING} else None
+        added = self._content.ask_for_new() if self.state in _TAKES_PARTITIONS else None
         if added:
             result = TransactionalResult("add partitions")
             self._queue.add(

@@ -133,13 +133,12 @@ class TransactionalManager(TransactionalExchange):
                 self.transactional_id, *self.producer, self.transaction_version, self._content.is_empty
             )
 
-    def prepare(self) -> PreparedTransaction:
-        """Close the transaction to records and leave it open. The caller has flushed."""
+    def prepare(self) -> None:
+        """Close the transaction to records and leave it open. What came in before is for the caller to wait for."""
         with self._lock:
             self._raise_error()
             self._pending.ensure_none("prepare_transaction")
             self._move_to(State.PREPARED)
-            return self.current()
 
     def resume(self, prepared: PreparedTransaction) -> None:
         """Take over a transaction that another producer prepared, in order to end it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
-from support.producer_harness import TOPIC
+from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
 from support.transaction_harness import END_TXN, GROUP, ID, INIT_PRODUCER_ID, PLACE, PRODUCE, TransactionHarness
 
@@ -16,6 +17,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
     TopicAuthorizationError,
 )
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.producer.transaction_manager import State
 
@@ -322,3 +324,52 @@ def test_another_id_is_not_taken_within_a_transaction(version: int) -> None:
     harness.send(b"a", partition=0)
     harness.producer.commit_transaction()
     assert harness.committed() == [b"a"]
+
+
+def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda: None) -> None:
+    """Have `flush` turn the Sender until all records have ended; after the first time `then` comes in between."""
+    flushes = []
+
+    def flush(timeout: float | None = None) -> None:
+        task.run_until(lambda: not task.accumulator.has_incomplete)
+        if not flushes:
+            then()
+        flushes.append("one")
+
+    task.producer.flush = flush  # type: ignore[method-assign]
+
+
+@both_versions
+@pytest.mark.parametrize("partition", [0, 1])
+def test_what_another_thread_sends_as_a_transaction_is_prepared_is_waited_for(version: int, partition: int) -> None:
+    task = TransactionHarness(version).started()
+    task.send(b"first", partition=0)
+    late: list[Delivery] = []
+    flush_by_turns(task, lambda: late.append(task.send(b"late", partition=partition)))
+    prepared = task.producer.prepare_transaction()
+    assert late[0].is_settled
+    assert late[0].error is None
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    assert driver.committed(partition)[-1] == b"late"
+
+
+@both_versions
+def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: int) -> None:
+    task = TransactionHarness(version).started()
+    flush_by_turns(task)
+    task.manager.add_partition(PLACE, "a send")
+    late = FutureRecordMetadata(0, -1, -1)
+
+    def passes(duration_ms: int) -> None:
+        task.run_for(duration_ms)
+        with pytest.raises(IllegalStateError, match="prepared transaction"):
+            task.producer.send(TOPIC, b"too late", partition=0)
+        task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
+        task.manager.sends.discard("a send")
+
+    task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
+    prepared = task.producer.prepare_transaction()
+    assert late.done()
+    assert not prepared.is_empty
