@@ -43,6 +43,7 @@ _USABLE_SHARE: Final = 0.8
 _UNKNOWN: Final = frozenset(
     {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
 )
+_STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
 class DriverCluster(Protocol):
@@ -169,7 +170,7 @@ class ExactlyOnceDriver:
         return Committed(decision.finished(), False, driver)
 
     def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
-        """End what the tasks left open, if it is certain that the batch is not decided; whether it was.
+        """End what the tasks left open, if it is certain that the batch is not decided; whether all of it was ended.
 
         A decided batch is left alone, and so is one that may be: the next driver of the prefix finishes or aborts it.
         """
@@ -190,8 +191,9 @@ class ExactlyOnceDriver:
             driver.transactional_id, ended.producer_id, ended.producer_epoch, driver.transaction_version
         )
         left = self._others_open(driver, named)
-        if left and self._is_current(driver):
-            self._abort_all(left)
+        others = self._abort_all(left) if left and self._is_current(driver) else ()
+        if any(each.status in _STAYS_OPEN for each in (*aborted, *others)):
+            return False
         # Else they are committed, and what was ended above was the note of that: version 1 tells no epochs apart.
         return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
@@ -309,7 +311,7 @@ class ExactlyOnceDriver:
         log.info("%s: aborting %d open transactions", self.prefix, len(transactions))
         outcomes = self._cluster.end(transactions, committed=False)
         for each in outcomes:
-            if each.status in {EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED}:
+            if each.status in _STAYS_OPEN:
                 log.warning("%s stays open until its time-out: %s", each.transaction, each.error)
         return outcomes
 

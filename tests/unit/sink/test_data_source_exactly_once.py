@@ -155,6 +155,22 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
         assert "are finished or aborted when this is started again. If" in text
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
+    bench: CoordinatorBench, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
+    if is_told:
+        messages: list[TaskWritten | None] = [written(bench, writer._mandate)]
+    else:
+        leave_open(bench)
+        messages = [None]
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None, skip=1)  # the driver's own is ended
+    writer.abort(messages)
+    assert bench.state("orders/0") == "Ongoing"
+    assert "their transactions are finished or aborted when this is started again. If" in caplog.text
+
+
 def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
