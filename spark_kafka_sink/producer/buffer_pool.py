@@ -42,7 +42,7 @@ class BufferPool:
     """`total_memory` bytes, given out and taken back.
 
     `on_wait` hears of each caller that has to wait. It is called under the pool's lock, so that nobody is overtaken
-    meanwhile, and takes none and waits for nothing itself.
+    meanwhile, and takes none and waits for nothing itself; what it raises ends the wait.
     """
 
     def __init__(self, total_memory: int, clock: Clock, on_wait: Callable[[], None] = lambda: None) -> None:

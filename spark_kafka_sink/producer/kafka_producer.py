@@ -87,7 +87,7 @@ class KafkaProducer(TransactionMethods):
         api_versions = ApiVersions()
         self._transaction_manager = self._make_transaction_manager(api_versions)
         self._sends: set[object] = set() if self._transaction_manager is None else self._transaction_manager.sends
-        self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup())
+        self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         self._metrics = ProducerMetrics(self._pool, self._metadata)
         self._accumulator = RecordAccumulator(
             sizes=BatchSizes(self.config.batch_size),
@@ -110,7 +110,9 @@ class KafkaProducer(TransactionMethods):
             on_loads=self._update_loads,
             clock=self._clock,
         )
-        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, self.sender.wakeup)
+        self._topics = TopicMetadata(
+            self.config, self._metadata, self._clock, self._metrics, self.sender.wakeup_for_metadata
+        )
         self._thread: threading.Thread | None = None
         if client is None:
             name = f"kafka-producer-network-thread-{self.config.client_id or next(_numbers)}"
@@ -176,8 +178,8 @@ class KafkaProducer(TransactionMethods):
         """Send one record; returns at once unless metadata or memory has to be waited for (max.block.ms).
 
         What Kafka or the network refuses fails the future and reaches `on_completion`, which runs on the Sender's
-        thread, in order within a partition. Raises ProducerClosedError, SerializationError, or IllegalStateError
-        (after a fork, outside a transaction): misuse.
+        thread, in order within a partition; a send in it waits for nothing. Raises ProducerClosedError,
+        SerializationError, or IllegalStateError (after a fork, outside a transaction): misuse.
         """
         self._ensure_usable()
         check_place(partition, timestamp_ms)

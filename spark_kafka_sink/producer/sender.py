@@ -7,7 +7,9 @@ runs it turn by turn. Reference: org.apache.kafka.clients.producer.internals.Sen
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.client_request import ClientResponse
@@ -16,7 +18,7 @@ from spark_kafka_sink.client.selectable import KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError, ProducerClosedError
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.node_availability import NodeAvailability
@@ -31,6 +33,11 @@ from spark_kafka_sink.protocol.requests import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
 
 log = logging.getLogger(__name__)
+
+_NO_WAIT: Final = (
+    "A callback, or a log handler on the producer's own thread, cannot wait for {what}, which that thread would have to"
+    " bring: send from another thread."
+)
 
 LoadListener = Callable[[str, Mapping[int, int], int], None]
 """Told (topic, batches queued by partition whose broker keeps up, number of partitions that have a leader)."""
@@ -73,6 +80,7 @@ class Sender:
             delivery_timeout_ms=config.delivery_timeout_ms,
             guarantees_order=self._guarantees_order,
         )
+        self._thread_id: int | None = None
         self._is_running = True
         self._is_forced = False
         self._failed_turn: tuple[Exception, int] | None = None
@@ -84,6 +92,7 @@ class Sender:
         """Until closed: turn by turn. Then what is queued and in flight, unless the close is forced. A failing turn
         is not the last. However it ends, nobody waits for it any more.
         """
+        self._thread_id = threading.get_ident()
         how = "was closed"
         try:
             while self._is_running:
@@ -98,6 +107,7 @@ class Sender:
             raise
         finally:
             self._end(how)
+            self._thread_id = None  # another thread may have it next
 
     def _end(self, how: str) -> None:
         """The producer ended, and `how`."""
@@ -167,6 +177,20 @@ class Sender:
     def wakeup(self) -> None:
         """End the poll that waits. From any thread."""
         self._client.wakeup()
+
+    def wakeup_for_metadata(self, topic: str) -> None:
+        """A thread is about to wait for the topic. Raises KafkaTimeoutError on the Sender's own, as in a callback: that
+        would have to bring it, and brings nothing while it waits.
+        """
+        if threading.get_ident() == self._thread_id:
+            raise KafkaTimeoutError(_NO_WAIT.format(what=f"the metadata of topic {topic}"))
+        self.wakeup()
+
+    def wakeup_for_memory(self) -> None:
+        """The same for buffer.memory. Raises BufferExhaustedError."""
+        if threading.get_ident() == self._thread_id:
+            raise BufferExhaustedError(_NO_WAIT.format(what="buffer.memory"))
+        self.wakeup()
 
     def initiate_close(self) -> None:
         """Take no more records, send what there is, then end. From any thread."""

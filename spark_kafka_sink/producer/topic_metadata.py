@@ -17,7 +17,7 @@ from spark_kafka_sink.producer.record_fields import is_sendable_text
 
 
 class TopicMetadata:
-    """`wake_sender` makes the Sender look at what was asked for."""
+    """`wake_sender` makes the Sender look at what was asked for of a topic. It may raise."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class TopicMetadata:
         metadata: ProducerMetadata,
         clock: Clock,
         metrics: ProducerMetrics,
-        wake_sender: Callable[[], None],
+        wake_sender: Callable[[str], None],
     ) -> None:
         self._config = config
         self._metadata = metadata
@@ -51,7 +51,7 @@ class TopicMetadata:
         while not _knows(cluster, topic, partition):
             self._metadata.add(topic, self._clock.now_ms())
             version = self._metadata.request_update_for_topic(topic)
-            self._wake_sender()
+            self._wake_sender(topic)
             try:
                 self._metadata.await_update(version, left_ms)
             except KafkaTimeoutError:

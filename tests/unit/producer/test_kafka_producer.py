@@ -738,6 +738,32 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
     assert "would wait for its own thread" in str(outcomes[0])
 
 
+@pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])
+def test_a_callback_that_sends_waits_for_nothing_that_its_own_thread_would_bring(missing: str) -> None:
+    producer = threaded(**{"max.block.ms": "8000", "buffer.memory": "1000"})
+    outcomes: list[BaseException | None] = []
+    done = threading.Event()
+
+    def on_completion(metadata: object, error: object) -> None:
+        if missing == "buffer.memory":
+            with pytest.raises(BufferExhaustedError) as caught:
+                producer._pool.allocate(1_000, 8_000, Grant())
+            outcomes.append(caught.value)
+        else:
+            outcomes.append(producer.send("unknown", b"v").exception())
+        done.set()
+
+    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), on_completion)
+    expired_ms = producer._clock.now_ms() - 200_000
+    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, expired_ms)
+    producer.sender.wakeup()
+    is_done = done.wait(JOIN_S)
+    producer.close(0)
+    assert is_done
+    assert isinstance(outcomes[0], KafkaTimeoutError)
+    assert f"own thread, cannot wait for {missing}" in str(outcomes[0])
+
+
 def test_metadata_is_made_from_the_settings() -> None:
     config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"})
     metadata = KafkaProducer.make_metadata(config, FakeClock(), random.Random(1))
