@@ -114,7 +114,13 @@ class RowBlock:
 
     def extend(self, rows: Sequence[Any]) -> int:
         """Take `rows` in; returns about how many bytes they hold. Raises SchemaError on a value of a wrong type."""
-        fields = list(zip(*rows, strict=True))
+        try:
+            fields = list(zip(*rows, strict=True))
+        except ValueError:
+            widths = ", ".join(map(str, sorted(set(map(len, rows)))))
+            raise SchemaError(
+                f"Rows of one partition have different numbers of columns: {widths}. Hand over the rows of a DataFrame."
+            ) from None
         size = 0
         for name, (index, column) in self._fields.items():
             values = fields[index]

@@ -83,6 +83,11 @@ def test_a_wrong_type_in_a_later_row_is_refused_too() -> None:
         block.extend([Row(value="w"), Row(value=7)])
 
 
+def test_rows_of_different_widths_are_refused() -> None:
+    with pytest.raises(SchemaError, match="different numbers of columns: 1, 2"):
+        block_of(Row(value="a"), Row(value="b", key="k"))
+
+
 def test_a_topic_of_a_wrong_type_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"topic attribute unsupported type int\. topic must be a"):
         block_of(Row(value="v", topic=3), topic=None)
