@@ -18,7 +18,7 @@ class IncompleteBatches:
     def __init__(self, delivery_timeout_ms: int) -> None:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._batches: dict[ProducerBatch, None] = {}
-        self._has_parts = False
+        self._parts: set[ProducerBatch] = set()
 
     def __iter__(self) -> Iterator[ProducerBatch]:
         return iter(self._batches)
@@ -31,12 +31,14 @@ class IncompleteBatches:
 
     def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
         """`parts` stand for `batch` from now on. They are as old as it was, and so break the order."""
-        self._batches.pop(batch, None)
-        self._batches.update(dict.fromkeys(parts))
-        self._has_parts = True
+        self.remove(batch)
+        for part in parts:
+            self._batches[part] = None
+            self._parts.add(part)
 
     def remove(self, batch: ProducerBatch) -> None:
         self._batches.pop(batch, None)
+        self._parts.discard(batch)
 
     def remove_empty(self, topic_partition: TopicPartition) -> None:
         """The partition's batch that an append made and put nothing into, for it ended early."""
@@ -52,7 +54,7 @@ class IncompleteBatches:
         for batch in self._batches:
             if batch.final_state is None and batch.is_filled and (first_ms is None or batch.created_ms < first_ms):
                 first_ms = batch.created_ms
-                if not self._has_parts:
+                if not self._parts:
                     break
         return FOREVER_MS if first_ms is None else first_ms + self._delivery_timeout_ms
 

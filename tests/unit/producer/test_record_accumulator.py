@@ -655,6 +655,25 @@ def test_parts_of_a_split_batch_stand_in_its_place_and_hold_its_memory() -> None
     assert not rig.accumulator.has_incomplete
 
 
+def test_once_the_parts_of_a_split_batch_have_ended_the_first_batch_is_the_first_to_expire_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each turn of the Sender asks; a look at all of 10,000 takes milliseconds."""
+    rig = Rig(batch_size=10_000)
+    for _ in range(2):
+        rig.append()
+    for part in rig.accumulator.split_and_reenqueue(rig.drain_one(), rig.now_ms):
+        assert rig.drain_one() is part
+        part.complete(0, None)
+        rig.accumulator.deallocate(part)
+    for partition in range(50):
+        rig.append(partition)
+    looked_at: list[ProducerBatch] = []
+    monkeypatch.setattr(ProducerBatch, "is_filled", property(lambda self: looked_at.append(self) or True))
+    assert rig.accumulator.next_expiry_ms() == rig.now_ms + DELIVERY_TIMEOUT_MS
+    assert len(looked_at) == 1
+
+
 # ---- expiry ----------------------------------------------------------------------------------------------------------
 
 
