@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -56,3 +57,10 @@ class PartitionQueues(dict[TopicPartition, PartitionQueue]):
     def __missing__(self, topic_partition: TopicPartition) -> PartitionQueue:
         queue = self[topic_partition] = PartitionQueue(topic_partition)
         return queue
+
+    def let_go(self, idle: Iterable[TopicPartition]) -> None:
+        """Forget these queues, which are empty, of topics that metadata has forgotten: a producer that writes to ever
+        new topics would look at them all in every turn. A batch that comes back has one made for it.
+        """
+        for topic_partition in idle:
+            del self[topic_partition]

@@ -186,16 +186,15 @@ class RecordAccumulator:
         """Which nodes have a batch to be sent now.
 
         A leader's partition is sendable when its first batch is full, has lingered, or when memory is exhausted, a
-        flush is in progress, a transaction is ending, or the producer is closing; and it is neither muted nor backing
-        off.
+        flush or close is in progress, or a transaction is ending; and it is neither muted nor backing off.
         """
         check = ReadyCheck()
         leaders, ready_nodes = cluster.leaders, check.ready_nodes
         sizes: dict[int, int] = {}
         sizes_of: str | None = None
-        exhausted = self.pool.queued > 0
+        idle: list[TopicPartition] = []
         with self._lock:
-            hurry = exhausted or self._closed or bool(self._flushes) or self._rules.is_completing
+            hurry = self.pool.queued > 0 or self._closed or bool(self._flushes) or self._rules.is_completing
             for topic_partition, queue in self._queues.items():  # of every partition in every turn: no call to spare
                 topic, partition = topic_partition
                 leader = leaders.get(topic_partition)
@@ -205,6 +204,8 @@ class RecordAccumulator:
                         sizes, sizes_of = check.queue_sizes.setdefault(topic, {}), topic
                     sizes[partition] = len(batches)
                 if not batches:
+                    if leader is None and not queue.is_muted:
+                        idle.append(topic_partition)
                     continue
                 if leader is None:
                     check.unknown_leader_topics.add(topic)
@@ -216,6 +217,7 @@ class RecordAccumulator:
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
                 if batch.is_filled and not queue.is_muted:
                     check.consider(leader, queue, hurry, self._linger_ms, now_ms)
+            self._queues.let_go(idle)
         return check
 
     def drain(
@@ -299,9 +301,7 @@ class RecordAccumulator:
     # ---- expiry, flush, close --------------------------------------------------------------------------------------
 
     def expired_batches(self, now_ms: int) -> list[ProducerBatch]:
-        """Batches whose delivery.timeout.ms is over: those queued are taken from their queues, those in flight stay
-        there.
-        """
+        """Batches whose delivery.timeout.ms is over; those that are not in flight are taken from their queues."""
         with self._lock:
             expired = self._incomplete.expired(now_ms)
             if expired:

@@ -674,6 +674,34 @@ def test_once_the_parts_of_a_split_batch_have_ended_the_first_batch_is_the_first
     assert len(looked_at) == 1
 
 
+def test_the_empty_queue_of_a_topic_that_metadata_has_forgotten_is_let_go() -> None:
+    rig = Rig(batch_size=1)
+    for partition in range(4):
+        rig.append(partition)
+    in_flight = rig.drain_one(cluster_of(0, None, None, None))  # partition 0; those of 1 to 3 wait
+    rig.ready(cluster_of(None, 0, 0))
+    assert set(rig.accumulator._queues) == {place(1), place(2), place(3)}
+    rig.accumulator.reenqueue(in_flight, NotLeaderOrFollowerError(), rig.now_ms)
+    rig.append(0)
+    rig.clock.advance(2 * RETRY_BACKOFF_MS)
+    assert rig.drain_one(cluster_of(0)) is in_flight
+    assert rig.drain_one(cluster_of(0)) is not in_flight
+
+
+def test_what_is_known_of_a_partition_that_waits_for_its_first_batch_is_kept() -> None:
+    rig = Rig(batch_size=1)
+    rig.append(0)
+    rig.drain_one(cluster_of(0))
+    rig.accumulator.mute(place(0))
+    rig.ready(cluster_of(None))
+    rig.append(0)
+    assert rig.drain(cluster_of(0)) == {}
+    rig.accumulator.unmute(place(0))
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 1}}
+    rig.drain_one(cluster_of(0))
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}  # for a leader that takes all the load counts
+
+
 # ---- expiry ----------------------------------------------------------------------------------------------------------
 
 
