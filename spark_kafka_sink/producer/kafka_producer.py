@@ -110,9 +110,8 @@ class KafkaProducer(TransactionMethods):
             on_loads=self._update_loads,
             clock=self._clock,
         )
-        self._topics = TopicMetadata(
-            self.config, self._metadata, self._clock, self._metrics, self.sender.wakeup_for_metadata
-        )
+        on_wait = self.sender.wakeup_for_metadata
+        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, on_wait)
         self._thread: threading.Thread | None = None
         if client is None:
             name = f"kafka-producer-network-thread-{self.config.client_id or next(_numbers)}"

@@ -79,15 +79,13 @@ def checked_offsets(
         if not (_is_int(offset) and 0 <= offset <= _LAST_OFFSET):
             raise SerializationError(f"{name} is {offset!r}: give an int of 0 or more.")
         if text is not None and not is_sendable_text(text):
-            raise SerializationError(
-                f"{name} has the text {text!r:.100}: give {_TEXT}, or None."
-            )
+            raise SerializationError(f"{name} has the text {text!r:.100}: give {_TEXT}, or None.")
         checked[TopicPartition(*place)] = offset, text
     return checked
 
 
 def checked_group(group: GroupMetadata | str) -> GroupMetadata:
-    """Whose offsets they are, also by its name alone. Raises SerializationError for a group that no request can name."""
+    """Whose offsets they are. Raises SerializationError for a group that no request can name."""
     found = GroupMetadata(group) if isinstance(group, str) else group
     if not isinstance(found, GroupMetadata):
         raise SerializationError(f"The group of the offsets is {group!r:.300}: give its name, or a GroupMetadata.")

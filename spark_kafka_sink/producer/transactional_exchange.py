@@ -121,14 +121,18 @@ class TransactionalExchange(TransactionManager):
                 self._to_abortable(error)
 
     def handle_refused_record(self, error: KafkaError, send: object) -> None:
-        """A record that belongs to the transaction was not taken into it: also to one that is being committed, where
-        `send` joined it before, for which its end waits. Whatever it was, nobody waits for `send` any more.
+        """A record that belongs to the transaction was not taken into it: also to one that is being committed or
+        prepared, where `send` joined it before, for which that waits. Whatever it was, nobody waits for `send` now.
         """
         with self._lock:
-            is_waited_for = self.state is State.COMMITTING and send in self.sends
-            if self.state is State.IN_TRANSACTION or is_waited_for:
+            if self._is_taking(send):
                 self._to_abortable(error)
             self.sends.discard(send)
+
+    def _is_taking(self, send: object) -> bool:
+        """Whether the transaction takes records of `send`: while it is closed for others, if it waits for this one."""
+        waits = self.state in {State.PREPARED, State.COMMITTING} and send in self.sends
+        return self.state is State.IN_TRANSACTION or waits
 
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:  # noqa: ARG002
         """Not in a transaction that is lost already, and not where the leader has lost records of it."""

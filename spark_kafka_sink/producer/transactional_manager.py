@@ -72,14 +72,13 @@ class TransactionalManager(TransactionalExchange):
             self._forget_transaction()
 
     def add_partition(self, topic_partition: TopicPartition, send: object = None) -> None:
-        """A record of the partition is about to be appended, by `send`, for which the transaction's end waits: where
-        that is a commit it goes on to add others. Raises IllegalStateError outside a transaction, and the error of one
+        """A record of the partition is about to be appended, by `send`, for which the transaction's end waits: but for
+        an abort it goes on to add others. Raises IllegalStateError outside a transaction, and the error of one
         that can only be aborted.
         """
         with self._lock:
             self._raise_error()
-            is_waited_for = self.state is State.COMMITTING and send in self.sends
-            if self.state is not State.IN_TRANSACTION and not is_waited_for:
+            if not self._is_taking(send):
                 raise IllegalStateError(
                     f"A record can be sent between begin_transaction and its end; this producer {self.state.value}."
                 )

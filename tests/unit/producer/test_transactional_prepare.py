@@ -10,6 +10,7 @@ from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
 from support.transaction_harness import END_TXN, GROUP, ID, INIT_PRODUCER_ID, PLACE, PRODUCE, TransactionHarness
 
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     InvalidTxnStateError,
@@ -373,3 +374,42 @@ def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: i
     prepared = task.producer.prepare_transaction()
     assert late.done()
     assert not prepared.is_empty
+
+
+@both_versions
+def test_of_send_columns_that_joined_before_all_rows_are_in_the_prepared_transaction(version: int) -> None:
+    """Its later blocks may be of other partitions."""
+    task = TransactionHarness(version).started()
+    flush_by_turns(task)
+    task.manager.add_partition(PLACE, "a send")
+    late = [FutureRecordMetadata(0, -1, -1) for _ in range(2)]
+
+    def passes(_: int) -> None:
+        for partition, future in enumerate(late):
+            place = TopicPartition(TOPIC, partition)
+            task.manager.add_partition(place, "a send")
+            task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
+        task.manager.sends.discard("a send")
+
+    task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
+    prepared = task.producer.prepare_transaction()
+    assert [future.done() for future in late] == [True, True]
+    driver = TransactionHarness(version, beside=task)
+    driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    assert [driver.committed(partition) for partition in range(2)] == [[b"late"], [b"late"]]
+
+
+@both_versions
+def test_a_transaction_is_not_prepared_without_a_send_that_joined_and_failed(version: int) -> None:
+    task = TransactionHarness(version).started()
+    flush_by_turns(task)
+    task.send(b"first", partition=0)
+    task.manager.add_partition(PLACE, "a send")
+    task.producer._clock.sleep_ms = lambda _: task.manager.handle_refused_record(  # type: ignore[method-assign]
+        KafkaTimeoutError("no memory"), "a send"
+    )
+    with pytest.raises(KafkaTimeoutError, match="no memory"):
+        task.producer.prepare_transaction()
+    task.producer.abort_transaction()
+    assert task.committed() == []
