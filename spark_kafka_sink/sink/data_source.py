@@ -50,7 +50,7 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
 from spark_kafka_sink.sink.transactional_arrow import batch_task, deliver_in_transaction, streaming_task
 from spark_kafka_sink.sink.transactional_task import TaskIdentity
-from spark_kafka_sink.sink.write_report import WriteReport, report_rows
+from spark_kafka_sink.sink.write_report import WriteReport, report_columns, report_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,8 +66,8 @@ _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 class TaskWritten(WriterCommitMessage):
     """What a task wrote; travels from `write` to `commit`."""
 
-    rows: tuple[Mapping[str, Any], ...]
-    """Of `write_report.REPORT_DDL`."""
+    columns: tuple[tuple[Any, ...], ...]
+    """Of `write_report.report_columns`: the driver holds those of all tasks, which as rows take seven times as much."""
     started_ms: int
     """Time of day, as `ended_ms`: tasks of other machines are compared with it."""
     ended_ms: int
@@ -205,8 +205,8 @@ class _ArrowWriter(ABC):
             task = self._task(self._mandate)
             delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, iterator)
             outcome = delivery.outcome
-        rows = report_rows(delivery.tally.delivered, delivery.batches, delivery.retries)
-        return TaskWritten(tuple(rows), started_ms, clock.wall_ms(), outcome)
+        columns = report_columns(delivery.tally.delivered, delivery.batches, delivery.retries)
+        return TaskWritten(columns, started_ms, clock.wall_ms(), outcome)
 
 
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
@@ -250,7 +250,7 @@ def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
     first task's start to the last acknowledgement, by the times of day of their machines.
     """
     written = [message for message in messages if isinstance(message, TaskWritten)]
-    rows = [row for message in written for row in message.rows]
+    rows = (row for message in written for row in report_rows(message.columns))
     started_ms = min((message.started_ms for message in written), default=0)
     ended_ms = max((message.ended_ms for message in written), default=0)
     return WriteReport.of(rows, max(0, ended_ms - started_ms) / 1000)  # a clock may be set back

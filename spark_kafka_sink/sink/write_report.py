@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,8 +33,8 @@ _REPORT_SCHEMA: Final = pa.schema(
 def task_report(
     delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
 ) -> pa.RecordBatch:
-    """The rows of `report_rows` as Arrow; of `EXACTLY_ONCE_DDL` where there is an `outcome`."""
-    columns = zip(*(row.values() for row in report_rows(delivered, batches, retries)), strict=True)
+    """What a task sends back, as Arrow; of `EXACTLY_ONCE_DDL` where there is an `outcome`."""
+    columns = report_columns(delivered, batches, retries)
     arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
     if outcome is None:
         return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
@@ -42,16 +42,24 @@ def task_report(
     return pa.RecordBatch.from_arrays([*arrays, texts], schema=_REPORT_SCHEMA.append(pa.field("outcome", pa.string())))
 
 
-def report_rows(delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int) -> list[dict[str, Any]]:
-    """The rows, of `REPORT_DDL`, that a task sends back: one for each topic-partition, and one without a topic for the
-    task's own counts.
+def report_columns(
+    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int
+) -> tuple[tuple[Any, ...], ...]:
+    """What a task sends back, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for
+    the task's own counts.
     """
     rows: list[tuple[Any, ...]] = [
         (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
         for place, part in delivered.items()
     ]
     rows.append((None, None, 0, 0, -1, batches, retries))
-    return [dict(zip(_REPORT_SCHEMA.names, row, strict=True)) for row in rows]
+    return tuple(zip(*rows, strict=True))
+
+
+def report_rows(columns: Iterable[Iterable[Any]]) -> Iterator[Mapping[str, Any]]:
+    """The rows of `report_columns`, for `WriteReport.of`."""
+    names = _REPORT_SCHEMA.names
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def _array(column: tuple[Any, ...], field: pa.Field) -> pa.Array:

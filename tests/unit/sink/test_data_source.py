@@ -6,9 +6,9 @@ import configparser
 import datetime
 import logging
 import pickle
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,6 +32,8 @@ from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, Sch
 from spark_kafka_sink.sink import data_source
 from spark_kafka_sink.sink.data_source import TaskWritten, report_of, show_reports
 from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.task_delivery import Delivered
+from spark_kafka_sink.sink.write_report import report_columns
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": " orders "}
 TEXT = StringType()
@@ -224,9 +226,8 @@ def test_an_error_upstream_is_passed_on_and_nothing_is_reported(producer: Script
 
 
 def message(partition: int, records: int, started_ms: int, ended_ms: int) -> TaskWritten:
-    row: dict[str, Any] = {"topic": "orders", "partition": partition, "records": records, "bytes": 10 * records}
-    row |= {"last_offset": records - 1, "batches": 1, "retries": partition}
-    return pickle.loads(pickle.dumps(TaskWritten((row,), started_ms, ended_ms)))
+    row = ("orders", partition, records, 10 * records, records - 1, 1, partition)
+    return pickle.loads(pickle.dumps(TaskWritten(tuple(zip(row)), started_ms, ended_ms)))
 
 
 def test_a_batch_lasts_from_the_first_start_to_the_last_end() -> None:
@@ -254,6 +255,22 @@ def test_tasks_of_machines_that_booted_at_other_times_are_told_by_the_time_of_da
 
 def test_a_clock_that_is_set_back_makes_no_negative_duration() -> None:
     assert report_of([message(0, 10, 3_000, 1_000)]).duration == 0
+
+
+def test_what_tasks_told_takes_the_driver_less_than_200_bytes_a_partition() -> None:
+    """It holds what all have told at once: with 2,000 tasks and 200 partitions 400,000 times as much."""
+    delivered = {TopicPartition("orders", each): Delivered(5_000, 500_000, 10**9 + each) for each in range(200)}
+    told = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
+    pickle.loads(told)
+    tracemalloc.start()
+    try:
+        messages = [pickle.loads(told) for _ in range(10)]
+        report = report_of(messages)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (report.records, len(report.last_offsets)) == (10_000_000, 200)
+    assert peak < 10 * 200 * 200
 
 
 def test_a_batch_without_a_task_is_a_report_too() -> None:
