@@ -29,6 +29,9 @@ _REPORT_SCHEMA: Final = pa.schema(
     ]
 )
 
+_MOST_TOPICS: Final = 10
+"""That a report names: there is one for every micro-batch, and a topic column may have a thousand."""
+
 
 def task_report(
     delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
@@ -98,7 +101,8 @@ class WriteReport:
 
     def __str__(self) -> str:
         topics = sorted({place.topic for place in self.last_offsets})
-        where = f" to {len(self.last_offsets)} partitions of {', '.join(topics)}" if topics else ""
+        more = f" and {len(topics) - _MOST_TOPICS:,} more" if len(topics) > _MOST_TOPICS else ""
+        where = f" to {len(self.last_offsets)} partitions of {', '.join(topics[:_MOST_TOPICS])}{more}" if topics else ""
         rate = f", {self.records / self.duration:,.0f} records/s" if self.duration > 0 else ""
         return (
             f"{self.records:,} records, {self.bytes / 1e6:,.1f} MB in {self.batches:,} batches{where},"
