@@ -48,6 +48,11 @@ _SPARK_TYPES: Final[dict[type, str]] = {
     dict: "map",
 }
 
+_HEADER_BYTES: Final = 32
+"""What a header counts besides its name and value: a row, a dict, a string and a bytearray of Python's, which take 500.
+So a block of 1 MiB has at most 16 MB of them.
+"""
+
 _DAYS_OF_400_YEARS: Final = 146_097
 
 NULL_TOPIC: Final = (
@@ -176,7 +181,12 @@ def _check_header_fields(values: Sequence[Any]) -> None:
 
 def _size_of_headers(values: Sequence[Any]) -> int:
     try:
-        return sum(len(key) + len(value or b"") for headers in values if headers for key, value in headers if key)
+        return sum(
+            _HEADER_BYTES + len(key or "") + len(value or b"")
+            for headers in values
+            if headers
+            for key, value in headers
+        )
     except (TypeError, ValueError):
         raise SchemaError(
             "headers attribute has an element of another shape. headers must be a(n)"

@@ -83,6 +83,16 @@ def test_blocks_are_bounded_in_rows_and_bytes(size: int) -> None:
         assert sent.columns.value.nbytes < BLOCK_BYTES + CHUNK_BYTES + 3 * size
 
 
+@pytest.mark.parametrize("headers", [10, 50, 200])
+def test_blocks_are_bounded_in_headers_however_small_they_are(headers: int) -> None:
+    """Each is 500 bytes of Python objects: blocks of 50 took a worker 70 MB."""
+    bench = Bench()
+    some = [Row(key="h", value=b"1")] * headers
+    bench.writer.write(Row(value="v", headers=some) for _ in range(100_000 // headers))
+    bench.writer.finish()
+    assert max(sent.columns.num_rows for sent in bench.producer.sent) * headers < 40_000
+
+
 def test_large_rows_after_many_small_ones_are_taken_a_few_at_a_time() -> None:
     taken = 0
 
