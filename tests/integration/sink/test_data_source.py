@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +187,29 @@ def test_a_path_is_no_unknown_option_and_partition_columns_are_refused_by_spark(
 def test_a_read_says_that_there_is_none(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException, match="kafka_sink writes only"):
         spark.read.format("kafka_sink").load()
+
+
+def test_a_thread_without_a_session_does_not_find_the_format_until_it_has_one(
+    spark: SparkSession, kafka_broker: Admin, topic: str
+) -> None:
+    frame = spark.range(1).selectExpr("'v' AS value")
+    options = options_of(kafka_broker, topic=topic)
+
+    def write() -> None:
+        frame.write.format("kafka_sink").options(**options).mode("append").save()
+
+    def write_with_a_session() -> None:
+        spark.createDataFrame([], "value STRING")
+        write()
+
+    write()
+    with ThreadPoolExecutor(1) as thread, pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+        thread.submit(write).result()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(write_with_a_session).result()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(KafkaSink(options).write, frame).result()
+    assert values_of(spark, kafka_broker, topic) == ["v"] * 3
 
 
 # ---- output modes and triggers -------------------------------------------------------------------------------------
