@@ -1,6 +1,6 @@
 """Measure Spark's ways into Kafka side by side: `make benchmark`.
 
-    python jobs/benchmark.py                                                    the cells that matter, half an hour
+    python jobs/benchmark.py                                                    the cells that matter, an hour
     python jobs/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --records 1000000 --rounds 1
     python jobs/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
     python jobs/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
@@ -10,10 +10,10 @@ time one gets a new process and a new topic, writes a warm-up run and then `--ru
 Spark makes as they are asked for. The medians of all timed runs are shown, and their ratios to Spark's JVM sink in the
 same cell: the rates depend on the machine, the ratios hardly. All share one embedded broker, on the same processors;
 its JVM has the flags of Kafka's own start script, as users' brokers have, and not those of a test's quick start, which
-makes TLS slow. A process that is not counted comes first, for its compilers. With --security SSL the contenders write
-over TLS; tables compare that with PLAINTEXT if both are measured. Processor seconds are those of the client (Spark's
-JVM and its Python workers), without the broker. Each topic must hold as many records as were written. What fails is
-told and left out, and the job then exits 1.
+makes TLS slow. Before every cell processes that are not counted write to it until its compilers rest, as those of a
+broker in use do. With --security SSL the contenders write over TLS; tables compare that with PLAINTEXT if both are
+measured. Processor seconds are those of the client (Spark's JVM and its Python workers), without the broker. Each topic
+must hold as many records as were written. What fails is told and left out, and the job then exits 1.
 
 Every client has its own default settings but for the codec; `--option` sets one for all. --latency measures
 micro-batches of 1,000 rows as well, --plot draws (PNG and SVG). Contenders whose package is not installed are left out:
@@ -31,6 +31,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ from benchmark_arguments import argument_parser
 from benchmark_cells import Assignment, Cell
 from benchmark_contenders import CONTENDERS, STREAMS, Contender
 from benchmark_figures import Latency, Rate, Timed
+from benchmark_processes import compiler_seconds
 from benchmark_security import secured_listener
 from benchmark_show import draw, latency_table, rate_table
 from benchmark_topics import Broker, count_records, warm_topic
@@ -62,6 +64,9 @@ WORKER = Path(__file__).with_name("benchmark_contenders.py")
 BASE = "jvm"
 LATENCY_ROWS = 1000
 BROKER = {"log.segment.delete.delay.ms": 1000}  # so that what was measured leaves the disk at once
+AT_REST = 0.03
+"""Of a processor, what a broker's compilers take that has been in use for long."""
+MOST_WARM_UPS = 8
 BROKER_NOTE = (
     "one node, on the same machine, with the JVM flags of Kafka's start script (every compiler, G1, 1 GB heap)"
 )
@@ -99,17 +104,29 @@ class Bench:
     """Hands out assignments. `jars` are those of Spark's sink, `authority_file` is of the broker's certificate."""
 
     def __init__(
-        self, broker: Broker, settings: argparse.Namespace, jars: Sequence[Path], authority_file: Path | None
+        self,
+        broker: Broker,
+        settings: argparse.Namespace,
+        jars: Sequence[Path],
+        authority_file: Path | None,
+        compiled_s: Callable[[], float],
     ) -> None:
         self._broker = broker
         self._settings = settings
         self._jars = tuple(map(str, jars))
         self._authority_file = authority_file
+        self._compiled_s = compiled_s
 
     def warm_up(self, rate: Rate) -> None:
-        """For the broker: what this contender tells is not kept. If it fails it does so again, and is told then."""
-        with suppress(MeasurementError):
-            self.rate(replace(rate, runs=[]))
+        """For the broker, until its compilers rest: what this contender tells is not kept. If it fails it does so
+        again, and is told then.
+        """
+        for _ in range(MOST_WARM_UPS):
+            before_s, started = self._compiled_s(), time.perf_counter()
+            with suppress(MeasurementError):
+                self.rate(replace(rate, runs=[]))
+            if self._compiled_s() - before_s < AT_REST * (time.perf_counter() - started):
+                break
 
     def rate(self, rate: Rate) -> None:
         """One process more of this contender in this cell."""
@@ -179,9 +196,15 @@ class Failures:
             progress.console.print(f"[bold red]Failed:[/] {escape(str(error))}", soft_wrap=True)
 
 
-def measure(broker: Broker, settings: argparse.Namespace, authority_file: Path | None = None) -> dict[str, Any]:
+def measure(
+    broker: Broker,
+    settings: argparse.Namespace,
+    authority_file: Path | None = None,
+    compiled_s: Callable[[], float] = float,
+) -> dict[str, Any]:
     """All that is asked for, as it goes into the JSON file; tables are printed on the way. What fails is told in
     `failures`, and the others are measured all the same. `authority_file`: of the certificate of the listener SSL.
+    `compiled_s`: the seconds that the broker's compilers have taken.
     """
     asked = list(itertools.product(settings.cells, settings.contenders))
     absent = {(cell, name): missing_packages(CONTENDERS[name], Cell.parse(cell).codec) for cell, name in asked}
@@ -189,7 +212,7 @@ def measure(broker: Broker, settings: argparse.Namespace, authority_file: Path |
         if packages:
             console.print(f"{cell}: {CONTENDERS[name].title} is left out, without {' and '.join(packages)}")
     needs_jars = BASE in settings.contenders or (settings.latency and BASE in settings.streams)
-    bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else (), authority_file)
+    bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else (), authority_file, compiled_s)
     rates: list[dict[str, Any]] = []
     failures = Failures()
     streams = itertools.product(settings.streams, settings.security) if settings.latency else ()
@@ -202,13 +225,12 @@ def measure(broker: Broker, settings: argparse.Namespace, authority_file: Path |
         for cell in settings.cells:
             names = [name for name in settings.contenders if not absent[cell, name]]
             here = [
-                Rate(cell, name, max(1, int(settings.records * CONTENDERS[name].share)), security)
+                Rate(cell, name, CONTENDERS[name].records(Cell.parse(cell), settings.records), security)
                 for name, security in itertools.product(names, settings.security)
             ]
-            if cell == settings.cells[0]:
-                progress.update(task, description="a process for the broker's compilers, not counted")
-                for rate in [rate for rate in here if rate.contender == names[0]]:
-                    bench.warm_up(rate)
+            progress.update(task, description=f"{cell}: until the broker's compilers rest, not counted")
+            for rate in [rate for rate in here if rate.contender == names[0]]:
+                bench.warm_up(rate)
             for _, rate in itertools.product(range(settings.rounds), here):
                 progress.update(task, description=f"{cell}, {rate.security}: {CONTENDERS[rate.contender].title}")
                 failures.attempt(partial(bench.rate, rate), progress)
@@ -297,7 +319,9 @@ def main(arguments: Sequence[str]) -> int:
         with TemporaryDirectory(prefix="benchmark-") as folder:
             security = secured_listener(Path(folder)) if "SSL" in settings.security else None
             with EmbeddedKafka(properties=BROKER, security=security, tuned_for="throughput") as kafka:
-                results = measure(kafka, settings, security.truststore if security is not None else None)
+                authority_file = security.truststore if security is not None else None
+                compiled_s = partial(compiler_seconds, kafka.node_pid(kafka.node_ids[0]))
+                results = measure(kafka, settings, authority_file, compiled_s)
         save(results, settings)
     except (KafkaError, OSError) as error:
         console.print(f"{type(error).__name__}: {error}", markup=False, soft_wrap=True)

@@ -68,9 +68,9 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         default="PLAINTEXT",
         help="PLAINTEXT, SSL or both, by turns and compared [%(default)s]",
     )
-    parser.add_argument("--records", type=at_least_one, default=2_000_000, help="of a run [%(default)s]")
+    parser.add_argument("--records", type=at_least_one, default=8_000_000, help="of a run [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=2, help="processes of each contender [%(default)s]")
-    parser.add_argument("--runs", type=at_least_one, default=3, help="timed runs of each process [%(default)s]")
+    parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
     parser.add_argument("--cores", type=at_least_one, default=2, help="of Spark [%(default)s]")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for a process [%(default)s]")
     parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")

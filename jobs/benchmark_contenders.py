@@ -162,6 +162,8 @@ def hand_over(df: DataFrame, _work: Assignment) -> None:
 
 
 Write = Callable[["DataFrame", Assignment], None]
+IN_MEMORY = 200
+"""Bytes of values up to which a run has all the records that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -177,20 +179,26 @@ class Contender:
     """One more for a codec."""
     sends: bool = True
 
+    def records(self, cell: Cell, records: int) -> int:
+        """Of a run, of those asked for: of large values fewer, or a topic would be more than the memory of a machine
+        has room for, and disks would be compared.
+        """
+        return max(1, int(records * self.share * min(1, IN_MEMORY / cell.value_bytes)))
+
 
 CONTENDERS: Mapping[str, Contender] = {
     "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
     "write": Contender("KafkaSink.write", write),
     "format": Contender('format("kafka_sink")', data_source),
-    "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.5),
-    "confluent": Contender("confluent-kafka by rows", confluent, share=0.5, packages=("confluent_kafka",)),
+    "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.25),
+    "confluent": Contender("confluent-kafka by rows", confluent, share=0.25, packages=("confluent_kafka",)),
     "confluent_errors_only": Contender(
-        "same, errors reported only", confluent_errors_only, share=0.5, packages=("confluent_kafka",)
+        "same, errors reported only", confluent_errors_only, share=0.25, packages=("confluent_kafka",)
     ),
     "kafka_python": Contender(
         "kafka-python by rows",
         kafka_python,
-        share=0.1,
+        share=0.05,
         packages=("kafka",),
         codec_packages={"zstd": "zstandard", "snappy": "snappy"},
     ),

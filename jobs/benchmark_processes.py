@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,11 @@ class Process:
 
 def processes() -> dict[int, Process]:
     found = {}
-    ticks = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()  # the name before it may hold blanks
-        except OSError:  # it ended meanwhile
-            continue
-        pid = int(path.parent.name)
-        found[pid] = Process(pid, int(fields[1]), sum(map(int, fields[11:15])) / ticks)
+        if line := read(path):
+            fields = line.rpartition(b")")[2].split()  # the name before it may hold blanks
+            pid = int(path.parent.name)
+            found[pid] = Process(pid, int(fields[1]), sum(map(int, fields[11:15])) / TICKS)
     return found
 
 
@@ -46,20 +46,27 @@ def cpu_seconds() -> float:
     return sum(process.cpu_s for process in own_tree())
 
 
+def compiler_seconds(pid: int) -> float:
+    """What a JVM's threads that compile have taken."""
+    lines = [read(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat")]
+    fields = [line.rpartition(b")")[2].split() for line in lines if b" CompilerThre" in line]
+    return sum(sum(map(int, field[11:13])) for field in fields) / TICKS
+
+
 def worker_peak_bytes() -> int:
     """The highest resident memory that one of Spark's Python workers had; 0 where there is none."""
     tree = own_tree()
-    daemons = {process.pid for process in tree if b"pyspark.daemon" in read(process.pid, "cmdline")}
+    daemons = {process.pid for process in tree if b"pyspark.daemon" in read(Path(f"/proc/{process.pid}/cmdline"))}
     peaks = [0]
     for process in tree:
         if process.parent in daemons:
-            lines = read(process.pid, "status").splitlines()
+            lines = read(Path(f"/proc/{process.pid}/status")).splitlines()
             peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:")]
     return max(peaks)
 
 
-def read(pid: int, name: str) -> bytes:
+def read(path: Path) -> bytes:
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
+        return path.read_bytes()
     except OSError:  # it ended meanwhile
         return b""

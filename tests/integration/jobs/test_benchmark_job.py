@@ -157,6 +157,51 @@ def test_a_process_that_does_not_do_its_work_is_told_and_left_out(
     assert [rate["records_found"] for rate in results["rates"]] in ([], [0])
 
 
+@pytest.mark.parametrize(
+    ("compiling_s", "processes"),
+    [((900.0, 900.0, 0.0), [4, 2]), ((900.0,) * 20, [9, 9])],
+    ids=["until its compilers rest", "not for ever"],
+)
+def test_before_a_cell_is_measured_processes_that_are_not_counted_warm_the_broker_up(
+    benchmark: ModuleType,
+    kafka_broker: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    compiling_s: tuple[float, ...],
+    processes: list[int],
+) -> None:
+    started = []
+
+    def run_process(work: Any, _timeout_s: float) -> Any:
+        started.append(work.cell)
+        raise benchmark.MeasurementError("nothing was written")
+
+    monkeypatch.setattr(benchmark, "run_process", run_process)
+    cells = [CELL, "keyed-none-4-100"]
+    settings = benchmark.parse_arguments([*TINY, "--contenders", "write", "--cells", ",".join(cells)])
+    results = benchmark.measure(kafka_broker, settings, compiled_s=lambda: sum(compiling_s[: len(started)]))
+    assert [started.count(cell) for cell in cells] == processes  # the last one of each is measured
+    assert len(results["failures"]) == 2
+
+
+def test_a_brokers_compilers_have_taken_time(benchmark: ModuleType, own_kafka: Callable[..., EmbeddedKafka]) -> None:
+    kafka = own_kafka()
+    assert 0 < benchmark.compiler_seconds(kafka.node_pid(kafka.node_ids[0])) < 60
+
+
+@pytest.mark.parametrize(
+    ("contender", "cell", "records"),
+    [
+        ("write", "keyed-none-4-100", 1_000_000),
+        ("confluent", "keyed-none-4-100", 250_000),
+        ("write", "keyed-none-4-1000", 200_000),
+    ],
+)
+def test_of_large_values_and_by_slow_contenders_fewer_records_are_written(
+    benchmark: ModuleType, contender: str, cell: str, records: int
+) -> None:
+    assert benchmark.CONTENDERS[contender].records(benchmark.Cell.parse(cell), 1_000_000) == records
+
+
 @pytest.mark.parametrize("cell", ["keyed-lz4-4", "keyed-lz5-4-100", "keyed-none-0-100", "keyed-none-4-x"])
 def test_a_cell_that_is_none_is_refused(benchmark: ModuleType, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
