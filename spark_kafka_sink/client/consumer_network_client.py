@@ -160,12 +160,14 @@ class ConsumerNetworkClient:
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def await_metadata_update(self, timer: Timer) -> bool:
-        """Ask for an update and poll until it came; False where time ran out first."""
+        """Ask for an update and poll until it came; False where time ran out first. To start again from
+        bootstrap.servers is none: it is a version that knows no topic, and not all brokers.
+        """
         version = self._metadata.request_update(reset_equivalent_backoff=False)
         self.poll(timer)
-        while self._metadata.update_version == version and not timer.is_expired:
+        while not self._has_come_since(version) and not timer.is_expired:
             self.poll(timer)
-        return self._metadata.update_version > version
+        return self._has_come_since(version)
 
     def ensure_fresh_metadata(self, timer: Timer) -> bool:
         """Wait for the update that is due, if one is."""
@@ -225,6 +227,9 @@ class ConsumerNetworkClient:
             self._client.close()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _has_come_since(self, version: int) -> bool:
+        return self._metadata.update_version > version and not self._metadata.fetch().is_bootstrap_configured
 
     def _poll_ms(self, delay_ms: int, timer: Timer) -> int:
         longest_ms = self._max_poll_ms if self._client.has_in_flight_requests() else self._retry_backoff_ms

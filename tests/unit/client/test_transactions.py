@@ -28,7 +28,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.messages import ApiKey
 
 INIT, END, LIST = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.END_TXN), int(ApiKey.LIST_TRANSACTIONS)
-DESCRIBE = int(ApiKey.DESCRIBE_TRANSACTIONS)
+DESCRIBE, METADATA = int(ApiKey.DESCRIBE_TRANSACTIONS), int(ApiKey.METADATA)
 
 
 @pytest.fixture
@@ -219,6 +219,14 @@ def test_without_any_broker_the_list_ends_at_its_limit(bench: CoordinatorBench) 
     bench.rig.network.refusing.update({0, 1, 2})
     with pytest.raises(KafkaTimeoutError, match=r"2000 ms.*Connection refused"):
         listed(bench, 2_000)
+
+
+def test_a_client_that_starts_again_from_bootstrap_servers_asks_all_brokers(bench: CoordinatorBench) -> None:
+    """Not those addresses, which may be one of many."""
+    bench.open("a", "b", "c")
+    bench.cluster.on(METADATA, faults.delay(50))
+    bench.rig.selector.at(bench.rig.now_ms + 10, bench.rig.metadata.rebootstrap)
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
 
 
 def test_a_filter_that_a_broker_is_too_old_for_is_refused(bench: CoordinatorBench) -> None:
