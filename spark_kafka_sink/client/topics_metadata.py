@@ -1,4 +1,6 @@
-"""Metadata of named topics, for readers and the driver. Topics are added, never created and never forgotten."""
+"""Metadata of named topics, for readers and the driver. Topics are added, never created and never forgotten; that one
+is refused is told to who has asked for it last.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,24 @@ class TopicsMetadata(Metadata):
         cluster_listeners: Sequence[ClusterListener] = (),
     ) -> None:
         super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, cluster_listeners, rng)
-        self._topics = frozenset(topics)
+        self._topics = self._asked_for = frozenset(topics)
         self._new_topics: frozenset[str] = frozenset()
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """Follow these as well; those not followed yet are asked for at once."""
+        """Follow these as well; those not followed yet are asked for at once. From now on it is their refusals that are
+        raised: others came with somebody else's use of this client, and each update brings them again.
+        """
         with self._lock:
-            new = frozenset(topics) - self._topics
+            self._asked_for = frozenset(topics)
+            new = self._asked_for - self._topics
             if new:
                 self._topics |= new
                 self._new_topics |= new
                 self.request_update_for_new_topics()
+
+    def maybe_raise_any_error(self) -> None:
+        with self._lock:
+            self._raise_once(self._unauthorized_topics & self._asked_for, self._invalid_topics & self._asked_for)
 
     def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
         return topic in self._topics

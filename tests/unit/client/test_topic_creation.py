@@ -11,7 +11,7 @@ from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
 
-from spark_kafka_sink.common.errors import KafkaTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError, TopicAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey
 
 CREATE_TOPICS = int(ApiKey.CREATE_TOPICS)
@@ -58,6 +58,17 @@ def test_a_refused_creation_is_raised_with_the_topic() -> None:
     bench.cluster.on(CREATE_TOPICS, faults.fail_with(29))
     with pytest.raises(TopicAuthorizationError, match="decisions"):
         ensure(bench, "decisions")
+
+
+def test_a_topic_that_was_refused_before_is_nothing_to_who_wants_another() -> None:
+    """A client serves all queries of its process: one under the wrong decision.topic, and the same corrected."""
+    bench = CoordinatorBench()
+    with pytest.raises(InvalidTopicError, match="my decisions"):
+        ensure(bench, "my decisions")
+    assert ensure(bench, "decisions") == 5
+    assert bench.coordinator.transactions.list_transactions(bench.timer()) == []
+    with pytest.raises(InvalidTopicError, match="my decisions"):
+        ensure(bench, "my decisions")
 
 
 def test_a_missing_topic_is_created_by_the_controller_where_no_other_node_may() -> None:
