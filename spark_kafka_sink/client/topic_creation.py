@@ -22,6 +22,8 @@ _NOT_CONTROLLER: Final = 41
 _THROTTLING_QUOTA_EXCEEDED: Final = 89
 """Nothing was created: a client waits for as long as it is told, and asks again (KIP-599)."""
 _BACKOFF_MS: Final = 100
+_MOST_MS: Final = 2**31 - 1
+"""The longest time that a request can give a broker; max.block.ms may be longer."""
 
 
 class TopicCreation:
@@ -75,7 +77,8 @@ class TopicCreation:
             return UnknownTopicOrPartitionError("No node could be asked to create it.")
         replicas = min(most_replicas, len(self._metadata.fetch().nodes))
         in_sync = {"min.insync.replicas": str(max(1, replicas - 1))}
-        request = CreateTopicRequest(topic, partitions, replicas, {**in_sync, **configs}, timer.remaining_ms)
+        limit_ms = min(timer.remaining_ms, _MOST_MS)
+        request = CreateTopicRequest(topic, partitions, replicas, {**in_sync, **configs}, limit_ms)
         future = self._client.send(node, request)
         if not self._client.poll_until(future, timer):
             self._client.disconnect_async(node)

@@ -125,6 +125,12 @@ def test_a_creation_that_never_comes_through_ends_at_the_limit_and_says_why() ->
     assert 3_000 <= bench.rig.now_ms - started_ms <= 3_200
 
 
+@pytest.mark.parametrize("limit_ms", [3 * 10**9, 2**63 - 1], ids=["beyond 32 bits", "Long.MAX_VALUE"])
+def test_a_topic_is_created_however_long_that_may_take(limit_ms: int) -> None:
+    bench = CoordinatorBench()
+    assert ensure(bench, "decisions", limit_ms) == 5
+
+
 def test_a_cluster_that_comes_back_in_time_is_asked() -> None:
     bench = CoordinatorBench(node_count=1)
     bench.rig.network.refusing.add(0)
