@@ -271,9 +271,9 @@ class Metadata:
             if topic.topic_id is not None:
                 topic_ids[topic.name] = topic.topic_id
             for partition in topic.partitions if topic.error_code == 0 else ():
-                latest = self._latest_metadata(partition, response.has_reliable_leader_epochs, topic.topic_id)
-                if latest is not None:
-                    partitions[partition.topic_partition] = latest
+                partitions[partition.topic_partition] = self._latest_metadata(
+                    partition, response.has_reliable_leader_epochs, topic.topic_id
+                )
             self._request_update_if_stale(topic)
         newer = MetadataCache(
             cluster_id=response.cluster_id,
@@ -371,8 +371,11 @@ class Metadata:
 
     def _latest_metadata(
         self, metadata: PartitionMetadata, has_reliable_epochs: bool, topic_id: UUID | None
-    ) -> PartitionMetadata | None:
-        """`metadata`, or what is cached where that is of a newer leader epoch."""
+    ) -> PartitionMetadata:
+        """`metadata`, or what is cached where that is of a newer leader epoch. Where nothing is, a lower one may be
+        that of a topic deleted and made again, which brokers before 2.8 do not tell by an id; and with a partition left
+        out keys would go elsewhere.
+        """
         topic_partition, epoch = metadata.topic_partition, metadata.leader_epoch
         if not has_reliable_epochs or epoch is None:
             self._leader_epochs.pop(topic_partition, None)
@@ -380,10 +383,11 @@ class Metadata:
             return replace(metadata, leader_epoch=None)
         known = self._leader_epochs.get(topic_partition)
         is_another_topic = topic_id is not None and topic_id != self._cache.topic_ids.get(topic_partition.topic)
-        if known is not None and epoch < known and not is_another_topic:
-            return self._cache.partitions.get(topic_partition)
+        cached = self._cache.partitions.get(topic_partition)
+        if known is not None and cached is not None and epoch < known and not is_another_topic:
+            return cached
         self._leader_epochs[topic_partition] = epoch
-        if known is None or epoch > known or is_another_topic:
+        if epoch != known or is_another_topic:
             self._schedule.brought_news()
         return metadata
 

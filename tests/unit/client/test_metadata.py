@@ -362,12 +362,23 @@ def test_an_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 6)
 
 
-def test_an_older_epoch_of_a_partition_no_longer_cached_is_left_out(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(epoch=5))))
-    update(metadata, response(topic("t", error=5)))
-    update(metadata, response(topic("t", partition(epoch=4))))
-    assert metadata.fetch().partition_info(T0) is None
-    assert metadata.current_leader(T0) == LeaderAndEpoch(None, 5)
+@pytest.mark.parametrize("error", [3, 5], ids=["deleted and made again", "without leaders"])
+def test_an_older_epoch_of_a_partition_no_longer_cached_is_taken_without_topic_ids(
+    metadata: SomeTopics, error: int
+) -> None:
+    update(metadata, response(topic("t", partition(epoch=5), partition(number=1, epoch=5))))
+    update(metadata, response(topic("t", error=error)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=4), partition(number=1, epoch=5))))
+    assert metadata.fetch().partition_count_for_topic("t") == 2
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 4)
+
+
+def test_after_starting_again_from_bootstrap_servers_no_partition_is_left_out(metadata: SomeTopics) -> None:
+    metadata.bootstrap([("a", 1)])
+    update(metadata, response(topic("t", partition(epoch=5), partition(number=1, epoch=5))))
+    metadata.rebootstrap()
+    update(metadata, response(topic("t", partition(epoch=4), partition(number=1, epoch=5))))
+    assert metadata.fetch().partition_count_for_topic("t") == 2
 
 
 def test_a_topic_deleted_and_made_again_starts_from_a_lower_epoch(metadata: SomeTopics) -> None:

@@ -13,7 +13,9 @@ import pytest
 from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
+from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.versions import KAFKA_4_1
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -30,7 +32,7 @@ from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
 
-PRODUCE, INIT_PRODUCER_ID = 0, 22
+PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
 LOADING = "The coordinator is still loading its state."
 PLACE = TopicPartition(TOPIC, 0)
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
@@ -610,9 +612,11 @@ def test_sequences_outlive_a_topic_that_vanishes_and_returns() -> None:
     assert harness.cluster.log(TOPIC, 0).duplicates == 0
 
 
-def test_a_topic_deleted_and_made_again_is_written_to() -> None:
+@pytest.mark.parametrize("metadata_version", [13, 9], ids=["topic ids", "brokers before 2.8"])
+def test_a_topic_deleted_and_made_again_is_written_to(metadata_version: int) -> None:
     """Row 18: another id, fewer partitions, a lower leader epoch."""
-    harness = warm(topics={TOPIC: 3})
+    cluster = ScriptedCluster(versions={**KAFKA_4_1, METADATA: (0, metadata_version)})
+    harness = warm(topics={TOPIC: 3}, cluster=cluster)
     for _ in range(4):
         harness.cluster.move_leader(TOPIC, 0, 0)
     harness.metadata.request_update()
