@@ -340,7 +340,7 @@ class Metadata:
             self._raise_once(self._unauthorized_topics, self._invalid_topics)
 
     def maybe_raise_error_for_topic(self, topic: str) -> None:
-        """Raise, once, the fatal error or that of `topic`; what other topics met is forgotten."""
+        """Raise, once, the fatal error or that of `topic`; what other topics met is for others, who wait as well."""
         with self._lock:
             self._raise_once(self._unauthorized_topics & {topic}, self._invalid_topics & {topic})
 
@@ -352,7 +352,8 @@ class Metadata:
                 raise error
 
     def _raise_once(self, unauthorized: frozenset[str], invalid: frozenset[str]) -> None:
-        self._unauthorized_topics = self._invalid_topics = frozenset()
+        self._unauthorized_topics -= unauthorized
+        self._invalid_topics -= invalid
         self.maybe_raise_fatal_error()
         if unauthorized:
             names = ", ".join(sorted(unauthorized))

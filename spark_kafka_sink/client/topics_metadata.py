@@ -41,7 +41,9 @@ class TopicsMetadata(Metadata):
 
     def maybe_raise_any_error(self) -> None:
         with self._lock:
-            self._raise_once(self._unauthorized_topics & self._asked_for, self._invalid_topics & self._asked_for)
+            unauthorized, invalid = self._unauthorized_topics, self._invalid_topics
+            self._unauthorized_topics = self._invalid_topics = frozenset()  # who asks again gets another answer
+            self._raise_once(unauthorized & self._asked_for, invalid & self._asked_for)
 
     def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
         return topic in self._topics

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
 from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
+from spark_kafka_sink.common.errors import TopicAuthorizationError
 from spark_kafka_sink.protocol.requests import MetadataRequest
 
 NODE = Node(0, "b", 9092)
@@ -43,3 +46,15 @@ def test_a_topic_added_later_is_asked_for_alone_and_at_once() -> None:
     metadata.update(asked.request_version, answer("b", "x"), True, 1_000)
     assert metadata.fetch().topics == {"a", "b"}
     assert metadata.new_metadata_request_and_version(1_000).request.topics == ("a", "b")
+
+
+def test_a_topic_that_was_refused_while_another_was_asked_for_is_not_so_before_it_is_asked_for_again() -> None:
+    metadata = make("a", "b")
+    metadata.add_topics(["a"])
+    metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
+    metadata.maybe_raise_any_error()
+    metadata.add_topics(["b"])
+    metadata.maybe_raise_any_error()
+    metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
+    with pytest.raises(TopicAuthorizationError, match="b"):
+        metadata.maybe_raise_any_error()
