@@ -97,9 +97,11 @@ class Sender:
         try:
             while self._is_running:
                 self._run_safely()
-            if self._transaction_manager is not None and not self._is_forced:
-                self._transaction_manager.abort_what_is_open()
-            while not self._is_forced and self._has_work():
+            while not self._is_forced:
+                if self._transaction_manager is not None:
+                    self._transaction_manager.abort_what_is_open()  # also where a commit under way has failed meanwhile
+                if not self._has_work():
+                    break
                 self._run_safely()
         except BaseException as cause:  # a SystemExit, say: no turn's, the thread's
             how = f"lost its thread to {type(cause).__name__}"

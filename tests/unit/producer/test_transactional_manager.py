@@ -372,6 +372,18 @@ def test_closing_brings_a_commit_that_has_begun_to_its_end(version: int) -> None
 
 
 @both_versions
+def test_closing_aborts_a_transaction_of_which_the_commit_fails_meanwhile(version: int) -> None:
+    harness = TransactionHarness(version).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.cluster.on(PRODUCE, faults.fail_with(87))
+    harness.send(b"refused", partition=0)
+    harness.manager.begin_commit()
+    harness.close()
+    assert harness.coordinated.state == "CompleteAbort"
+
+
+@both_versions
 def test_a_forced_close_tells_who_waits(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.network.held.add(0)
