@@ -200,7 +200,8 @@ class KafkaProducer(TransactionMethods):
             )
             if is_to_be_seen:
                 self.sender.wakeup()
-        except IllegalStateError:
+        except IllegalStateError as misuse:
+            self._lose_transaction(misuse, future)
             raise
         except KafkaError as error:
             self._lose_transaction(error, future)
@@ -228,8 +229,6 @@ class KafkaProducer(TransactionMethods):
         send = object()
         try:
             self._send_columns(topic, columns, on_completion, send)
-        except IllegalStateError:
-            raise
         except BaseException as cause:
             self._lose_transaction(cause, send)
             self.sender.wakeup()  # rows may be in, and others may have waited behind those that failed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerClosedError
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
@@ -110,9 +110,11 @@ class TransactionMethods:
                 manager.add_partition(TopicPartition(topic, partition), send)
 
     def _lose_transaction(self, cause: BaseException, send: object) -> None:
-        """A record of `send` was not taken, be it for Ctrl-C: without it the transaction must not be committed. A
-        time-out is told why.
+        """A record of `send` was not taken, be it for Ctrl-C or a close: without it the transaction must not be
+        committed. Of misuse there is none in it. A time-out is told why.
         """
+        if isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError):
+            return
         if not isinstance(cause, KafkaError):
             cause = KafkaError(f"A send was interrupted by {type(cause).__name__}: {cause}")
         self.sender.explained(cause)

@@ -12,7 +12,7 @@ from support.transaction_harness import ADD_PARTITIONS, END_TXN, FIND_COORDINATO
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import BufferExhaustedError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import BufferExhaustedError, IllegalStateError, KafkaError, ProducerClosedError
 from spark_kafka_sink.producer.transaction_manager import State
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -217,3 +217,25 @@ def test_no_transaction_waits_for_a_send_that_came_too_late() -> None:
     with pytest.raises(IllegalStateError):
         harness.manager.add_partition(PLACE, "a send")
     assert not harness.manager.sends
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("call", ["append_row", "append_block"])
+def test_a_commit_fails_with_a_send_that_a_close_ends(monkeypatch: pytest.MonkeyPatch, call: str, version: int) -> None:
+    """Of its rows some may be in the transaction."""
+
+    def late(*arguments: object) -> object:
+        harness.manager.begin_commit()  # as another thread
+        harness.producer.close()
+        return append(*arguments)
+
+    harness = TransactionHarness(version).started()
+    harness.send(b"first", partition=0)
+    harness.settle()
+    append = getattr(harness.accumulator, call)
+    monkeypatch.setattr(harness.accumulator, call, late)
+    with pytest.raises(ProducerClosedError):
+        send_by(harness, call, b"lost")
+    harness.producer.sender.run()
+    assert harness.coordinated.state == "CompleteAbort"
+    assert harness.committed() == []
