@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import re
 import uuid
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -152,7 +154,7 @@ class GivenFunction:
     """
 
     call: Callable[[], Any] = field(compare=False, repr=False)
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str
 
     def __call__(self) -> Any:
         return self.call()
@@ -163,7 +165,25 @@ def function(value: object) -> GivenFunction:
         return value
     if not callable(value):
         raise RefusalError("a Python function is wanted, not its name: nothing is loaded by name")
-    return GivenFunction(value)
+    return GivenFunction(value, _id_of(value))
+
+
+_IDS: dict[tuple[int, object], str] = {}
+"""Of the functions that were given and live: a sink that is made anew with the same one is no other configuration. By
+where they are in memory, for what is equal may still hold another secret; a method by its object, for it is made anew
+each time that it is named.
+"""
+
+
+def _id_of(call: Callable[[], Any]) -> str:
+    owner, what = (call.__self__, call.__func__) if isinstance(call, MethodType) else (call, None)
+    key = id(owner), what
+    if key not in _IDS:
+        try:
+            weakref.finalize(owner, _IDS.pop, key, None)
+        except TypeError:  # of a class with slots: nobody says when it is gone
+            return uuid.uuid4().hex
+    return _IDS.setdefault(key, uuid.uuid4().hex)
 
 
 def acks(value: object) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
+from spark_kafka_sink.common import option_parsers
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import parse_value, table_of
@@ -362,7 +364,49 @@ def test_a_function_is_the_same_one_after_it_was_pickled() -> None:
     assert carried.canonical() == made.canonical()
     assert hash(carried.canonical()) == hash(made.canonical())
     assert carried.sasl_oauthbearer_token_provider() == ("token", 1)
-    assert config(**given).canonical() != made.canonical()
+
+
+class _Tokens:
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Tokens)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __call__(self) -> tuple[str, int]:
+        return self.secret, 1
+
+    def token(self) -> tuple[str, int]:
+        return self.secret, 1
+
+
+def _with_function(call: Callable[[], tuple[str, int]]) -> tuple[object, ...]:
+    return config(
+        security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=call
+    ).canonical()
+
+
+def test_a_function_that_is_given_again_makes_no_other_configuration() -> None:
+    """Bug: of a sink made anew for each micro-batch every one had producers of its own, and logged in anew."""
+    mine, other = _Tokens("mine"), _Tokens("other")
+    whole, parts = functools.partial(_Tokens("a").token), functools.partial(_Tokens("a").token)
+    assert _with_function(mine) == _with_function(mine) != _with_function(other)
+    assert _with_function(mine.token) == _with_function(mine.token) != _with_function(other.token)
+    assert _with_function(mine.token) != _with_function(mine)
+    assert _with_function(whole) == _with_function(whole) != _with_function(parts)
+
+
+def test_a_function_that_is_gone_is_not_remembered() -> None:
+    before = len(option_parsers._IDS)
+    made = _Tokens("short-lived")
+    _with_function(made)
+    _with_function(made.token)
+    assert len(option_parsers._IDS) == before + 2
+    del made
+    assert len(option_parsers._IDS) == before
 
 
 def test_a_pickle_holds_the_password_once_and_not_the_text_it_came_in() -> None:
