@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,6 @@ from spark_kafka_sink.local.releases import CURRENT, find_release
 from spark_kafka_sink.local.security import BrokerSecurity
 from spark_kafka_sink.local.watchdog import Watchdog
 
-_POLL_S = 0.02
 _SHUTDOWN_TIMEOUT_S = 10.0
 
 
@@ -146,7 +145,8 @@ class EmbeddedKafka:
                 node.begin_start()
             for node in self._nodes.values():
                 node.await_start(deadline)
-            self._await_members(set(self._nodes), deadline)
+            for node in self._nodes.values():
+                node.await_members(set(self._nodes), deadline)
         except LocalBrokerError as error:
             logs = self._data_dir or self._saved_logs()
             self.stop()
@@ -337,15 +337,6 @@ class EmbeddedKafka:
         except LocalBrokerError as error:
             return error
 
-    def _await_members(self, members: set[int], deadline: float) -> None:
-        for node in self._nodes.values():
-            server = node.address.bootstrap_server
-            _poll_until(
-                lambda server=server: Admin(server).broker_ids(server) == members,  # type: ignore[misc]
-                deadline,
-                f"Node {node.address.node_id} does not see the brokers {sorted(members)} in time.",
-            )
-
     def _admin(self) -> Admin:
         answering = [
             node.address.bootstrap_server for node in self._nodes.values() if node.running and not node.suspended
@@ -363,10 +354,3 @@ class EmbeddedKafka:
     def _require_started(self) -> None:
         if not self._nodes:
             raise LocalBrokerError("The embedded cluster is not started: call start() or use it as a context manager.")
-
-
-def _poll_until(condition: Callable[[], bool], deadline: float, complaint: str) -> None:
-    while not condition():
-        if time.monotonic() > deadline:
-            raise LocalBrokerError(complaint)
-        time.sleep(_POLL_S)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
@@ -127,16 +127,11 @@ class Node:
         `deadline` is on time.monotonic's scale. Raises LocalBrokerError with the end of the log if the JVM ends or
         time runs out.
         """
-        while not self._is_up():
-            if not self.running:
-                raise LocalBrokerError(
-                    f"Node {self.address.node_id} ended while it started. Its log ends:\n{self.log_tail()}"
-                )
-            if time.monotonic() > deadline:
-                raise LocalBrokerError(
-                    f"Node {self.address.node_id} did not start in time. Its log ends:\n{self.log_tail()}"
-                )
-            time.sleep(_POLL_S)
+        self._await(self._is_up, "did not start", deadline)
+
+    def await_members(self, members: set[int], deadline: float) -> None:
+        """As `await_start`, until the broker takes just these to be alive."""
+        self._await(lambda: self._living() == members, f"does not see the brokers {sorted(members)}", deadline)
 
     def terminate(self) -> None:
         """Ask the broker to shut down in order (SIGTERM); `await_end` waits for it."""
@@ -188,13 +183,27 @@ class Node:
             self._watchdog.forget(self._process.pid)
             self._process = None
 
+    def _await(self, condition: Callable[[], bool], complaint: str, deadline: float) -> None:
+        while not condition():
+            if not self.running:
+                raise LocalBrokerError(
+                    f"Node {self.address.node_id} ended while it started. Its log ends:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise LocalBrokerError(
+                    f"Node {self.address.node_id} {complaint} in time. Its log ends:\n{self.log_tail()}"
+                )
+            time.sleep(_POLL_S)
+
     def _is_up(self) -> bool:
-        if _STARTED_LINE not in self._log_since_start():
-            return False
+        return _STARTED_LINE in self._log_since_start() and self.address.node_id in self._living()
+
+    def _living(self) -> set[int]:
+        """The brokers that it takes to be alive; none while it does not answer."""
         server = self.address.bootstrap_server
         with contextlib.suppress(OSError):
-            return self.address.node_id in Admin(server).broker_ids(server)
-        return False
+            return Admin(server).broker_ids(server)
+        return set()
 
     def _log_since_start(self) -> str:
         with self.log_file.open("rb") as log:
