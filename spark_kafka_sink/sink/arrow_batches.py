@@ -167,9 +167,9 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
         yield
         return
     before = {name: context.getLocalProperty(name) for name in properties}
-    for name, value in properties.items():
-        context.setLocalProperty(name, value)
     try:
+        for name, value in properties.items():
+            context.setLocalProperty(name, value)
         yield
     finally:
         for name, earlier in before.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from spark_kafka_sink.sink import arrow_batches
 from spark_kafka_sink.sink.arrow_batches import IS_RECORD, LastWrite, LastWrites, joined, padded_rows, without_padding
 
 TYPES = {"value": pa.binary(), "key": pa.string(), "topic": pa.large_string(), "partition": pa.int32()}
@@ -194,3 +196,31 @@ def test_a_batch_is_not_read_before_there_is_room_for_it() -> None:
     batches = joined(reading(), lambda: True)
     next(batches)
     assert len(read) == 3
+
+
+class _Thread:
+    """A SparkContext's local properties; Ctrl-C comes when the second one is set."""
+
+    def __init__(self) -> None:
+        self.properties: dict[str, str | None] = {"theirs": "1"}
+        self._calls = 0
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's
+        return self.properties.get(name)
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802 - Spark's
+        self._calls += 1
+        if self._calls == 2:
+            raise KeyboardInterrupt
+        self.properties[name] = value
+
+
+def test_ctrl_c_while_the_limits_are_set_leaves_none_to_the_threads_next_query() -> None:
+    """Bug: the first one, no limit of bytes, stayed for all that the thread asked of Spark afterwards."""
+    context: Any = _Thread()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        arrow_batches._local_properties(context, {"theirs": "2", arrow_batches.BYTES: "3"}),
+    ):
+        raise AssertionError("not to be reached")
+    assert context.properties == {"theirs": "1", arrow_batches.BYTES: None}
