@@ -295,7 +295,9 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def _unknown_key(key: str, known: Iterable[str]) -> str:
+def _unknown_key(key: object, known: Iterable[str]) -> str:
+    if not isinstance(key, str):
+        return f"Names of settings are text, not {key!r}."
     if key in _JAVA_ONLY:
         return f"{key} is a setting of the Java client: {_JAVA_ONLY[key]}."
     nearest = LIBRDKAFKA.get(key) or difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]

@@ -150,6 +150,13 @@ def test_an_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
         ProducerConfig.from_mapping({**SERVERS, key: "1"})
 
 
+@pytest.mark.parametrize("key", [b"linger.ms", 1, None])
+def test_a_key_that_is_no_text_is_refused_as_that(key: Any) -> None:
+    """Bug: a bare TypeError of difflib's."""
+    with pytest.raises(ConfigError, match=f"^Names of settings are text, not {key!r}.$"):
+        ProducerConfig.from_mapping({**SERVERS, key: "5"})
+
+
 @pytest.mark.parametrize("key", ["key.serializer", "interceptor.classes", "partitioner.class", "metrics.num.samples"])
 def test_a_key_of_the_java_client_alone_says_so(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: "):
