@@ -24,7 +24,7 @@ from spark_kafka_sink.client.transaction_values import (
 )
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import AuthorizationError, ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import AuthorizationError, ConfigError, IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
@@ -50,7 +50,7 @@ class Operator:
         decisions = self._decisions()
         for key in sorted(decisions):
             if prefix in {None, key}:
-                self._say(f"{key}: {self._in_words(decisions[key])}")
+                self._say(f"{key}: {self._in_words(*decisions[key])}")
         if not decisions.keys() & ({prefix} if prefix is not None else decisions.keys()):
             of = "" if prefix is None else f" of {prefix}"
             self._say(f"No decision{of} in {self._config.decision_topic}.")
@@ -130,8 +130,8 @@ class Operator:
         if ended.error is not None:
             raise ended.error
 
-    def _decisions(self) -> dict[str, Decision]:
-        """The newest decision of every prefix."""
+    def _decisions(self) -> dict[str, tuple[bytes, str]]:
+        """The newest decision of every prefix, as it was written, and where."""
         topics, topic = self._coordinator.topics, self._config.decision_topic
         timer = self._coordinator.timer(self._config.producer.max_block_ms)
         count = self._coordinator.creation.count(topic, timer)
@@ -141,7 +141,7 @@ class Operator:
             for record in topics.read_from(place, first, timer):
                 values[record.key or b""] = record.value, f"{place}, offset {record.offset}"
         return {
-            key.decode("utf-8", "replace"): Decision.from_bytes(value, where)
+            key.decode("utf-8", "replace"): (value, where)
             for key, (value, where) in values.items()
             if value is not None
         }
@@ -159,7 +159,11 @@ class Operator:
         age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
         return found.transactional_id, found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
-    def _in_words(self, decision: Decision) -> str:
+    def _in_words(self, value: bytes, where: str) -> str:
+        try:
+            decision = Decision.from_bytes(value, where)
+        except ProtocolError as error:  # those of other prefixes are to be shown all the same
+            return str(error)
         when = datetime.fromtimestamp(decision.time_ms / 1000, UTC).isoformat(" ", "seconds")
         whose = f"query {decision.query_id}" if decision.query_id else "a batch write"
         what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"

@@ -122,6 +122,24 @@ def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
     assert "No transaction is open." in bench.said()
 
 
+def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: OperatorBench) -> None:
+    """Bug: nothing was shown, also of another prefix, but the error."""
+    bench.driver.commit(bench.batch(0))
+    other = KafkaDriverCluster(bench.coordinator, CONFIG, "newer")
+    driver = bench.raw.begin("newer/driver")
+    content = b'{"version":2,"checksum":0}'
+    bench.coordinator.writer.write(driver, other.place, b"newer", content, 0, bench.coordinator.timer(1_000))
+    other.end([driver], committed=True)
+    bench.operator.show(None)
+    text = bench.said()
+    assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in text
+    assert f"newer: {other.place}, offset " in text
+    assert "the decision has version 2, and only 1 is known here" in text
+    assert "No transaction is open." in text
+    bench.operator.show(PREFIX)
+    assert "version 2" not in bench.said()
+
+
 def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.operator.abort(PREFIX)
