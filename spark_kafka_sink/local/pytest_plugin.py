@@ -153,5 +153,9 @@ def pytest_runtest_makereport(
             if not kafka.node_ids:  # the test, or its module, has stopped it: its logs went with it
                 continue
             target = folder / re.sub(r"[^a-zA-Z0-9._-]+", "-", item.name)[:_LONGEST_TOPIC_STEM]
-            report.sections.append(("Kafka logs", str(kafka.save_logs(target))))
+            try:
+                saved = str(kafka.save_logs(target))
+            except LocalBrokerError as error:  # raised here it would end the whole run
+                saved = str(error)
+            report.sections.append(("Kafka logs", saved))
     return report

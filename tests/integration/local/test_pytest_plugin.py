@@ -53,6 +53,26 @@ def test_no_place_is_reported_for_the_logs_of_a_cluster_that_is_stopped(tmp_path
     assert "Kafka logs" not in run_pytest(tmp_path, STOPS_ITS_OWN)
 
 
+LEAVES_NO_ROOM = """
+def test_that_fails(kafka_broker, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "kafka-logs0"
+    folder.rmdir()
+    folder.touch()
+    assert False, "the reason"
+
+def test_that_comes_after_it():
+    pass
+"""
+
+
+def test_logs_that_cannot_be_saved_end_no_run(tmp_path: Path) -> None:
+    """Bug: with a full disk the first test that failed was an INTERNALERROR of pytest's, and its reason lost."""
+    output = run_pytest(tmp_path, LEAVES_NO_ROOM)
+    assert "The logs cannot be saved: " in output
+    assert "the reason" in output
+    assert "1 failed, 1 passed" in output
+
+
 def test_testcontainers_without_a_docker_engine_is_a_clear_error(tmp_path: Path) -> None:
     output = run_pytest(
         tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="testcontainers", DOCKER_HOST="tcp://127.0.0.1:1"
