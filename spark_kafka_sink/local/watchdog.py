@@ -7,7 +7,9 @@ terminal reaches this process alone, which then stops the broker in order.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -48,11 +50,11 @@ class Watchdog:
 
     def __init__(self, doomed_folder: Path | None) -> None:
         """Start the guard. It removes `doomed_folder`, if one is given, when its work ends."""
-        folder = str(doomed_folder or "")
+        self._folder = str(doomed_folder or "")
         read_end, write_end = os.pipe()
         self._pipe = os.fdopen(write_end, "wb", buffering=0)
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "kafka-watchdog", folder],
+            ["/bin/sh", "-c", _GUARD, "kafka-watchdog", self._folder],
             stdin=read_end,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -75,9 +77,11 @@ class Watchdog:
 
     def forget(self, pid: int) -> None:
         """Call when a process has been reaped: its pid may belong to somebody else from now on."""
-        self._pipe.write(f"- {pid}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed: there is nobody to tell
+            self._pipe.write(f"- {pid}\n".encode())
 
     def close(self) -> None:
         """Kill what is left, remove the folder, and wait until both are done."""
         self._pipe.close()
-        self._guard.wait(_GUARD_TIMEOUT_S)
+        if self._guard.wait(_GUARD_TIMEOUT_S) and self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -41,6 +41,21 @@ def test_a_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
     assert (tmp_path / "out").exists(), "a folder that was not given is not removed"
 
 
+def test_a_guard_that_was_killed_keeps_nobody_from_ending_in_order(tmp_path: Path) -> None:
+    """Bug: after `pkill kafka` a cluster's `running` and `stop` raised BrokenPipeError, and its folder stayed."""
+    folder = tmp_path / "doomed"
+    folder.mkdir()
+    watchdog = Watchdog(folder)
+    with (folder / "out").open("wb") as output:
+        process = watchdog.spawn(["true"], folder=folder, output=output)
+    assert process.wait(10) == 0
+    watchdog._guard.kill()
+    watchdog._guard.wait(10)
+    watchdog.forget(process.pid)
+    watchdog.close()
+    assert not folder.exists()
+
+
 def test_the_pid_is_the_commands_own_and_its_output_is_kept(tmp_path: Path) -> None:
     watchdog = Watchdog(None)
     with (tmp_path / "out").open("wb") as output:
