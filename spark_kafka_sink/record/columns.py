@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.record.arrow_arrays import as_binary, combine, index_array
-from spark_kafka_sink.record.headers import Header, headers_from_rows, normalise_headers
+from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from_rows, normalise_headers
 from spark_kafka_sink.record.row_arrays import binary_array, int_array
 
 
@@ -44,7 +44,7 @@ class RecordColumns:
         if self.key is not None:
             self._set("key", as_binary(combine(self.key, "key"), "key"))
         if self.headers is not None:
-            self._set("headers", normalise_headers(combine(self.headers, "headers")))
+            self._set("headers", normalise_headers(combine(decoded_chunks(self.headers), "headers")))
         if self.timestamp_ms is not None:
             self._set("timestamp_ms", _of_type(self.timestamp_ms, "timestamp_ms", pa.int64()))
         if self.partition is not None:

@@ -51,6 +51,23 @@ class EncodedHeaders(NamedTuple):
     lengths: Int64Array
 
 
+def decoded_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """`column`, where it is one of headers in chunks, without dictionaries: Arrow unites those only where none holds a
+    null and the indices have room for all entries.
+    """
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    data_type = column.type
+    if not (pat.is_list(data_type) or pat.is_large_list(data_type)) or not _is_header(data_type.value_type):
+        return column
+    fields = list(data_type.value_type)
+    if not any(pat.is_dictionary(each.type) for each in fields):
+        return column
+    plain = [each.with_type(each.type.value_type) if pat.is_dictionary(each.type) else each for each in fields]
+    wanted = (pa.large_list if pat.is_large_list(data_type) else pa.list_)(pa.struct(plain))
+    return pa.chunked_array([chunk.cast(wanted) for chunk in column.iterchunks()], wanted)
+
+
 def normalise_headers(array: pa.Array) -> pa.Array:
     """list<struct<key: string, value: binary>> (or large_list, any string and binary layout) as HEADERS, null lists as
     empty ones.

@@ -189,6 +189,24 @@ def test_headers_of_any_layout_become_one_and_null_lists_empty_ones() -> None:
         ]
 
 
+@pytest.mark.parametrize("of_lists", [pa.list_, pa.large_list])
+def test_chunks_of_headers_need_not_fit_into_one_dictionary(of_lists: Any) -> None:
+    """Bug: 200 headers, or two with a null among them, were said to hold more than 2147483647 bytes."""
+
+    def chunk(first: int) -> pa.Array:
+        indices = pa.array(range(100), pa.int8())
+        names = pa.DictionaryArray.from_arrays(indices, pa.array([f"name {first + row}" for row in range(100)]))
+        values = pa.DictionaryArray.from_arrays(indices, pa.array([None, *[bytes([row]) for row in range(1, 100)]]))
+        structs = pa.StructArray.from_arrays([names, values], ["Key", "value"])
+        return pa.ListArray.from_arrays(pa.array(range(101), pa.int32()), structs).cast(of_lists(structs.type))
+
+    headers = pa.chunked_array([chunk(0), chunk(100)])
+    taken = RecordColumns(pa.nulls(200, pa.binary()), headers=headers).headers
+    assert taken is not None
+    assert taken.to_pylist()[:2] == [[{"key": b"name 0", "value": None}], [{"key": b"name 1", "value": b"\1"}]]
+    assert taken.to_pylist()[199] == [{"key": b"name 199", "value": b"\x63"}]
+
+
 def test_a_header_without_a_key_is_refused_with_its_row() -> None:
     rows = [[{"key": "a", "value": b""}], None, [{"key": "b", "value": b""}, {"key": None, "value": b"x"}]]
     array = pa.array([[{"key": None, "value": None}], *rows], HEADER_TYPE)
