@@ -67,21 +67,23 @@ def fetch_jars(
 
 @contextmanager
 def exclusive(cache: Path, what: str) -> Iterator[None]:
-    """Hold the cache's lock, which goes with the process that holds it; say so on stderr if another process has it."""
+    """Hold the cache's lock, which goes with the process that holds it; say so on stderr if another process has it.
+
+    Raises LocalBrokerError for an OSError, also for one of what is done meanwhile: a disk may be full by then.
+    """
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        file = (cache / "lock").open("w")
+        with (cache / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"Waiting for another process that prepares {what} in {cache}", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
     except OSError as error:
         raise LocalBrokerError(
             f"The cache folder {cache} cannot be written: {error}. Name another one by SPARK_KAFKA_SINK_CACHE."
         ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"Waiting for another process that prepares {what} in {cache}", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _not_intact(lock: JarLock, folder: Path) -> list[LockedJar]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +129,19 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_names_the_variable(
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.raises(LocalBrokerError, match=r"cache cannot be written.*SPARK_KAFKA_SINK_CACHE"):
+        fetch()
+
+
+def test_a_disk_that_is_full_while_the_cache_is_filled_is_told_as_one_that_cannot_be_written(
+    fetch: Callable[[], list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a bare OSError, and so a traceback of `python -m spark_kafka_sink.local`."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(LocalBrokerError, match=r"cannot be written: .*No space left on device.*SPARK_KAFKA_SINK_CACHE"):
         fetch()
 
 
