@@ -1,6 +1,6 @@
 """What the protocol of exactly-once delivery asks of a real cluster, over one set of connections.
 
-Belongs to one thread at a time. Connections live as long as the process that made them, and are no child's.
+Belongs to one thread at a time. Connections are those of the process that made them, and no child's.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakSet
 
@@ -130,16 +130,33 @@ class KafkaDriverCluster:
         return self._coordinator.timer(self._config.max_block_ms)
 
 
-_COORDINATORS: Final[dict[tuple[int, object], Coordinator]] = {}
+@dataclass(slots=True)
+class _Kept:
+    coordinator: Coordinator
+    asked_ms: int
+
+
+_IDLE_MS: Final = 600_000
+"""As the pool's producers."""
+_COORDINATORS: Final[dict[tuple[int, object], _Kept]] = {}
 
 
 def process_coordinator(config: ProducerConfig) -> Coordinator:
-    """The process's client for this configuration, for its one thread. Raises BootstrapResolutionError."""
-    key = (os.getpid(), config.canonical())
+    """The process's client for this configuration, for its one thread, to be used at once: one that was not asked for
+    in ten minutes is closed when another is. Raises BootstrapResolutionError.
+    """
+    own = os.getpid()
+    key = (own, config.canonical())
+    now_ms = SystemClock().now_ms()
+    for other, kept in list(_COORDINATORS.items()):
+        if other[0] == own and other != key and now_ms - kept.asked_ms >= _IDLE_MS:
+            del _COORDINATORS[other]
+            kept.coordinator.close()
     found = _COORDINATORS.get(key)
     if found is None:
-        found = _COORDINATORS.setdefault(key, connect(config))
-    return found
+        found = _COORDINATORS.setdefault(key, _Kept(connect(config), now_ms))
+    found.asked_ms = now_ms
+    return found.coordinator
 
 
 def connect(config: ProducerConfig) -> Coordinator:

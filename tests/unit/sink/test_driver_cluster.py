@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from support.coordinator_bench import CoordinatorBench
+from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
 from spark_kafka_sink.client.transaction_values import EndTxnStatus
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
+from spark_kafka_sink.sink import driver_cluster
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, process_coordinator
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -52,3 +58,37 @@ def test_the_end_of_transactions_is_asked_for_until_delivery_timeout_ms() -> Non
     (ended,) = cluster.end(opened, committed=True)
     assert ended.status is EndTxnStatus.UNRESOLVED
     assert bench.rig.now_ms - started_ms >= CONFIG.producer.delivery_timeout_ms
+
+
+def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: each left its sockets open for the life of a worker."""
+
+    def connect(config: ProducerConfig) -> SimpleNamespace:
+        seen.append(f"{config.client_id} made")
+        return SimpleNamespace(close=lambda: seen.append(f"{config.client_id} closed"))
+
+    def ask(client_id: str) -> object:
+        return process_coordinator(replace(CONFIG.producer, client_id=client_id))
+
+    seen: list[str] = []
+    clock = FakeClock()
+    monkeypatch.setattr(driver_cluster, "SystemClock", lambda: clock)
+    monkeypatch.setattr(driver_cluster, "connect", connect)
+    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    one = ask("one")
+    clock.sleep_ms(599_000)
+    ask("two")
+    assert ask("one") is one
+    clock.sleep_ms(599_999)
+    ask("two")
+    clock.sleep_ms(1)
+    ask("two")
+    assert seen == ["one made", "two made", "one closed"]
+    clock.sleep_ms(600_000)
+    ask("two")  # its own is as good as new
+    monkeypatch.setattr("os.getpid", lambda: 0)
+    ask("three")  # of a child, to which its parent's are not its own
+    assert seen == ["one made", "two made", "one closed", "three made"]
+    clock.sleep_ms(600_000)
+    ask("one")
+    assert seen[4:] == ["three closed", "one made"]
