@@ -246,6 +246,9 @@ def _is_much(rows: int, size: int) -> bool:
 
 def _one_of(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Takes them out of the list, which would keep their memory while the whole is at work."""
-    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    if len(batches) == 1:
+        return batches.pop()
+    # concat_batches does it in one call, but pyarrow has it from 19 on only
+    whole = pa.concat_arrays([batch.to_struct_array() for batch in batches])
     batches.clear()
-    return whole
+    return pa.RecordBatch.from_struct_array(whole)

@@ -159,6 +159,15 @@ def test_batches_of_another_schema_are_left_apart() -> None:
     assert [batch.num_rows for batch in joined([*first, *first, other, *first], lambda: True)] == [20, 1, 10]
 
 
+def test_batches_are_joined_by_what_pyarrow_18_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: concat_batches came with 19; with 18, which Spark takes, tasks failed with a bare AttributeError."""
+    monkeypatch.delattr(pa, "concat_batches", raising=False)
+    assert [batch.to_pylist() for batch in joined(rows_of(1, 2, 0, 1), lambda: True)] == [
+        [row for batch in rows_of(1, 2, 0, 1) for row in batch.to_pylist()]
+    ]
+    assert [batch.num_rows for batch in joined(rows_of(1, 0, 0), lambda: True)] == [0]
+
+
 class CountingBatch:
     """Of one row; notes how often somebody asks for its bytes."""
 
@@ -172,7 +181,7 @@ class CountingBatch:
 
 def test_tiny_batches_are_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: all that waited was added up for each batch, which with one row in each takes minutes."""
-    monkeypatch.setattr(pa, "concat_batches", len)
+    monkeypatch.setattr(arrow_batches, "_one_of", lambda waiting: [len(waiting), waiting.clear()][0])
     assert list(joined([CountingBatch() for _ in range(2_000)], lambda: True)) == [2_000]
     assert CountingBatch.asked == 2_000
 
