@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,11 +11,13 @@ from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.transaction_values import EndTxnStatus
+from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.transaction_values import EndTxnStatus, TransactionState
 from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import InvalidTransactionTimeoutError, KafkaTimeoutError
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, process_coordinator
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect, process_coordinator
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -92,3 +95,64 @@ def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(m
     clock.sleep_ms(600_000)
     ask("one")
     assert seen[4:] == ["three closed", "one made"]
+
+
+def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_are_tasks() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    bench.cluster.transactions.max_timeout_ms = 599_999
+    for _ in range(2):
+        with pytest.raises(InvalidTransactionTimeoutError):
+            cluster.init_producer_id("P/driver", None)
+    bench.cluster.transactions.max_timeout_ms = 600_000
+    held = cluster.init_producer_id("P/driver", None)
+    bench.cluster.transactions.max_timeout_ms = 60_000
+    assert cluster.init_producer_id("P/driver", held).producer_epoch == held.producer_epoch + 1, "asked once a client"
+
+
+def test_of_all_transactions_those_in_the_states_asked_for_are_listed() -> None:
+    bench = CoordinatorBench()
+    opened, ended = bench.open("P/0", "P/1")
+    bench.commit(ended)
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    assert cluster.list_ids([TransactionState.ONGOING]) == [opened.transactional_id]
+
+
+def test_a_decision_topic_that_is_not_made_in_time_is_named_as_the_option() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(41), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"^decision\.topic=__\w+ of exactly-once delivery: .* within 1000 ms"):
+        KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
+    """The configurations for which clients were made."""
+    configs: list[ProducerConfig] = []
+
+    def connect(config: ProducerConfig, *_: object) -> object:
+        configs.append(config)
+        return object()
+
+    monkeypatch.setattr(Coordinator, "connect", connect)
+    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    return configs
+
+
+def test_the_tasks_of_a_worker_share_one_client_for_each_configuration_and_a_forked_child_has_its_own(
+    made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = process_coordinator(CONFIG.producer)
+    assert process_coordinator(replace(CONFIG.producer)) is first
+    assert process_coordinator(replace(CONFIG.producer, linger_ms=7)) is not first
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert process_coordinator(CONFIG.producer) is not first
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(("given_ms", "used_ms"), [(100, 10), (3, 3)])
+def test_a_drivers_client_asks_again_soon_however_often(
+    made: list[ProducerConfig], given_ms: int, used_ms: int
+) -> None:
+    connect(replace(CONFIG.producer, retry_backoff_ms=given_ms))
+    assert [(config.retry_backoff_ms, config.retry_backoff_max_ms) for config in made] == [(used_ms, used_ms)]

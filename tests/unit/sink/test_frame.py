@@ -59,6 +59,7 @@ def test_timestamps_become_milliseconds_in_the_jvm_and_milliseconds_stay() -> No
             {"value": TEXT, "topic": TEXT, "headers": ArrayType(TEXT)},
             "headers attribute unsupported type array<string>",
         ),
+        ({"value": TEXT, "topic": TEXT, "headers": TEXT}, "headers attribute unsupported type string"),
         ({"value": TEXT, "topic": TEXT, "timestamp": DateType()}, "timestamp attribute unsupported type date"),
     ],
 )

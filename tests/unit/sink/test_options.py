@@ -61,6 +61,7 @@ def test_an_empty_topic_is_refused() -> None:
         ("bootstrap.servers", "kafka.bootstrap.servers"),
         ("linger.ms", "kafka.linger.ms"),
         ("kafka_acks", "kafka.acks"),
+        ("queue.buffering.max.ms", "kafka.linger.ms"),
         ("kafka.topic", "topic"),
         ("kafka.delivery.guarantee", "delivery.guarantee"),
         ("kafka.transactional.id.prefix", "transactional.id.prefix"),
@@ -141,8 +142,17 @@ def test_what_exactly_once_cannot_work_with_is_refused(options: dict[str, str], 
         parse(**{"delivery.guarantee": "exactly-once"}, **options)
 
 
+def test_a_prefix_may_have_200_characters() -> None:
+    given = {"delivery.guarantee": "exactly-once", "transactional.id.prefix": "x" * 200}
+    assert parse(**given).transactional_id_prefix == "x" * 200
+
+
 def test_at_least_once_is_the_guarantee() -> None:
     assert parse(**{"delivery.guarantee": "At-Least-Once"}) == parse()
+
+
+def test_at_least_once_goes_without_idempotence() -> None:
+    assert not parse(**{"kafka.enable.idempotence": "false"}).producer.enable_idempotence
 
 
 def test_another_guarantee_is_refused() -> None:
@@ -165,3 +175,7 @@ def test_a_config_is_a_plain_value() -> None:
 def test_the_description_shows_what_was_given() -> None:
     shown = parse(topic="orders", **{"kafka.linger.ms": "20"}).describe()
     assert shown == "topic='orders', kafka.bootstrap.servers='h1:9092,h2:9093', kafka.linger.ms=20"
+
+
+def test_the_description_leaves_out_a_topic_that_was_not_given() -> None:
+    assert parse().describe() == "kafka.bootstrap.servers='h1:9092,h2:9093'"
