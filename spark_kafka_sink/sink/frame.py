@@ -70,9 +70,8 @@ def projection(schema: StructType, topic_option: str | None) -> list[str]:
 def needs_projection(schema: StructType, topic_option: str | None) -> bool:
     """Whether `projection` would change anything but the order of columns. Raises as `check_columns` does."""
     columns = check_columns(schema, topic_option)
-    # of two columns with one name the set has one
-    is_same = set(columns) == set(schema.names) and len(columns) == len(schema.names)
-    return not is_same or not isinstance(columns.get(TIMESTAMP, LongType()), LongType)
+    # of two columns with one name there is one among them
+    return len(columns) != len(schema.names) or not isinstance(columns.get(TIMESTAMP, LongType()), LongType)
 
 
 def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
