@@ -268,6 +268,15 @@ def test_a_peer_that_hangs_up_at_the_first_word_may_be_a_plaintext_listener(peer
         assert "security.protocol=PLAINTEXT" in str(state.error)
 
 
+def test_a_port_at_which_nobody_listens_is_told_as_that_and_not_as_a_failed_handshake() -> None:
+    with socket.socket() as unused, selector_of() as selector:
+        unused.bind(("127.0.0.1", 0))
+        begin(selector, unused.getsockname()[1])
+        state = lost(selector)
+        assert state.kind is ChannelKind.NOT_CONNECTED
+        assert str(state.error).endswith("cannot be connected to: Connection refused.")
+
+
 def test_a_tls_listener_that_is_spoken_to_without_tls_is_told_by_what_to_set(selector: Selector, peer: Peer) -> None:
     begin(selector, peer.listener.getsockname()[1])
     poll_until(selector, lambda: selector.connected)
