@@ -61,6 +61,10 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
         (distrust(10, "certificate has expired"), SslAuthenticationError, "has expired. Have it renewed"),
         (distrust(9, "not yet valid"), SslAuthenticationError, "not valid yet"),
         (distrust(18, "self-signed certificate"), SslAuthenticationError, "(self-signed certificate). Put that"),
+        *(
+            (distrust(code, "no issuer"), SslAuthenticationError, "an authority that we do not know (no issuer). Put")
+            for code in (2, 7, 19, 20, 21)
+        ),
         (distrust(66, "key too weak"), SslAuthenticationError, "does not do (key too weak)"),
         (error_of("WRONG_VERSION_NUMBER"), SslAuthenticationError, "does not speak TLS"),
         (error_of("UNSUPPORTED_PROTOCOL"), SslAuthenticationError, "in common with us (unsupported protocol)"),
@@ -70,6 +74,7 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
         (error_of("BAD_SIGNATURE"), SslAuthenticationError, "the TLS handshake failed (bad signature)"),
         (error_of(None), SslAuthenticationError, "the TLS handshake failed (no reason given)"),
         (error_of("TLSV1_ALERT_INTERNAL_ERROR"), DisconnectError, "(tlsv1 alert internal error)"),
+        (error_of("TLSV1_ALERT_USER_CANCELLED"), DisconnectError, "(tlsv1 alert user cancelled)"),
         (error_of(None, ssl.SSLEOFError), DisconnectError, "ended the connection during the TLS handshake"),
         (error_of(None, ssl.SSLZeroReturnError), DisconnectError, "ended the connection during the TLS handshake"),
         (ConnectionResetError(104, "reset"), DisconnectError, "ended the connection during the TLS handshake"),

@@ -9,32 +9,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, pkcs12
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    pkcs12,
+)
 from support.certificates import Authority
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.network.tls_context import tls_context
-from spark_kafka_sink.network.tls_stores import client_identity, file_in_memory
+from spark_kafka_sink.network.tls_stores import client_identity, file_in_memory, trusted_certificates
 
 AUTHORITY = Authority()
 CLIENT = AUTHORITY.issue(common_name="client")
 PASSWORD = "hunter2"
 
 
-def context_of(**settings: Any) -> ssl.SSLContext:
-    """Settings with underscores for dots, over those that trust AUTHORITY; None leaves one out."""
+def settings_of(**settings: Any) -> ProducerConfig:
+    """With underscores for dots, over those that trust AUTHORITY; None leaves one out."""
     given = {key.replace("_", "."): value for key, value in settings.items()}
-    return tls_context(
-        ProducerConfig.from_mapping(
-            {
-                "bootstrap.servers": "localhost:1",
-                "security.protocol": "SSL",
-                "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-                **given,
-            }
-        )
+    return ProducerConfig.from_mapping(
+        {
+            "bootstrap.servers": "localhost:1",
+            "security.protocol": "SSL",
+            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
+            **given,
+        }
     )
+
+
+def context_of(**settings: Any) -> ssl.SSLContext:
+    return tls_context(settings_of(**settings))
 
 
 def test_everything_is_verified_unless_said_otherwise() -> None:
@@ -126,7 +134,7 @@ def test_suites_of_tls_1_2_are_those_named() -> None:
             {"ssl_truststore_certificates": AUTHORITY.certificate_pem.replace("MI", "M\u2013I", 1)},
             r"^ssl\.truststore\.certificates: .* cannot be read",
         ),
-        ({"ssl_keystore_location": "/no\0/file"}, r"^ssl\.keystore\.location=.* cannot be read"),
+        ({"ssl_keystore_location": "/no\0/file"}, r"^ssl\.keystore\.location=.* cannot be read: embedded null byte"),
         (
             {"ssl_truststore_certificates": None, "ssl_truststore_location": "/no/such/file"},
             "ssl.truststore.location=/no/such/file cannot be read: No such file",
@@ -188,6 +196,13 @@ def test_a_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password
             {"ssl_key_password": PASSWORD, "ssl_keystore_certificate_chain": AUTHORITY.issue().certificate_pem},
             "key values mismatch",
         ),
+        (
+            {
+                "ssl_key_password": PASSWORD,
+                "ssl_keystore_certificate_chain": CLIENT.certificate_pem.replace("MI", "M\u2013I", 1),
+            },
+            "cannot be used",
+        ),
     ],
 )
 def test_a_key_that_cannot_be_used_is_refused_and_not_shown(settings: dict[str, str], text: str) -> None:
@@ -209,6 +224,14 @@ def test_a_keystore_file_without_key_or_certificate_is_refused(tmp_path: Path, c
     file.write_text(content)
     with pytest.raises(ConfigError, match=r"a private key and its certificate in PEM are wanted there"):
         context_of(ssl_keystore_location=str(file))
+
+
+def test_of_a_truststore_file_the_certificates_count(tmp_path: Path) -> None:
+    file = tmp_path / "trust.pem"
+    file.write_text(CLIENT.key_pem() + AUTHORITY.certificate_pem)
+    trusted = trusted_certificates(settings_of(ssl_truststore_certificates=None, ssl_truststore_location=str(file)))
+    assert trusted is not None
+    assert trusted.pem == AUTHORITY.certificate_pem
 
 
 def test_a_truststore_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
@@ -253,10 +276,8 @@ def test_the_certificate_of_a_key_in_a_pkcs12_truststore_is_trusted_as_in_java(t
 
 
 def test_a_certificate_goes_with_its_chain_and_a_stores_password_may_be_the_keys(tmp_path: Path) -> None:
-    settings = pkcs12_settings(tmp_path)
-    given = {key.replace("_", "."): value for key, value in settings.items() if key != "ssl_keystore_password"}
-    given |= {"bootstrap.servers": "localhost:1", "security.protocol": "SSL", "ssl.key.password": PASSWORD}
-    identity = client_identity(ProducerConfig.from_mapping(given))
+    settings = {**pkcs12_settings(tmp_path), "ssl_keystore_password": None, "ssl_key_password": PASSWORD}
+    identity = client_identity(settings_of(**settings))
     assert identity is not None
     assert identity.pem.endswith(CLIENT.certificate_pem + AUTHORITY.certificate_pem)
 
@@ -272,6 +293,23 @@ def test_a_pkcs12_store_without_a_key_is_refused(tmp_path: Path) -> None:
     settings = pkcs12_settings(tmp_path)
     with pytest.raises(ConfigError, match="no private key with its certificate"):
         context_of(**{**settings, "ssl_keystore_location": settings["ssl_truststore_location"]})
+
+
+def test_a_pkcs12_store_with_a_key_but_no_certificate_is_refused(tmp_path: Path) -> None:
+    settings = pkcs12_settings(tmp_path)
+    secret = BestAvailableEncryption(PASSWORD.encode())
+    own = pkcs12.serialize_key_and_certificates(b"me", CLIENT.key, None, None, secret)
+    Path(settings["ssl_keystore_location"]).write_bytes(own)
+    with pytest.raises(ConfigError, match="no private key with its certificate"):
+        context_of(**settings)
+
+
+def test_a_pkcs12_store_may_have_no_password(tmp_path: Path) -> None:
+    settings = {**pkcs12_settings(tmp_path), "ssl_truststore_password": None}
+    certificate = pkcs12.PKCS12Certificate(AUTHORITY.certificate, b"authority")
+    open_store = pkcs12.serialize_java_truststore([certificate], NoEncryption())
+    Path(settings["ssl_truststore_location"]).write_bytes(open_store)
+    assert context_of(**settings).cert_store_stats()["x509_ca"] == 1
 
 
 def test_without_the_extra_pkcs12_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
