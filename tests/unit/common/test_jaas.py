@@ -25,6 +25,9 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
         (f'{PLAIN} required username="$ConnectionString" password="Endpoint=sb://x/;Key=k=";', None, None),
         ('kafkashaded.org.apache.kafka.x.PlainLoginModule required username="a" password="ü";', "a", "ü"),
         ('PlainLoginModule optional username="" password="";', "", ""),
+        ('PlainLoginModule requisite username="a" password="b";', "a", "b"),
+        ('PlainLoginModule sufficient username="a" password="b";', "a", "b"),
+        (r"PlainLoginModule required username=a\n password=b\101;", r"a\n", r"b\101"),
     ],
 )
 def test_the_forms_that_java_takes(text: str, username: str | None, password: str | None) -> None:

@@ -111,6 +111,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("sasl.login.refresh.window.factor", "much", "between 0.5 and 1.0"),
         ("sasl.login.refresh.window.factor", "nan", "between 0.5 and 1.0"),
         ("sasl.login.refresh.window.factor", True, "between 0.5 and 1.0"),
+        ("sasl.login.refresh.window.jitter", "0.26", "between 0.0 and 0.25"),
     ],
 )
 def test_a_malformed_value_names_its_setting_and_what_is_wanted(key: str, given: object, wanted: str) -> None:
@@ -148,6 +149,12 @@ def test_white_space_around_a_password_is_no_part_of_it(key: str) -> None:
         config(**{key: " \n"})
 
 
+def test_a_password_may_be_given_as_a_secret() -> None:
+    given = Secret(" hunter2 ")
+    for key in ("ssl.key.password", "ssl.truststore.password"):
+        assert parse_value(key, given, table_of(ProducerConfig)[key].metadata) == given
+
+
 def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
     with pytest.raises(ConfigError, match=r"BEGIN CERTIFICATE-----; for a file there is a \.location"):
         config(ssl_truststore_certificates="/etc/ca.pem")
@@ -160,6 +167,10 @@ def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
         ({"sasl_jaas_config": PLAIN}, "sasl.jaas.config has no effect with .*PLAINTEXT: set SASL_SSL or"),
         ({"sasl_mechanism": "PLAIN", "security_protocol": "SSL"}, "sasl.mechanism has no effect"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config is missing.*PlainLoginModule"),
+        *(
+            ({"security_protocol": "SASL_SSL", "sasl_mechanism": f"SCRAM-SHA-{bits}"}, "is missing.*ScramLoginModule")
+            for bits in (256, 512)
+        ),
         (
             {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-256", "sasl_jaas_config": PLAIN},
             "another login module .* is ScramLoginModule",
@@ -169,6 +180,14 @@ def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
                 "security_protocol": "SASL_SSL",
                 "sasl_mechanism": "PLAIN",
                 "sasl_jaas_config": 'PlainLoginModule required username="hunter2";',
+            },
+            "must have a username and a password",
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "PLAIN",
+                "sasl_jaas_config": 'PlainLoginModule required password="hunter2";',
             },
             "must have a username and a password",
         ),
@@ -207,6 +226,15 @@ def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
                 "sasl_oauthbearer_client_credentials_client_id": "me",
             },
             "client.secret",
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "OAUTHBEARER",
+                "sasl_oauthbearer_token_endpoint_url": "https://login.example/",
+                "sasl_oauthbearer_client_credentials_client_secret": "hunter2",
+            },
+            "client.id",
         ),
         *(
             (
@@ -296,7 +324,29 @@ def test_settings_of_tls_that_do_not_fit_are_refused(settings: dict[str, Any], t
             "sasl_oauthbearer_token_endpoint_url": "https://login.example/",
             "sasl_jaas_config": OAUTH.replace(";", ' clientId="me" clientSecret="hunter2";'),
         },
+        {
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauthbearer_token_endpoint_url": "https://login.example/",
+            "sasl_oauthbearer_client_credentials_client_id": "me",
+            "sasl_oauthbearer_client_credentials_client_secret": "hunter2",
+        },
         {"security_protocol": "SASL_PLAINTEXT", "sasl_kerberos_service_name": "kafka"},
+        {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_jaas_config": 'com.sun.security.auth.module.Krb5LoginModule required serviceName="kafka";',
+        },
+        *(
+            {
+                "security_protocol": "SSL",
+                f"ssl_{store}_type": "PKCS12",
+                f"ssl_{store}_location": "f",
+                f"ssl_{store}_password": "hunter2",
+            }
+            for store in ("truststore", "keystore")
+        ),
+        {"security_protocol": "SSL", "ssl_keystore_location": "f", "ssl_key_password": "hunter2"},
+        {"security_protocol": "SSL", "ssl_protocol": "TLSv1.2"},
     ],
 )
 def test_settings_that_fit(settings: dict[str, Any]) -> None:
@@ -364,6 +414,8 @@ def test_a_function_is_the_same_one_after_it_was_pickled() -> None:
     assert carried.canonical() == made.canonical()
     assert hash(carried.canonical()) == hash(made.canonical())
     assert carried.sasl_oauthbearer_token_provider() == ("token", 1)
+    again = config(**{**given, "sasl_oauthbearer_token_provider": made.sasl_oauthbearer_token_provider})
+    assert again.canonical() == made.canonical()
 
 
 class _Tokens:
