@@ -2,13 +2,26 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from jobs import stream_to_kafka
-from jobs.stream_to_kafka import ProgressTable, UsageError, parse_arguments, read_properties, readable, source_schema
+from jobs.stream_to_kafka import (
+    ProgressTable,
+    StopWish,
+    UsageError,
+    follow,
+    parse_arguments,
+    read_properties,
+    readable,
+    source_schema,
+)
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.options import SinkConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -146,3 +159,61 @@ def test_a_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFix
 def test_a_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert stream_to_kafka.main(["--option", "kafka.lingr.ms=5"]) == 1
     assert "kafka.lingr.ms is not a producer setting" in capsys.readouterr().err
+
+
+class FakeQuery:
+    """Runs batch after batch, each for `looks` of follow's looks; ends by itself after `ends_after` of them."""
+
+    def __init__(self, looks: int, ends_after: int = 99, *, is_active: bool = True) -> None:
+        self.looks = looks
+        self.ends_after = ends_after
+        self.status = {"isTriggerActive": is_active}
+        self.waits = 0
+        self.stopped_after: int | None = None
+
+    def awaitTermination(self, _: float) -> bool:  # noqa: N802 - PySpark's name
+        self.waits += 1
+        return self.waits > self.ends_after
+
+    @property
+    def recentProgress(self) -> list[Any]:  # noqa: N802 - PySpark's name
+        done = range(self.waits // self.looks)
+        return [progress(number, 10, 100) for number in done]
+
+    def stop(self) -> None:
+        self.stopped_after = self.waits
+
+
+def followed(query: FakeQuery, *, is_asked: bool, grace_s: float = 60.0) -> ProgressTable:
+    table, stop = ProgressTable(), StopWish()
+    stop.is_there = is_asked
+    follow(cast("StreamingQuery", query), table, stop, grace_s)
+    return table
+
+
+def test_a_query_is_followed_to_its_end() -> None:
+    query = FakeQuery(looks=2, ends_after=7)
+    assert followed(query, is_asked=False).batches == 4, "the batch that ended with the query too"
+    assert query.stopped_after is None
+
+
+def test_a_query_that_is_asked_to_stop_ends_with_the_batch_under_way(capsys: pytest.CaptureFixture[str]) -> None:
+    query = FakeQuery(looks=5)
+    assert followed(query, is_asked=True).batches == 1
+    assert query.stopped_after == 5
+    assert capsys.readouterr().out.count("Stopping once the batch under way is done") == 1
+
+
+def test_a_query_with_no_batch_under_way_is_stopped_at_once() -> None:
+    query = FakeQuery(looks=5, is_active=False)
+    followed(query, is_asked=True)
+    assert query.stopped_after == 1
+
+
+def test_a_batch_that_takes_longer_than_the_grace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1_000))
+    monkeypatch.setattr(stream_to_kafka.time, "monotonic", lambda: next(seconds))
+    query = FakeQuery(looks=500)
+    followed(query, is_asked=True, grace_s=20)
+    assert query.stopped_after is not None
+    assert 15 <= query.stopped_after <= 25
