@@ -145,3 +145,16 @@ def test_a_muted_connection_is_not_read_until_it_is_unmuted(selector: Selector, 
     selector.unmute("1")
     selector.unmute("nobody")
     assert receive(selector).payload == b"later"
+
+
+def test_a_connection_that_is_muted_while_it_is_made_is_not_read_until_it_is_unmuted(
+    selector: Selector, peer: Peer
+) -> None:
+    selector.connect("1", peer.address)
+    selector.mute("1")
+    poll_until(selector, lambda: selector.connected)
+    peer.accept().sendall(frame(b"later"))
+    selector.poll(50)
+    assert selector.completed_receives == []
+    selector.unmute("1")
+    assert receive(selector).payload == b"later"

@@ -58,6 +58,22 @@ def test_what_came_before_a_reset_that_a_send_meets_is_handed_over(selector: Sel
     assert selector.completed_sends == []
 
 
+def test_a_connection_that_is_closed_while_it_hands_over_what_came_before_a_failed_send_is_done_with(
+    selector: Selector, peer: Peer
+) -> None:
+    connection = connect(selector, peer)
+    selector.send(send_of(b"unread by the peer"))
+    selector.poll(100)
+    connection.sendall(frame(b"first") + frame(b"second"))
+    connection.close()
+    time.sleep(0.05)
+    selector.send(send_of(b"too late"))
+    assert receive(selector).payload == b"first"
+    selector.close("1")
+    selector.poll(20)
+    assert (selector.completed_receives, selector.disconnected) == ([], {})
+
+
 def test_a_reset_is_told_with_its_reason(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
