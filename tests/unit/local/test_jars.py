@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.jars import cache_dir, fetch_jars
+from spark_kafka_sink.local.jars import cache_dir, exclusive, fetch_jars
 from spark_kafka_sink.local.lock import JarLock, LockedJar
 from spark_kafka_sink.local.maven import Progress
 
@@ -108,6 +110,27 @@ def test_a_source_that_never_answers_is_an_error_that_names_the_jar_and_its_caus
     with pytest.raises(LocalBrokerError, match=r"org\.example:a:1 cannot be fetched after 3 attempts: the line broke"):
         fetch()
     assert list((tmp_path / "cache").glob("fetch-*")) == []
+
+
+def test_one_process_at_a_time_fetches_and_the_other_says_that_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flock(file: IO[str], operation: int) -> None:
+        if operation == fcntl.LOCK_EX:  # the first one is done when the other begins to wait
+            fcntl_flock(first, fcntl.LOCK_UN)
+        fcntl_flock(file, operation)
+
+    fcntl_flock = fcntl.flock
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as third:
+        fcntl_flock(first, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with exclusive(tmp_path, "the jars"):
+            assert "Waiting for another process that prepares the jars in" in capsys.readouterr().err
+            with pytest.raises(BlockingIOError):
+                fcntl_flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl_flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with exclusive(tmp_path, "the jars"):
+        assert capsys.readouterr().err == ""
 
 
 def test_what_a_killed_fetch_left_is_removed_by_the_next(fetch: Callable[[], list[Path]], tmp_path: Path) -> None:
