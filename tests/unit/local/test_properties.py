@@ -83,7 +83,24 @@ def test_a_clusters_own_properties_override_the_defaults_for_tests() -> None:
     assert properties["group.initial.rebalance.delay.ms"] == "7"
 
 
-@pytest.mark.parametrize("key", ["node.id", "listeners", "log.dirs", "controller.quorum.voters"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "process.roles",
+        "node.id",
+        "broker.id",
+        "controller.quorum.voters",
+        "controller.quorum.bootstrap.servers",
+        "controller.listener.names",
+        "listeners",
+        "advertised.listeners",
+        "listener.security.protocol.map",
+        "inter.broker.listener.name",
+        "log.dir",
+        "log.dirs",
+        "metadata.log.dir",
+    ],
+)
 def test_what_the_cluster_sets_itself_cannot_be_overridden(key: str) -> None:
     with pytest.raises(LocalBrokerError, match=re.escape(key)):
         EmbeddedKafka(properties={key: "x"})

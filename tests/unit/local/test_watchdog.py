@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.peer import open_files
 
 from spark_kafka_sink.local.watchdog import Watchdog
 
@@ -21,6 +22,18 @@ def test_closing_kills_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
     watchdog.close()
     assert process.wait(10) == -signal.SIGKILL
     assert not folder.exists()
+
+
+def test_ctrl_c_at_a_terminal_reaches_neither_guard_nor_process_and_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = open_files()
+    watchdog = Watchdog(None)
+    with (tmp_path / "out").open("wb") as output:
+        process = watchdog.spawn(["sleep", "60"], folder=tmp_path, output=output)
+    assert os.getsid(watchdog._guard.pid) == watchdog._guard.pid
+    assert os.getsid(process.pid) == process.pid
+    watchdog.close()
+    process.wait(10)
+    assert open_files() == before
 
 
 def test_a_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
