@@ -139,6 +139,8 @@ class TransactionCoordinator:
         held = self.transactions.get(key)
         if held is None:
             return INVALID_PRODUCER_ID_MAPPING
+        if held.client_version >= 2 and held.state.startswith("Prepare"):  # asked before anything else
+            return CONCURRENT_TRANSACTIONS
         is_retry = held.client_version >= 2 and held.epoch == epoch + 1 and held.producer_id == producer_id
         is_overflow_retry = (
             held.client_version >= 2
@@ -150,9 +152,9 @@ class TransactionCoordinator:
         is_retry = is_retry or is_overflow_retry
         if not self._is_valid_epoch(held, epoch, is_retry):
             return PRODUCER_FENCED
-        is_same_outcome = held.is_committing == committed
         if held.state.startswith("Prepare"):
-            return CONCURRENT_TRANSACTIONS if is_same_outcome else INVALID_TXN_STATE
+            return CONCURRENT_TRANSACTIONS
+        is_same_outcome = held.is_committing == committed
         if held.state.startswith("Complete") and (held.client_version < 2 or is_retry):
             return 0 if is_same_outcome else INVALID_TXN_STATE
         if held.state != "Ongoing" and (committed or version < 2):
@@ -163,8 +165,6 @@ class TransactionCoordinator:
     def _is_valid_epoch(self, held: Transaction, epoch: int, is_retry: bool) -> bool:
         if held.client_version < 2:
             return held.epoch == epoch
-        if held.state.startswith("Prepare"):
-            return is_retry
         return held.epoch == epoch or (held.state.startswith("Complete") and is_retry)
 
     def _prepare(self, held: Transaction, committed: bool, version: int, now_ms: int) -> None:

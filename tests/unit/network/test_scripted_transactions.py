@@ -86,6 +86,26 @@ def test_a_delayed_marker_leaves_the_transaction_prepared() -> None:
     assert values(bench) == [b"id"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_until_the_markers_are_written_no_end_is_fenced_or_invalid(version: int) -> None:
+    """As Kafka 4.3 answers while the leader of a partition is frozen; under version 1 ids and epochs count."""
+    bench = CoordinatorBench(version=version)
+    coordinator = bench.cluster.transactions
+    coordinator.marker_delay_ms = 10_000
+    (open_,) = bench.open("id")
+    assert bench.commit(open_).status is EndTxnStatus.DONE
+    held = coordinator.transactions["id"]
+
+    def code(producer_id: int, epoch: int, *, committed: bool) -> int:
+        return coordinator.end("id", producer_id, epoch, committed, version, bench.rig.now_ms)
+
+    for epoch in {open_.producer_epoch, held.epoch}:  # the same again, and the next transaction's
+        assert [code(open_.producer_id, epoch, committed=committed) for committed in (True, False)] == [51, 51]
+    assert code(open_.producer_id, held.epoch + 5, committed=False) == (90 if version == 1 else 51)
+    assert code(open_.producer_id + 77, held.epoch, committed=False) == (49 if version == 1 else 51)
+    assert bench.state("id") == "PrepareCommit"
+
+
 def test_an_id_out_of_epochs_gets_another_producer_id_when_it_begins() -> None:
     bench = CoordinatorBench(version=1)
     bench.raw.begin("id")

@@ -147,6 +147,23 @@ def test_markers_that_come_late_do_not_hold_a_transaction_up_for_long(version: i
 
 
 @both_versions
+@pytest.mark.parametrize("runs_ms", [0, 20], ids=["before it is sent", "once it is refused"])
+def test_what_begins_before_the_last_markers_are_written_can_be_aborted(version: int, runs_ms: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.transactions.marker_delay_ms = 100
+    harness.producer.init_transactions()
+    harness.commit(b"a")
+    harness.producer.begin_transaction()
+    harness.send(b"aborted", partition=0)
+    harness.run_for(runs_ms)
+    harness.producer.abort_transaction()
+    harness.commit(b"b")
+    harness.run_for(200)
+    harness.cluster.transactions.advance(harness.now_ms)
+    assert harness.committed() == [b"a", b"b"]
+
+
+@both_versions
 def test_a_lookup_is_repeated_until_there_is_a_coordinator(version: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.on(FIND_COORDINATOR, faults.fail_with(15), times=3)
