@@ -26,7 +26,7 @@ from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.running_query import query_id_of, running_query
+from spark_kafka_sink.sink.running_query import has_own_threads, query_id_of, running_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -216,6 +216,11 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
             ' foreachBatch). Use format("kafka_sink").'
         ) from error
     if not query_id:
+        if not has_own_threads():
+            raise ConfigError(
+                "delivery.guarantee=exactly-once: with PYSPARK_PIN_THREAD=false foreachBatch does not tell which query"
+                ' a batch is of. Take it out of the driver\'s environment, or use format("kafka_sink").'
+            )
         raise ConfigError(
             "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and there is no query whose"
             " batch this is. Inside foreachBatch a thread of your own must be a pyspark.InheritableThread, or a pool's"

@@ -4,6 +4,7 @@ threads; not in Spark Connect.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 """Spark's local property of a streaming query's thread."""
+
+
+def has_own_threads() -> bool:
+    """Whether each thread of Python has one of the JVM's to itself, with its local properties: False with
+    PYSPARK_PIN_THREAD=false, where foreachBatch calls in one and what it calls is run in any.
+    """
+    return os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 
 
 def query_id_of(context: SparkContext) -> str | None:

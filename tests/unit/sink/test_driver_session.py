@@ -331,6 +331,15 @@ def test_a_thread_of_the_users_own_in_foreach_batch_is_told_how_to_be_the_querys
         stream_batch(frame, 0)
 
 
+def test_threads_that_share_those_of_the_jvm_are_said_to_hide_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: foreachBatch had called write_batch, and the error said that it had not."""
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "False")
+    context = SimpleNamespace(getLocalProperty=lambda name: None)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    with pytest.raises(ConfigError, match=r"with PYSPARK_PIN_THREAD=false foreachBatch does not tell.*environment"):
+        stream_batch(frame, 0)
+
+
 def test_forms_without_a_driver_refuse_before_any_row() -> None:
     sink = KafkaSink(OPTIONS)
     with pytest.raises(ConfigError, match=r"foreachPartition.*nothing on the driver.*foreachBatch"):
