@@ -52,20 +52,14 @@ class EncodedHeaders(NamedTuple):
 
 
 def decoded_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """`column`, where it is one of headers in chunks, without dictionaries: Arrow unites those only where none holds a
-    null and the indices have room for all entries.
+    """`column`, where it is one of headers in several chunks, without dictionaries: Arrow unites those only where none
+    holds a null and the indices have room for all entries. Raises SerializationError past 2 GiB.
     """
-    if not isinstance(column, pa.ChunkedArray):
+    if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1 or not _is_list_of_headers(column.type):
         return column
-    data_type = column.type
-    if not (pat.is_list(data_type) or pat.is_large_list(data_type)) or not _is_header(data_type.value_type):
+    if not any(pat.is_dictionary(each.type) for each in column.type.value_type):
         return column
-    fields = list(data_type.value_type)
-    if not any(pat.is_dictionary(each.type) for each in fields):
-        return column
-    plain = [each.with_type(each.type.value_type) if pat.is_dictionary(each.type) else each for each in fields]
-    wanted = (pa.large_list if pat.is_large_list(data_type) else pa.list_)(pa.struct(plain))
-    return pa.chunked_array([chunk.cast(wanted) for chunk in column.iterchunks()], wanted)
+    return pa.chunked_array([_as_headers(chunk) for chunk in column.iterchunks()], HEADERS)
 
 
 def normalise_headers(array: pa.Array) -> pa.Array:
@@ -83,26 +77,33 @@ def normalise_headers(array: pa.Array) -> pa.Array:
             first, last = int(bounds[0]), int(bounds[-1])
             _check_names(structs.flatten()[0].slice(first, last - first), bounds[1:] - first)
             return array
-    if not (pat.is_list(data_type) or pat.is_large_list(data_type)) or not _is_header(data_type.value_type):
+    if not _is_list_of_headers(data_type):
         raise SchemaError(
             f"The column 'headers' has the Arrow type {data_type}; it must be list<struct<key: string, value: binary>>."
         )
-    counts = int_values(pc.list_value_length(array)).astype(np.int64)
-    ends = np.cumsum(counts)
-    if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
-        raise SerializationError("The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time.")
-    keys, values = array.flatten().flatten()
-    children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
-    unnamed = null_mask(children[0])  # not of `keys`: a dictionary may hold the null
+    headers = _as_headers(array)
+    names, ends = headers.values.flatten()[0], _list_bounds(headers)[1:]
+    unnamed = null_mask(names)  # not of those of `array`: a dictionary may hold the null
     if unnamed is not None:
         nameless = int(unnamed.argmax())
         row = int(np.searchsorted(ends, nameless, side="right"))
         raise SerializationError(
             f"Row {row} has a header without a key in the column 'headers'; give every header one."
         )
+    _check_names(names, ends)
+    return headers
+
+
+def _as_headers(array: pa.Array) -> pa.Array:
+    """As HEADERS, null lists as empty ones; names are not looked at, and may be null."""
+    counts = int_values(pc.list_value_length(array)).astype(np.int64)
+    ends = np.cumsum(counts)
+    if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
+        raise SerializationError("The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time.")
+    keys, values = array.flatten().flatten()
+    children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
     offsets = np.zeros(len(counts) + 1, np.int32)
     offsets[1:] = ends
-    _check_names(children[0], ends)
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
 
@@ -231,6 +232,10 @@ def _list_bounds(headers: pa.Array) -> Int64Array:
     if len(headers) == 0:
         return np.zeros(1, np.int64)
     return np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4).astype(np.int64)
+
+
+def _is_list_of_headers(data_type: pa.DataType) -> bool:
+    return (pat.is_list(data_type) or pat.is_large_list(data_type)) and _is_header(data_type.value_type)
 
 
 def _is_header(data_type: pa.DataType) -> bool:

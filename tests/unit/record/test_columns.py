@@ -207,6 +207,31 @@ def test_chunks_of_headers_need_not_fit_into_one_dictionary(of_lists: Any) -> No
     assert taken.to_pylist()[199] == [{"key": b"name 199", "value": b"\x63"}]
 
 
+@pytest.mark.parametrize("data_type", [*STRING_TYPES, *BINARY_TYPES, pa.binary(2)], ids=str)
+def test_dictionaries_of_chunks_of_headers_have_any_layout(data_type: pa.DataType) -> None:
+    """Bug: of views it was ArrowNotImplementedError, for Arrow has no cast from such a dictionary."""
+    entries = pa.array([b"aa", b"bb"], data_type if data_type == pa.binary(2) else pa.binary()).cast(data_type)
+    texts = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), entries)
+    chunk = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2], pa.int32()), pa.StructArray.from_arrays([texts, texts], ["key", "value"])
+    )
+    taken = RecordColumns(pa.nulls(3, pa.binary()), headers=pa.chunked_array([chunk, chunk.slice(1)])).headers
+    assert taken is not None
+    assert taken.to_pylist() == [[{"key": each, "value": each}] for each in (b"bb", b"aa", b"aa")]
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_chunks_of_headers_whose_dictionaries_stand_for_more_than_2_gib_are_refused_by_name(chunks: int) -> None:
+    """Bug: it was a bare ArrowInvalid, after 2 GiB had been written."""
+    indices = pa.array(np.zeros(2048, np.int32))
+    texts = pa.DictionaryArray.from_arrays(indices, pa.array([bytes(1 << 20)], pa.binary()))
+    chunk = pa.ListArray.from_arrays(
+        pa.array(range(2049), pa.int32()), pa.StructArray.from_arrays([texts, texts], ["key", "value"])
+    )
+    with pytest.raises(SerializationError, match="holds more than 2147483647 bytes"):
+        RecordColumns(pa.nulls(2048 * chunks, pa.binary()), headers=pa.chunked_array([chunk] * chunks))
+
+
 def test_a_header_without_a_key_is_refused_with_its_row() -> None:
     rows = [[{"key": "a", "value": b""}], None, [{"key": "b", "value": b""}, {"key": None, "value": b"x"}]]
     array = pa.array([[{"key": None, "value": None}], *rows], HEADER_TYPE)
