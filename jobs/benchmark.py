@@ -229,7 +229,8 @@ def measure(
                 for name, security in itertools.product(names, settings.security)
             ]
             progress.update(task, description=f"{cell}: until the broker's compilers rest, not counted")
-            for rate in [rate for rate in here if rate.contender == names[0]]:
+            first = next((name for name in names if CONTENDERS[name].sends), None)
+            for rate in [rate for rate in here if rate.contender == first]:
                 bench.warm_up(rate)
             for _, rate in itertools.product(range(settings.rounds), here):
                 progress.update(task, description=f"{cell}, {rate.security}: {CONTENDERS[rate.contender].title}")

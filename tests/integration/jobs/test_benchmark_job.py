@@ -183,6 +183,21 @@ def test_before_a_cell_is_measured_processes_that_are_not_counted_warm_the_broke
     assert len(results["failures"]) == 2
 
 
+def test_the_broker_is_warmed_up_by_a_contender_that_writes_to_it(
+    benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it was the first one, whatever that does: after hand_over the others met a broker that was cold."""
+    started = []
+
+    def run_process(work: Any, _timeout_s: float) -> Any:
+        started.append(work.contender)
+        raise benchmark.MeasurementError("nothing was written")
+
+    monkeypatch.setattr(benchmark, "run_process", run_process)
+    benchmark.measure(kafka_broker, benchmark.parse_arguments([*TINY, "--contenders", "hand_over,write"]))
+    assert started == ["write", "hand_over", "write"]
+
+
 def test_a_brokers_compilers_have_taken_time(benchmark: ModuleType, own_kafka: Callable[..., EmbeddedKafka]) -> None:
     kafka = own_kafka()
     assert 0 < benchmark.compiler_seconds(kafka.node_pid(kafka.node_ids[0])) < 60
