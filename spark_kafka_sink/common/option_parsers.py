@@ -168,7 +168,7 @@ def function(value: object) -> GivenFunction:
     return GivenFunction(value, _id_of(value))
 
 
-_IDS: dict[tuple[int, object], str] = {}
+_IDS: dict[tuple[int, int], str] = {}
 """Of the functions that were given and live: a sink that is made anew with the same one is no other configuration. By
 where they are in memory, for what is equal may still hold another secret; a method by its object, for it is made anew
 each time that it is named.
@@ -177,10 +177,10 @@ each time that it is named.
 
 def _id_of(call: Callable[[], Any]) -> str:
     owner, what = (call.__self__, call.__func__) if isinstance(call, MethodType) else (call, None)
-    key = id(owner), what
+    key = id(owner), id(what)
     if key not in _IDS:
         try:
-            weakref.finalize(owner, _IDS.pop, key, None)
+            weakref.finalize(owner, _IDS.pop, key, what)  # keeps `what`, whose place is not another's so long
         except TypeError:  # of a class with slots: nobody says when it is gone
             return uuid.uuid4().hex
     return _IDS.setdefault(key, uuid.uuid4().hex)

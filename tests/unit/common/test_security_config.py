@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -449,6 +450,20 @@ def test_a_function_that_is_given_again_makes_no_other_configuration() -> None:
     assert _with_function(mine.token) == _with_function(mine.token) != _with_function(other.token)
     assert _with_function(mine.token) != _with_function(mine)
     assert _with_function(whole) == _with_function(whole) != _with_function(parts)
+
+
+def test_a_method_that_a_decorator_made_of_what_has_no_hash_is_taken() -> None:
+    """Bug: TypeError: unhashable type."""
+
+    class Decorated:
+        __eq__ = _Tokens.__eq__
+
+        def __call__(self, tokens: _Tokens) -> tuple[str, int]:
+            return tokens.token()
+
+    mine, decorated = _Tokens("mine"), Decorated()
+    method, again = MethodType(decorated, mine), MethodType(decorated, mine)
+    assert _with_function(method) == _with_function(again) != _with_function(MethodType(Decorated(), mine))
 
 
 def test_a_function_that_is_gone_is_not_remembered() -> None:
