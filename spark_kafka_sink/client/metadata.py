@@ -247,8 +247,9 @@ class Metadata:
             self._connection_failure = self._fatal_error = None  # of before: whoever waited has what they waited for
             previous_id = self._cache.cluster_id
             self._cache = self.handle_metadata_response(response, is_partial, now_ms)
-            self._invalid_topics = self._cache.invalid_topics
-            self._unauthorized_topics = self._cache.unauthorized_topics
+            answered = {topic.name for topic in response.topics}  # what others met before was told, or is kept
+            self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
+            self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)
             for known in [known for known in self._leader_epochs if not self.retain_topic(known.topic, False, now_ms)]:
                 del self._leader_epochs[known]
             cluster_id = self._cache.cluster_id

@@ -55,8 +55,12 @@ class ProducerMetadata(Metadata):
             return frozenset(self._new_topics)
 
     def request_update_for_topic(self, topic: str) -> int:
-        """Ask for `topic`: a partial update while it is new, else a full one. Returns the update version before it."""
+        """Ask for `topic`: a partial update while it is new, else a full one. Returns the update version before it.
+        What it was refused with before is no answer to that.
+        """
         with self._lock:
+            self._unauthorized_topics -= {topic}
+            self._invalid_topics -= {topic}
             if topic in self._new_topics:
                 return self.request_update_for_new_topics()
             return self.request_update(reset_equivalent_backoff=False)

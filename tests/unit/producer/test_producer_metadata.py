@@ -9,7 +9,7 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
-from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError, SaslAuthenticationError
+from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, SaslAuthenticationError
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 
 IDLE_MS = 10_000
@@ -212,3 +212,25 @@ def test_a_wait_hears_of_the_close() -> None:
     clock.on_wait = lambda timeout_ms: metadata.close()
     with pytest.raises(ProducerClosedError):
         metadata.await_update(metadata.update_version, 1_000)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told before", "not told yet"])
+@pytest.mark.parametrize("code", [17, 29])
+def test_what_a_topic_was_refused_with_is_no_answer_to_who_asks_again(code: int, is_told: bool) -> None:
+    """Bug: the answer about another topic brought it again, to a send that came once it was allowed."""
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    metadata.add("refused", clock.now_ms())
+    refusal = MetadataResponse({0: NODE}, (TopicMetadata("refused", code),), "cluster", 0)
+    metadata.update(metadata.new_metadata_request_and_version(0).request_version, refusal, False, clock.now_ms())
+    if is_told:
+        with pytest.raises(KafkaError, match="refused"):
+            metadata.maybe_raise_error_for_topic("refused")
+    metadata.add("another", clock.now_ms())
+    _, version, _ = metadata.new_metadata_request_and_version(clock.now_ms())
+    metadata.request_update_for_topic("refused")
+    metadata.update(version, response("another"), True, clock.now_ms())
+    metadata.maybe_raise_error_for_topic("refused")
+    metadata.update(version, refusal, False, clock.now_ms())
+    with pytest.raises(KafkaError, match="refused"):
+        metadata.maybe_raise_error_for_topic("refused")
