@@ -6,6 +6,7 @@ knows which attempt counts. A task that fails aborts what it began. The task's t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -89,16 +90,28 @@ class TransactionalDelivery(TaskDelivery):
             (self._pool.release if self._is_prepared else self._pool.discard)(producer)
 
     def _acquire(self) -> Producer:
-        mandate, task = self._mandate, self._task
+        name = self._free_name()
         self._ensure_current()
         producer = self._pool.borrow(replace(self._config.producer, transactional_id=_NAMED_BY_EACH_TASK))
         try:
-            producer.init_transactions(task_id(mandate.prefix, task.partition, task.attempt))
+            producer.init_transactions(name)
             producer.begin_transaction()
         except BaseException:
             self._pool.discard(producer)
             raise
         return producer
+
+    def _free_name(self) -> str:
+        """A name under which no attempt of this batch has left a transaction open: to take that aborts it, and it may
+        be the one that counts. Attempts are counted from 0 in each run of a stage, and the tasks of one run go on in
+        the next.
+        """
+        for attempt in itertools.count(self._task.attempt):
+            name = task_id(self._mandate.prefix, self._task.partition, attempt)
+            found = self._describe(name)
+            if found is None or found.state is not TransactionState.ONGOING:
+                break
+        return name
 
     def _ensure_current(self) -> None:
         """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin now

@@ -73,7 +73,12 @@ class DecidesUnfenced(ExactlyOnceDriver):
         return False
 
 
-class NeverTooLate(TransactionalDelivery):
+class TakesWhatIsOpen(TransactionalDelivery):
+    def _free_name(self) -> str:
+        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+
+
+class NeverTooLate(TakesWhatIsOpen):
     def _ensure_current(self) -> None:
         pass
 
@@ -177,6 +182,10 @@ class Unverifying(ExactlyOnceDriver):
 
 class DecidesUnseen(World):
     driver_class = Unverifying
+
+
+class DecidesWhatWasTaken(DecidesUnseen):
+    delivery_class = TakesWhatIsOpen
 
 
 class SweepsLast(ExactlyOnceDriver):

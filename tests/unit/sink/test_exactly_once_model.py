@@ -109,7 +109,7 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.SkipsOlderBatches, 1, (Fault.RESET,), "readers see"),  # H7
     (broken.DecidesEmptyTransactions, 0, (), "does not get through"),  # H9
     (broken.LeavesOldOnesOpen, 1, (Fault.TASK_CRASH_AFTER,), "Open after commit"),  # H9
-    (broken.DecidesUnseen, 1, (Fault.ZOMBIE,), "Lost, and nothing happened"),
+    (broken.DecidesWhatWasTaken, 1, (Fault.ZOMBIE,), "Lost, and nothing happened"),
     (broken.DecidesUnseen, 1, (Fault.EXPIRE,), "Lost, and nothing happened"),
     (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers see"),
     (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers see"),

@@ -67,7 +67,14 @@ class Bench:
         mandate = Mandate("P", driver, TopicPartition("decisions", 0), last_batch_id)
         pool = ProducerPool(self._create, FakeClock())
         task = TaskIdentity(4, "", partition, attempt)
-        self.delivery = TransactionalDelivery(CONFIG, pool, mandate, task, lambda _: self.found)
+        self.open: set[str] = set()
+        self.delivery = TransactionalDelivery(CONFIG, pool, mandate, task, self._describe)
+
+    def _describe(self, name: str) -> TransactionDescription | None:
+        if name == "P/driver":
+            return self.found
+        state = TransactionState.ONGOING if name in self.open else TransactionState.COMPLETE_COMMIT
+        return TransactionDescription(name, state, 1, 0, 1, None, frozenset())
 
     def _create(self, config: ProducerConfig) -> NamedProducer:
         self.made.append(NamedProducer(config))
@@ -100,6 +107,13 @@ def test_a_task_whose_driver_nobody_knows_is_too_late() -> None:
 
 def test_another_attempt_writes_under_an_id_of_its_own() -> None:
     bench = Bench(partition=3, attempt=2)
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    assert bench.made[0].names == ["P/3.2"]
+
+
+def test_an_attempt_of_a_stage_that_is_run_again_leaves_open_what_one_of_its_number_left_before() -> None:
+    bench = Bench(partition=3)
+    bench.open = {"P/3", "P/3.1"}
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     assert bench.made[0].names == ["P/3.2"]
 
