@@ -190,7 +190,9 @@ class ExactlyOnceDriver:
         driver = OpenTransaction(
             driver.transactional_id, ended.producer_id, ended.producer_epoch, driver.transaction_version
         )
-        left = self._others_open(driver, named)
+        # where another attempt has taken a task's id, it is that one's transaction which is open
+        ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in _UNKNOWN]
+        left = self._others_open(driver, ended_ones)
         others = self._abort_all(left) if left and self._is_current(driver) else ()
         if any(each.status in _STAYS_OPEN for each in (*aborted, *others)):
             return False

@@ -106,6 +106,18 @@ def test_transactions_of_other_prefixes_are_left_alone() -> None:
     assert {bench.state(name) for name in others} == {"Ongoing"}
 
 
+def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_too() -> None:
+    bench = CoordinatorBench()
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row")
+    with pytest.raises(IllegalStateError, match="a late attempt of the task took its place"):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+    assert driver.abort(told.mandate, [told])
+    assert bench.state("P/0") == "CompleteAbort"
+
+
 def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
     driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
