@@ -80,6 +80,8 @@ class DriverSession:
             self._connect(config)
             self._used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
+            if batch is None:
+                held = None  # who wrote after this process's last write is no rival, and may have left it to finish
             mandate: Mandate | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:

@@ -267,6 +267,12 @@ def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench
         bench.run(2)
 
 
+def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -> None:
+    for writer in (session(PREFIX), DriverSession(PREFIX), session(PREFIX)):
+        writer.run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+    assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
 def test_a_write_after_one_without_rows_comes_after_the_last_one_with_rows(bench: SessionBench) -> None:
     def write(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
         batch_ids.append(batch_id)
