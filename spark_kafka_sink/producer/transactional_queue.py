@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_WHILE_CONCURRENT_MS: Final = 20
 """The transaction before this one is being completed, which takes milliseconds."""
+_MOST_COORDINATORS: Final = 10_000
+"""Tasks of batch writes without a prefix have new names each time, of a transaction and of a group."""
 
 
 class TransactionalQueue:
@@ -72,6 +74,8 @@ class TransactionalQueue:
             coordinator = coordinator_of(body, key)
             assert coordinator is not None
             self._coordinators[place] = Node(coordinator.node_id, coordinator.host, coordinator.port)
+            if len(self._coordinators) > _MOST_COORDINATORS:
+                del self._coordinators[next(iter(self._coordinators))]
 
         lookup = requests.find_coordinator(key_type, key, found, request.result)
         lookup.attempts, lookup.not_before_ms = request.attempts, request.not_before_ms

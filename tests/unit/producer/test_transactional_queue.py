@@ -104,6 +104,16 @@ def test_a_coordinator_is_forgotten_for_all_its_requests(queue: TransactionalQue
     queue.forget_coordinator(lookup())  # goes to any node: nothing to forget
 
 
+def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(queue: TransactionalQueue) -> None:
+    for number in range(20_000):
+        request = requests.add_partitions(f"id-{number}", PRODUCER, [PLACE], done, RESULT)
+        asked, _ = queue.with_coordinator(request)
+        queue.remove(asked)
+        asked.succeeded(found(4))
+        assert queue.with_coordinator(request) == (request, Node(4, "host-4", 9092))
+    assert len(queue._coordinators) <= 10_000
+
+
 def test_a_request_waits_longer_each_time(queue: TransactionalQueue) -> None:
     request = add()
     waits = []
