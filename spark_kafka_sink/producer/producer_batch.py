@@ -86,6 +86,7 @@ class ProducerBatch:
         self.base_sequence = NO_SEQUENCE
         self.is_transactional = False
         self.sequence_has_been_reset = False
+        """Numbered anew, and not sent since, or the first of its epoch since: no gap that it meets is a new one."""
         self.ordinal: tuple[int, ...] = ()
         """Place in the partition's order of first sends; it does not wrap as sequences do. A split batch's parts
         extend its ordinal.

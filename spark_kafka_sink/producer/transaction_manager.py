@@ -174,6 +174,8 @@ class TransactionManager:
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
+            if batch.base_sequence:  # what is said of it from now on is of its new number; a 0 cannot be a gap
+                batch.sequence_has_been_reset = False
             return
         entry = self.sequences[batch.topic_partition]
         if entry.producer != self.producer:

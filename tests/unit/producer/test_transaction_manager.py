@@ -4,6 +4,7 @@ broker that checks sequences as a real one does.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from collections.abc import Mapping
@@ -286,6 +287,31 @@ def test_a_gap_among_batches_that_have_begun_again_begins_again() -> None:
     assert errors(deliveries[1:]) == [None, None]
     assert harness.values() == values(3)[1:]
     assert harness.now_ms - start_ms < 2_000
+
+
+def test_a_gap_that_a_leader_has_lost_since_the_new_epoch_began_begins_another() -> None:
+    """The first of those that have begun again is acknowledged, and the next leader does not have it."""
+    harness = warm(SHORT)
+    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    log = harness.cluster.log(TOPIC, 0)
+
+    def lose_the_last(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        if stored(harness)[-1:] == [(1, 0)] and len(kept) == 1:
+            kept.append(log.batches.pop())
+            log._producers.update(known)
+        else:
+            known.update(copy.deepcopy(log._producers))
+        return proceed()
+
+    known: dict[int, Any] = {}
+    kept = log.batches[:1]
+    deliveries = send_all(harness, 3)
+    harness.cluster.on(PRODUCE, lose_the_last, times=None)
+    harness.settle()
+    assert len(kept) == 2
+    assert errors(deliveries) == [None] * 3
+    assert harness.values() == values(3)[1:]
+    assert [epoch for epoch, _ in stored(harness)] == [0, 2, 2]
 
 
 def test_other_partitions_go_on_in_the_new_epoch_when_theirs_has_drained() -> None:
