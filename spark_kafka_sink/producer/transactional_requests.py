@@ -8,7 +8,7 @@ org.apache.kafka.clients.producer.internals.TransactionManager's TxnRequestHandl
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -32,6 +32,7 @@ from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 COORDINATOR_NOT_AVAILABLE: Final = 15
 CONCURRENT_TRANSACTIONS: Final = 51
+_LEFT_OUT: Final = "The answer does not mention it."
 _OFFSET_NOT_GRANTED: Final = "Not authorized for the topic that the offset is of: grant READ on it."
 
 
@@ -171,17 +172,19 @@ def add_partitions(
     result: TransactionalResult,
 ) -> TransactionalRequest:
     topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
+    asked = sorted(partitions)
+    for topic, partition in asked:
         topics.setdefault(topic, []).append(partition)
     request = AddPartitionsToTxnRequest(transactional_id, *producer, topics)
 
     def refusals(body: Message) -> Iterable[Refusal]:
-        return [
-            Refusal(int(partition.partition_error_code), f"{topic.name}-{partition.partition_index}")
+        codes = {
+            TopicPartition(str(topic.name), int(partition.partition_index)): int(partition.partition_error_code)
             for topic in body.results_by_topic_v3_and_below
             for partition in topic.results_by_partition
-            if partition.partition_error_code
-        ]
+        }
+        refused = [Refusal(code, str(place)) for place, code in codes.items() if code]
+        return refused + _left_out(asked, codes)
 
     coordinator = (TRANSACTION, transactional_id)
     priority = Priority.ADD_PARTITIONS_OR_OFFSETS
@@ -240,16 +243,21 @@ def txn_offset_commit(
     )
 
     def refusals(body: Message) -> Iterable[Refusal]:
-        return [
-            Refusal(
-                int(partition.error_code),
-                f"group {group.group_id}, {topic.name}-{partition.partition_index}",
-                _OFFSET_NOT_GRANTED if partition.error_code == TopicAuthorizationError.error_code else None,
-            )
+        codes = {
+            TopicPartition(str(topic.name), int(partition.partition_index)): int(partition.error_code)
             for topic in body.topics
             for partition in topic.partitions
-            if partition.error_code
+        }
+        refused = [
+            Refusal(
+                code,
+                f"group {group.group_id}, {place}",
+                _OFFSET_NOT_GRANTED if code == TopicAuthorizationError.error_code else None,
+            )
+            for place, code in codes.items()
+            if code
         ]
+        return refused + _left_out(offsets, codes)
 
     coordinator = (GROUP, group.group_id)
     return TransactionalRequest(Priority.TXN_OFFSET_COMMIT, request, coordinator, refusals, succeeded, result)
@@ -279,3 +287,8 @@ def _own_error(place: str) -> Callable[[Message], Iterable[Refusal]]:
         return [Refusal(int(body.error_code), place)] if body.error_code else []
 
     return refusals
+
+
+def _left_out(asked: Iterable[TopicPartition], answered: Container[TopicPartition]) -> list[Refusal]:
+    """What an answer says nothing of may not have been done."""
+    return [Refusal(COORDINATOR_NOT_AVAILABLE, str(place), _LEFT_OUT) for place in asked if place not in answered]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
 from support.scripted_broker.dispatch import API_BY_KEY
+from support.scripted_broker.exchange import Answer
 from support.transaction_harness import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -81,6 +84,26 @@ def test_a_coordinator_that_is_loading_is_not_looked_up_again(step: str, error_c
     run(harness)
     asked = [exchange.request.coordinator_keys for exchange in harness.cluster.requests_of(FIND_COORDINATOR)]
     assert asked.count((ID,)) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "api_key", "answer"),
+    [
+        (1, ADD_PARTITIONS, {"throttle_time": 0, "results_by_topic_v3_and_below": []}),
+        (1, TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
+        (2, TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
+    ],
+)
+def test_what_an_answer_leaves_out_is_asked_for_again(version: int, api_key: int, answer: dict[str, Any]) -> None:
+    harness = TransactionHarness(version).started()
+    harness.cluster.on(api_key, lambda *_: Answer(answer))
+    delivery = harness.send(b"v", partition=0)
+    harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.commit_transaction()
+    assert len(harness.cluster.requests_of(api_key)) == 2
+    assert delivery.error is None
+    assert harness.committed() == [b"v"]
+    assert harness.offsets()
 
 
 @both_versions

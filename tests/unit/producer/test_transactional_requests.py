@@ -137,12 +137,16 @@ def test_a_producer_id_carries_the_one_held() -> None:
 def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:
     request = requests.add_partitions("t", PRODUCER, PLACES, done, RESULT)
     built = request.request.build(3)
-    topics = [(topic.name, topic.partitions) for topic in built.v3_and_below_topics]
-    assert topics == [("a", (2,)), ("b", (0, 1))]
+    named = [(topic.name, topic.partitions) for topic in built.v3_and_below_topics]
+    assert named == [("a", (2,)), ("b", (0, 1))]
     assert (built.v3_and_below_producer_id, built.v3_and_below_producer_epoch) == PRODUCER
     results = [{"partition_index": index, "partition_error_code": code} for index, code in [(0, 29), (1, 55), (2, 0)]]
-    body = answer(24, 3, {"results_by_topic_v3_and_below": [{"name": "b", "results_by_partition": results}]})
+    others = [{"partition_index": 2, "partition_error_code": 0}]
+    topics = [{"name": "b", "results_by_partition": results}, {"name": "a", "results_by_partition": others}]
+    body = answer(24, 3, {"results_by_topic_v3_and_below": topics})
     assert list(request.refusals(body)) == [Refusal(29, "b-0"), Refusal(55, "b-1")]
+    body = answer(24, 3, {"results_by_topic_v3_and_below": topics[:1]})
+    assert list(request.refusals(body))[2:] == [Refusal(15, "a-2", "The answer does not mention it.")]
 
 
 def test_a_group_is_added_and_refused_by_its_name() -> None:
@@ -166,8 +170,11 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
     assert found == {("b", 1): (7, "rows=10"), ("b", 0): (8, None), ("a", 2): (9, "")}
     assert (built.group_id, built.generation_id, built.member_id, built.group_instance_id) == group
     partitions = [{"partition_index": 0, "error_code": 0}, {"partition_index": 1, "error_code": 22}]
-    body = answer(28, 4, {"topics": [{"name": "b", "partitions": partitions}]})
-    assert list(request.refusals(body)) == [Refusal(22, "group g, b-1")]
+    others = [{"partition_index": 2, "error_code": 0}]
+    topics = [{"name": "b", "partitions": partitions}, {"name": "a", "partitions": others}]
+    assert list(request.refusals(answer(28, 4, {"topics": topics}))) == [Refusal(22, "group g, b-1")]
+    refusals = list(request.refusals(answer(28, 4, {"topics": topics[:1]})))
+    assert refusals[1:] == [Refusal(15, "a-2", "The answer does not mention it.")]
     assert requests.txn_offset_commit("t", PRODUCER, group, offsets, 2, done, RESULT).request.latest_version == 5
 
 
