@@ -9,7 +9,12 @@ from spark_kafka_sink.client.coordinator_api import CoordinatorApi
 from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, UnstableOffsetCommitError, error_for_code
+from spark_kafka_sink.common.errors import (
+    CoordinatorNotAvailableError,
+    KafkaError,
+    UnstableOffsetCommitError,
+    error_for_code,
+)
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import GROUP, OffsetFetchRequest, group_offsets_of
 from spark_kafka_sink.protocol.messages import Message
@@ -100,4 +105,7 @@ def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
     for code, place in codes:
         if code:
             return error_for_code(code, f"{place}{error_for_code(code)}")
-    return {topic_partition: found.get(topic_partition) for topic_partition in wanted.topic_partitions}
+    for topic_partition in wanted.topic_partitions:
+        if topic_partition not in found:  # that nothing is committed is said by an offset of -1
+            return CoordinatorNotAvailableError(f"{topic_partition}: the answer does not mention it.")
+    return {topic_partition: found[topic_partition] for topic_partition in wanted.topic_partitions}

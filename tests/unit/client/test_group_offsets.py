@@ -107,6 +107,16 @@ def test_an_answer_about_another_group_is_none(bench: CoordinatorBench) -> None:
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer(500))
 
 
+def test_a_partition_that_an_answer_leaves_out_is_asked_for_again(bench: CoordinatorBench) -> None:
+    def shorten(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"topics": values["groups"][0]["topics"][:1]}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(shorten), times=2)
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, "")}}
+    assert len(bench.asked(OFFSET_FETCH)) == 3
+
+
 def test_a_broker_of_one_group_a_request_is_understood(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {**KAFKA_3_0, OFFSET_FETCH: (0, 7)}
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
