@@ -35,7 +35,7 @@ _RECORD: Final = 16_384
 class TlsTransport:
     """TCP with encryption, to a peer whose certificate is for the address's host."""
 
-    __slots__ = ("_description", "_failure", "_host", "_socket")
+    __slots__ = ("_description", "_failure", "_has_ended", "_host", "_socket")
 
     def __init__(
         self, address: Address, description: str, send_buffer: int, receive_buffer: int, context: ssl.SSLContext
@@ -47,6 +47,8 @@ class TlsTransport:
         self._description = description
         self._failure: OSError | None = None
         """Met behind good bytes, which are handed over first; perhaps the peer says nothing more, ever."""
+        self._has_ended = False
+        """The same of the peer's farewell, after which TCP may stay open."""
         try:
             self._host.encode("idna")  # as the next line does, which leaks its socket where that fails
             self._socket = context.wrap_socket(
@@ -89,6 +91,7 @@ class TlsTransport:
             while filled < buffer.nbytes:
                 count = tls.recv_into(buffer[filled:])
                 if count == 0:
+                    self._has_ended = True
                     break
                 filled += count
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -102,7 +105,7 @@ class TlsTransport:
         return filled
 
     def has_buffered(self) -> bool:
-        return self._socket.pending() > 0 or self._failure is not None
+        return self._socket.pending() > 0 or self._has_ended or self._failure is not None
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         """OpenSSL keeps the record that the socket did not take whole, and wants the same bytes again. So they come:

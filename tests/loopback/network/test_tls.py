@@ -454,6 +454,19 @@ def test_what_came_before_the_end_is_handed_over_and_the_end_told() -> None:
         assert isinstance(state.error, DisconnectError)
 
 
+def test_an_end_behind_part_of_a_frame_is_told_at_once_though_tcp_stays_open() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        echo(selector, b"the server is there")
+        peer = server.connections[0]
+        peer.sendall(frame(bytes(1_000))[:500])
+        peer.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            peer.unwrap()  # says that it is done, and waits for our farewell
+        state = lost(selector)
+        assert "closed the connection after 496 of a response's 1000 bytes" in str(state.error)
+
+
 def test_bytes_that_were_tampered_with_end_the_connection(peer: Peer) -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
