@@ -85,7 +85,9 @@ class TopicCreation:
             return KafkaTimeoutError(f"Node {node} did not answer.")
         if future.failed():
             return future.error
-        (answer,) = future.value().body.topics
+        answer = next((each for each in future.value().body.topics if each.name == topic), None)
+        if answer is None:
+            return UnknownTopicOrPartitionError(f"Node {node} was asked to create it, and did not mention it.")
         code = int(answer.error_code)
         return error_for_code(code, f"Topic {topic}: {answer.error_message or error_for_code(code)}") if code else None
 

@@ -114,6 +114,13 @@ def test_a_creation_that_fails_for_now_is_repeated_with_pauses(code: int) -> Non
     assert all(later - earlier >= 100 for earlier, later in pairwise(times))
 
 
+def test_a_creation_that_an_answer_does_not_mention_is_repeated() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(CREATE_TOPICS, lambda *_: Answer({"throttle_time": 0, "topics": []}))
+    assert ensure(bench, "decisions") == 5
+    assert len(bench.asked(CREATE_TOPICS)) == 2
+
+
 def test_a_creation_that_never_comes_through_ends_at_the_limit_and_says_why() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None)
