@@ -85,10 +85,10 @@ class StickyPartitioner:
         return partition
 
     def _has_leader(self, cluster: Cluster, partition: int) -> bool:
-        """Or no partition has one, so that staying is as good as going."""
+        """Or no partition has one, so that staying is as good as going; not with one that is gone."""
         available = cluster.available_partitions_for_topic(self._topic)
         infos = cluster.partitions_for_topic(self._topic)
-        return not available or (partition < len(infos) and infos[partition].leader is not None)
+        return partition < len(infos) and (not available or infos[partition].leader is not None)
 
     def _choose(self, cluster: Cluster, partition_count: int) -> int:
         available = cluster.available_partitions_for_topic(self._topic)

@@ -87,6 +87,14 @@ def test_a_partition_that_is_gone_is_left() -> None:
     assert made.take(1, cluster_of(True, True), 2) in {0, 1}
 
 
+def test_a_partition_that_is_gone_is_left_also_while_no_other_has_a_leader() -> None:
+    """As of a topic made again a moment ago: records for a partition that it does not have could only expire."""
+    made = partitioner(1_000_000)
+    assert made.take(1, cluster_of(False, False, True), 3) == 2
+    taken = draws(made, cluster_of(False, False), 20, size=10)
+    assert set(taken) in ({0}, {1})
+
+
 def test_the_longer_a_queue_the_less_often_it_is_drawn() -> None:
     """Queues of 0, 3, 1 give weights of 4, 1, 3, as in Kafka's own example."""
     loads = PartitionLoads({0: 0, 1: 3, 2: 1})
