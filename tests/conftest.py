@@ -1,5 +1,11 @@
-"""What every test may use."""
+"""What every test may use, and what holds for all of them."""
 
 from __future__ import annotations
 
+from hypothesis import settings
+
 pytest_plugins = ["spark_kafka_sink.local.pytest_plugin", "support.spark_fixture", "support.secured_broker"]
+
+# Hypothesis gives an example 200 ms of the wall clock, but where CI is set: a machine that stalls is no failure.
+settings.register_profile("no deadline", settings(), deadline=None)
+settings.load_profile("no deadline")
