@@ -20,6 +20,10 @@ class Lateness(Background):
         self._last = time.monotonic()
         self._stalls: list[tuple[float, float]] = []
 
+    def stop(self) -> None:
+        super().stop()
+        self._step()  # of a stall at the end others may wake before the thread
+
     def _step(self) -> None:
         now = time.monotonic()
         if (late_s := now - self._last - _PAUSE_S) > _STALL_S:
