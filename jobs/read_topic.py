@@ -13,8 +13,10 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +47,7 @@ SCHEMA = pa.schema(
     ]
 )
 WIDEST_CELL = 60
+EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @contextmanager
@@ -98,9 +101,10 @@ def show_records(records: pa.Table, limit: int, console: Console) -> None:
         "headers",
     ):  # where the screen is narrow, the widest of these gives way, and no other
         table.add_column(column)
-    for row in records.slice(0, limit).to_pylist():
+    for row in _rows(records.slice(0, limit)):
         headers = ", ".join(f"{header['key']}={as_text(header['value'])}" for header in row["headers"] or ())
-        moment = f"{row['timestamp']:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+        time = row["timestamp"]
+        moment = f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] if isinstance(time, datetime) else f"{time} ms"
         texts = (as_text(row["key"]), as_text(row["value"]), headers)
         cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
         table.add_row(str(row["partition"]), str(row["offset"]), moment, *cells)
@@ -135,8 +139,19 @@ def write(records: pa.Table, output: Path) -> None:
         pq.write_table(records, output)
         return
     with output.open("w", encoding="utf-8") as file:
-        for batch in records.to_batches():
-            file.writelines(json.dumps(row, default=_json, ensure_ascii=False) + "\n" for row in batch.to_pylist())
+        file.writelines(json.dumps(row, default=_json, ensure_ascii=False) + "\n" for row in _rows(records))
+
+
+def _rows(records: pa.Table) -> Iterator[dict[str, Any]]:
+    """As Python values. A timestamp after the year 9999, as microseconds taken for milliseconds are, is no datetime: it
+    stays a number of milliseconds.
+    """
+    at = records.schema.get_field_index("timestamp")
+    for batch in records.set_column(at, "timestamp", records["timestamp"].cast(pa.int64())).to_batches():
+        for row in batch.to_pylist():
+            with suppress(OverflowError):
+                row["timestamp"] = EPOCH + timedelta(milliseconds=row["timestamp"])
+            yield row
 
 
 def _json(value: object) -> str:

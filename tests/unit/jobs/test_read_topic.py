@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
+ROW = {"topic": "t", "partition": 0, "offset": 0, "key": None, "value": b"v", "headers": []}
 
 
 def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +31,21 @@ def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way(monkey
     assert cells[4].startswith('{"b": "')
     assert cells[4].endswith("…")
     assert cells[5].startswith("source")
+
+
+def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: one record with microseconds for milliseconds ended the job in an OverflowError."""
+    monkeypatch.syspath_prepend(str(JOBS))
+    from read_topic import SCHEMA, show_records, write
+
+    times = pa.array([1_356_998_400_007, 1_356_998_400_007_000], pa.timestamp("ms", tz="UTC"))
+    records = pa.Table.from_pylist([ROW] * 2, SCHEMA).set_column(3, SCHEMA.field(3), times)
+    screen = io.StringIO()
+    show_records(records, 20, Console(file=screen, width=120))
+    assert "2013-01-01 00:00:00.007 " in screen.getvalue()
+    assert "1356998400007000 ms" in screen.getvalue()
+    write(records, tmp_path / "records.json")
+    rows = [json.loads(line) for line in (tmp_path / "records.json").read_text(encoding="utf-8").splitlines()]
+    assert [row["timestamp"] for row in rows] == ["2013-01-01 00:00:00.007000+00:00", 1_356_998_400_007_000]
