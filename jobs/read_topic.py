@@ -86,7 +86,7 @@ def as_text(data: bytes | None) -> str:
     """Bytes for a person: UTF-8 where they are, cut to a cell's width."""
     if data is None:
         return "null"
-    text = data[: WIDEST_CELL * 4].decode("utf-8", errors="backslashreplace")
+    text = data[: WIDEST_CELL * 4 + 1].decode("utf-8", errors="backslashreplace")
     return text if len(text) <= WIDEST_CELL else text[: WIDEST_CELL - 1] + "…"
 
 

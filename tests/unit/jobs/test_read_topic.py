@@ -49,3 +49,16 @@ def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(
     write(records, tmp_path / "records.json")
     rows = [json.loads(line) for line in (tmp_path / "records.json").read_text(encoding="utf-8").splitlines()]
     assert [row["timestamp"] for row in rows] == ["2013-01-01 00:00:00.007000+00:00", 1_356_998_400_007_000]
+
+
+def test_text_that_is_cut_says_so_whatever_its_letters_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: of 61 letters of four bytes 60 were shown as if they were all."""
+    monkeypatch.syspath_prepend(str(JOBS))
+    from read_topic import as_text
+
+    assert as_text("\U0001f600".encode() * 60) == "\U0001f600" * 60
+    assert as_text("\U0001f600".encode() * 61) == "\U0001f600" * 59 + "…"
+    assert as_text(b"x" * 60) == "x" * 60
+    assert as_text(b"x" * 61) == "x" * 59 + "…"
+    assert as_text(b"\xff") == "\\xff"
+    assert as_text(None) == "null"
