@@ -1,0 +1,67 @@
+"""Varints of one number, and of whole columns, at every number where their width changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spark_kafka_sink.record.varints import (
+    MINUS_ONE,
+    Field,
+    merge,
+    to_binary,
+    total_width,
+    varint,
+    varint_fields,
+    varint_width,
+    varint_widths,
+    zigzag,
+)
+
+EDGES = sorted(
+    {sign * (1 << bits) + more for bits in range(63) for sign in (1, -1) for more in (-1, 0, 1)}
+    | {(1 << 63) - 1, -(1 << 63)}
+)
+
+
+def expected(number: int) -> bytes:
+    """As the protocol describes it, seven bits at a time."""
+    left = 2 * number if number >= 0 else -2 * number - 1
+    septets = [left >> shift & 0x7F for shift in range(0, max(1, left.bit_length()), 7)]
+    return bytes(0x80 | septet for septet in septets[:-1]) + bytes(septets[-1:])
+
+
+def test_one_number_at_every_width() -> None:
+    assert [varint(number) for number in EDGES] == [expected(number) for number in EDGES]
+    assert [varint_width(number) for number in EDGES] == [len(expected(number)) for number in EDGES]
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 64])
+def test_a_number_that_is_no_int64_is_refused(number: int) -> None:
+    with pytest.raises(OverflowError, match=f"{number} is no int64"):
+        varint(number)
+
+
+@pytest.mark.parametrize("width", range(1, 11))
+def test_columns_at_every_width(width: int) -> None:
+    numbers = [number for number in EDGES if len(expected(number)) <= width]
+    column = np.array(numbers, np.int64)
+    fields = varint_fields(zigzag(column))
+    assert to_binary(fields, len(numbers)).to_pylist() == [expected(number) for number in numbers]
+    assert sum(field.max_width for field in fields) == width, "room for more bytes than there are makes more words"
+    assert np.broadcast_to(total_width(fields), len(numbers)).tolist() == [len(expected(each)) for each in numbers]
+    assert varint_widths(column).tolist() == [len(expected(number)) for number in numbers]
+
+
+def test_neighbours_share_words_of_up_to_eight_bytes() -> None:
+    numbers = np.array([0, 1 << 20, -1, 1 << 26])
+    four = varint_fields(zigzag(numbers))
+    words = merge([*four, *four, MINUS_ONE, *four])
+    assert [word.max_width for word in words] == [8, 5]
+    made = [expected(each) * 2 + b"\1" + expected(each) for each in numbers.tolist()]
+    assert to_binary(words, 4).to_pylist() == made
+
+
+def test_a_constant_takes_its_width_in_every_row() -> None:
+    words = merge([MINUS_ONE, Field(0x0302, 2, 2), *varint_fields(zigzag(np.array([5, 64])))])
+    assert to_binary(words, 2).to_pylist() == [b"\1\2\3\x0a", b"\1\2\3\x80\1"]
