@@ -10,6 +10,7 @@ from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record import arrow_arrays
 from spark_kafka_sink.record.arrow_arrays import value_offsets
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
 
 HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 STRING_TYPES = [pa.string(), pa.large_string(), pa.string_view()]
@@ -331,3 +332,19 @@ def test_rows_of_python_values_become_columns() -> None:
 def test_a_row_that_is_no_bytes_is_refused_with_its_place(rows: dict[str, Any], message: str) -> None:
     with pytest.raises(SerializationError, match=message):
         RecordColumns.from_rows(**rows)
+
+
+def test_more_headers_than_32_bit_offsets_can_address_are_refused_by_name() -> None:
+    headers = pa.array([{"key": "h", "value": b""}], HEADER_TYPE.value_type)
+    offsets = pa.py_buffer(np.array([0, 2**31, 1], np.int64))  # Arrow looks at the last one alone
+    column = pa.Array.from_buffers(pa.large_list(headers.type), 2, [None, offsets], children=[headers]).slice(0, 1)
+    with pytest.raises(SerializationError, match=r"'headers' holds more than 2\^31 headers; hand over fewer rows"):
+        RecordColumns(pa.array([b"v"]), headers=column)
+
+
+def test_headers_of_no_rows_need_no_offsets() -> None:
+    """As empty lists come from other Arrow libraries."""
+    final = RecordColumns(pa.array([b"v"]), headers=pa.array([[]], HEADER_TYPE)).headers.type
+    column = pa.Array.from_buffers(final, 0, [None, pa.py_buffer(b"")], children=[pa.array([], final.value_type)])
+    made = RecordColumns(pa.array([], pa.binary()), headers=column)
+    assert (made.num_rows, record_size_upper_bounds(made).tolist(), columns_size_upper_bound(made)) == (0, [], 0)
