@@ -42,6 +42,25 @@ def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() ->
     assert report.to_pylist()[0]["records"] == 3
 
 
+def test_each_column_goes_with_its_row() -> None:
+    producer = ScriptedProducer()
+    headers = [[{"key": "h", "value": b"1"}], None]
+    header_type = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = batch(
+        value=pa.array(["a", "b"]),
+        partition=pa.array([3, None], pa.int32()),
+        headers=pa.array(headers, header_type),
+        timestamp=pa.array([5, None]),
+        key=pa.array(["x", "y"]),
+    )
+    list(write_arrow(config(), pool_of(producer), [rows]))
+    assert [row for sent in producer.sent for row in sent.rows("value", "key", "partition", "timestamp_ms")] == [
+        (b"a", b"x", 3, 5),
+        (b"b", b"y", None, None),
+    ]
+    assert producer.sent[0].columns.headers.to_pylist() == [[{"key": b"h", "value": b"1"}], []]
+
+
 @pytest.mark.parametrize(
     ("topic", "partitions", "sizes"),
     [("orders", 31, [3, 1, 1, 1]), ("orders", 32, [3, 3]), (None, 31, [3, 1, 1, 1]), (None, 32, [3, 3])],
