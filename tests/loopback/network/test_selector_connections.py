@@ -9,7 +9,7 @@ import time
 
 import pytest
 from support.fake_clock import FakeClock
-from support.peer import Peer, connect, frame, lost, open_files, receive, send_of
+from support.peer import Peer, connect, frame, lost, open_files, poll_until, receive, send_of
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError
@@ -18,6 +18,18 @@ from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.transport import Address
 
 # ---- the end of a connection -----------------------------------------------------------------------------------------
+
+
+def test_what_one_poll_told_the_next_does_not(selector: Selector, peer: Peer) -> None:
+    selector.connect("1", peer.address, -1, -1)
+    poll_until(selector, lambda: selector.connected)
+    selector.send(send_of(b"question"))
+    selector.poll(100)
+    assert (len(selector.completed_sends), selector.connected) == (1, [])
+    peer.accept().sendall(frame(b"answer"))
+    assert receive(selector).payload == b"answer"
+    selector.poll(0)
+    assert (selector.completed_sends, selector.completed_receives) == ([], [])
 
 
 def test_what_came_before_the_end_is_handed_over_and_the_end_told_once(selector: Selector, peer: Peer) -> None:

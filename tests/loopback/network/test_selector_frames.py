@@ -134,6 +134,22 @@ def test_a_poll_ends_in_mid_frame_when_another_connection_has_something_to_tell(
         other.close()
 
 
+def test_a_wakeup_ends_a_poll_that_finds_room_for_more_of_a_frame_too(
+    selector: Selector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Peer(receive_buffer=4096)
+    connect(selector, slow, send_buffer=4096)
+    selector.send(send_of(bytes(50_000_000)))
+    selector.poll(0)
+    looks = [[(key, key.events) for key in selector._poller.get_map().values()]]
+    assert len(looks[0]) == 2
+    monkeypatch.setattr(selector._poller, "select", lambda _: looks.pop())
+    selector.wakeup()
+    selector.poll(60_000)
+    assert looks == []
+    slow.close()
+
+
 class TickingClock(FakeClock):
     """A millisecond for every look at it."""
 
