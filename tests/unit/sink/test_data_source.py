@@ -7,7 +7,7 @@ import datetime
 import logging
 import pickle
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -319,3 +319,18 @@ def test_a_level_and_a_handler_that_somebody_chose_are_kept(bare_logging: loggin
     bare_logging.setLevel(logging.ERROR)
     show_reports()
     assert (bare_logging.handlers, bare_logging.level) == ([chosen], logging.ERROR)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda: source().streamWriter(schema(value=TEXT), False).commit([message(0, 1, 0, 1)], 7),
+        lambda: source().streamWriter(schema(value=TEXT), False).abort([None], 7),
+        lambda: source().writer(schema(value=TEXT), False).commit([message(0, 1, 0, 1)]),
+        lambda: source().writer(schema(value=TEXT), False).abort([None]),
+    ],
+    ids=["a stream's commit", "a stream's abort", "a write's commit", "a write's abort"],
+)
+def test_each_end_of_a_batch_is_shown(bare_logging: logging.Logger, end: Callable[[], None]) -> None:
+    end()
+    assert (bare_logging.level, len(bare_logging.handlers)) == (logging.INFO, 1)

@@ -96,6 +96,17 @@ def test_a_streams_batch_counts_when_another_writer_commits_it(bench: Coordinato
     assert bench.state("orders/0") == "CompleteCommit"
 
 
+def test_a_batch_that_was_committed_before_is_said_to_be_skipped(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)], 0)
+    assert "is skipped" not in caplog.text
+    again = travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate
+    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 0, None, was_skipped=True))
+    KafkaStreamWriter(CONFIG, PREFIX).commit([told], 0)
+    assert f"{PREFIX}: the batch was committed before, and is skipped" in caplog.text
+
+
 def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: CoordinatorBench) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
     with pytest.raises(IllegalStateError, match="1 of 2 tasks told nothing"):
