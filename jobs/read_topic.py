@@ -177,7 +177,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"read_topic: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     if given.output is not None:
-        write(records, given.output)
+        try:
+            write(records, given.output)
+        except OSError as error:
+            print(f"read_topic: {given.output} cannot be written: {error.strerror or error}.", file=sys.stderr)
+            return 1
         console.print(f"{given.output}: {records.num_rows:,} records", highlight=False)
     else:
         show_records(records, given.limit, console)

@@ -62,3 +62,19 @@ def test_text_that_is_cut_says_so_whatever_its_letters_take(monkeypatch: pytest.
     assert as_text(b"x" * 61) == "x" * 59 + "…"
     assert as_text(b"\xff") == "\\xff"
     assert as_text(None) == "null"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_an_output_that_cannot_be_written_is_told_in_a_line(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(JOBS))
+    import read_topic
+
+    monkeypatch.setattr(read_topic, "read_topic", lambda *_: read_topic.SCHEMA.empty_table())
+    output = tmp_path / "not there" / f"records.{kind}"
+    assert read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--output", str(output)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"read_topic: {output} cannot be written: ")
+    assert "No such file or directory" in error
+    assert error.count("\n") == 1
