@@ -30,10 +30,18 @@ _PAUSE_S = 1.0
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """`SPARK_KAFKA_SINK_CACHE`, else `spark_kafka_sink` in the user's cache folder (XDG_CACHE_HOME or ~/.cache)."""
-    if chosen := environment.get("SPARK_KAFKA_SINK_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "spark_kafka_sink"
+    """`SPARK_KAFKA_SINK_CACHE`, else `spark_kafka_sink` in the user's cache folder (XDG_CACHE_HOME or ~/.cache).
+
+    Raises LocalBrokerError where `~` stands for nothing, as for a user id that the machine does not know.
+    """
+    chosen = environment.get("SPARK_KAFKA_SINK_CACHE")
+    folder = Path(chosen or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "spark_kafka_sink"))
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:
+        raise LocalBrokerError(
+            f"The cache folder {folder} is nowhere: {error} Name another one by SPARK_KAFKA_SINK_CACHE."
+        ) from error
 
 
 def fetch_jars(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import pwd
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import pytest
 
@@ -178,3 +179,21 @@ def test_a_disk_that_is_full_while_the_cache_is_filled_is_told_as_one_that_canno
 )
 def test_the_cache_is_where_the_environment_says(environment: dict[str, str], expected: Path) -> None:
     assert cache_dir(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [({}, r"~/\.cache/spark_kafka_sink"), ({"SPARK_KAFKA_SINK_CACHE": "~/kafka"}, "~/kafka")],
+)
+def test_a_user_without_a_home_is_told_of_the_variable(
+    environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: RuntimeError, Could not determine home directory, under a container's user id that nobody knows."""
+
+    def unknown(_: int) -> NoReturn:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(LocalBrokerError, match=rf"The cache folder {folder} is nowhere: .*SPARK_KAFKA_SINK_CACHE"):
+        cache_dir(environment)
