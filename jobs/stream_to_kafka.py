@@ -1,7 +1,8 @@
 """Stream a folder of files, or Spark's rate source, into Kafka.
 
     python jobs/stream_to_kafka.py --properties conf/files.properties --path /data/in --checkpoint /data/checkpoint
-    spark-submit jobs/stream_to_kafka.py --source rate --topic ticks --bootstrap-servers h1:9092 --checkpoint ...
+    spark-submit jobs/stream_to_kafka.py --source rate --trigger "1 second" --topic ticks \\
+        --bootstrap-servers h1:9092 --checkpoint ...
 
 Every setting is a property of the file given by --properties, or a flag, which wins; `--help` lists them. The sink's
 own options (`topic`, `kafka.<producer setting>`) and Spark's (`spark.<setting>`) go into the same file.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -53,6 +54,13 @@ def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
     file.write_bytes("topic=Gebühren\n".encode("latin-1"))
     with pytest.raises(UsageError, match=r"job\.properties is not UTF-8: .* position 9"):
         read_properties(file)
+
+
+def test_the_example_with_the_rate_source_writes_rows() -> None:
+    """Bug: with the default trigger, availableNow, there are none yet when the query begins: it wrote 0 and ended."""
+    text = (stream_to_kafka.__doc__ or "").replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if "--source rate" in line)
+    assert parse_arguments(shlex.split(line)[2:]).get("trigger") == "1 second"
 
 
 def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) -> None:
