@@ -4,6 +4,7 @@ with the job, Spark Connect. Each time a job of a user's is run as it stands (wr
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections import Counter
@@ -87,6 +88,35 @@ def test_executors_without_the_package_say_so(
     variables = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(bare_python)}
     with pytest.raises(AssertionError, match="No module named 'spark_kafka_sink'"):
         submit("local[1]", arguments, variables=variables)
+
+
+def test_the_format_runs_in_the_python_that_spark_found_it_with_unless_it_is_registered(
+    submit: Submit, bare_python: Path, kafka_broker: Admin, topic: str
+) -> None:
+    variables = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(bare_python)}
+    told = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "format"], variables=variables)
+    assert_each_wrote_every_row(kafka_broker, topic, told)
+    with pytest.raises(AssertionError, match="No module named 'spark_kafka_sink'"):
+        submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], variables=variables)
+
+
+@pytest.mark.parametrize("named_by", ["spark.pyspark.python", "a path with a blank"])
+def test_the_format_has_to_be_registered_where_spark_does_not_look(
+    named_by: str, submit: Submit, kafka_broker: Admin, topic: str, tmp_path: Path
+) -> None:
+    flags: list[str] = []
+    own = Path(sys.executable).parent  # where it is first on the PATH, Spark finds the format with its python3
+    path = os.environ["PATH"].split(os.pathsep)
+    variables = {"PATH": os.pathsep.join(folder for folder in path if Path(folder) != own)}
+    if named_by == "spark.pyspark.python":
+        flags = ["--conf", f"spark.pyspark.python={sys.executable}"]
+    else:
+        (tmp_path / "a blank").symlink_to(sys.prefix)
+        variables["PYSPARK_PYTHON"] = str(tmp_path / "a blank" / "bin" / "python")
+    with pytest.raises(AssertionError, match=r"ClassNotFoundException: kafka_sink\.DefaultSource"):
+        submit("local[1]", [kafka_broker.bootstrap_servers, topic, "format"], flags, variables)
+    told = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], flags, variables)
+    assert_each_wrote_every_row(kafka_broker, topic, told)
 
 
 def test_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
