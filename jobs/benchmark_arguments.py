@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from argument_types import at_least_one, file_to_write, path_in_a_folder
 from benchmark_cells import Cell
 from benchmark_contenders import CONTENDERS, STREAMS
 
@@ -38,12 +38,6 @@ def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
         return found
 
     return names
-
-
-def at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
 
 
 class Option(argparse.Action):
@@ -78,6 +72,6 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     every = ",".join(STREAMS)
     parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="for --latency [%(default)s]")
     parser.add_argument("--batches", type=at_least_one, default=60, help="timed micro-batches [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
+    parser.add_argument("--plot", type=path_in_a_folder, metavar="STEM", help="draw STEM.png and STEM.svg")
     return parser

@@ -18,11 +18,11 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pyarrow as pa
+from argument_types import at_least_one, file_to_write
 from crc32c import crc32c
 from rich.console import Console
 from rich.progress import track
@@ -126,11 +126,9 @@ def measure(cases: Sequence[Case], rounds: int, title: str) -> list[list[float]]
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100, help="[%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--rounds", type=at_least_one, default=100, help="[%(default)s]")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
     settings = parser.parse_args(arguments)
-    if settings.rounds < 1:
-        parser.error("--rounds: a number from 1 on is wanted")
     results: dict[str, dict[str, dict[str, float]]] = {}
     for title, cases in groups().items():
         times = measure(cases, settings.rounds, title)

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from argument_types import at_least_one
+from benchmark_cells import CODECS
 from microbenchmark import columns
 from rich.console import Console
 from rich.table import Table
@@ -78,21 +80,39 @@ def profile(servers: str, topic: str, codec: str, rows: int, rounds: int) -> dic
     return least
 
 
+def cells(text: str) -> list[tuple[str, int]]:
+    found = []
+    for name in text.split(","):
+        codec, _, partitions = name.partition("-")
+        if codec not in CODECS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r}: a codec ({', '.join(CODECS)}), a hyphen and partitions are wanted"
+            )
+        found.append((codec, at_least_one(partitions)))
+    return found
+
+
+def rows_of_a_block(text: str) -> int:
+    rows = at_least_one(text)
+    if rows > RECORDS:
+        raise argparse.ArgumentTypeError(f"{text}: a round has {RECORDS:,} records")
+    return rows
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", default="none-4,lz4-4,zstd-4,lz4-200", help="[%(default)s]")
-    parser.add_argument("--rows", type=int, default=10_000, help="[%(default)s]")
-    parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
+    parser.add_argument("--cells", type=cells, default="none-4,lz4-4,zstd-4,lz4-200", help="[%(default)s]")
+    parser.add_argument("--rows", type=rows_of_a_block, default=10_000, help="[%(default)s]")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="[%(default)s]")
     settings = parser.parse_args(arguments)
     for name, owner, method in STEPS:
         setattr(owner, method, clocked(name, getattr(owner, method)))
-    cells = [(codec, int(partitions)) for codec, partitions in (cell.split("-") for cell in settings.cells.split(","))]
     table = Table(title="us of processor time per thousand records")
     table.add_column("", no_wrap=True)
     measured = []
     logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic refuses its first batches now and then
     with EmbeddedKafka() as kafka:
-        for codec, partitions in cells:
+        for codec, partitions in settings.cells:
             table.add_column(f"{codec}, {partitions}", justify="right")
             kafka.create_topic(f"{codec}-{partitions}", partitions)
             topic = f"{codec}-{partitions}"

@@ -1,0 +1,26 @@
+"""What jobs take on their command lines, refused at once where it is of no use: some of them work for an hour first."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def path_in_a_folder(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
+    return path
+
+
+def file_to_write(text: str) -> Path:
+    path = path_in_a_folder(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder: a file is wanted")
+    return path
