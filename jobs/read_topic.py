@@ -84,9 +84,13 @@ def _to_table(topic_partition: TopicPartition, records: Sequence[DecodedRecord])
 
 def as_text(data: bytes | None) -> str:
     """Bytes for a person: UTF-8 where they are, cut to a cell's width."""
-    if data is None:
-        return "null"
-    text = data[: WIDEST_CELL * 4 + 1].decode("utf-8", errors="backslashreplace")
+    return "null" if data is None else shown(data[: WIDEST_CELL * 4 + 1].decode("utf-8", errors="backslashreplace"))
+
+
+def shown(text: str) -> str:
+    """What would end a line or steer a terminal, as who wrote the record may have meant to, becomes an escape."""
+    letters = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    text = "".join(letters)
     return text if len(text) <= WIDEST_CELL else text[: WIDEST_CELL - 1] + "…"
 
 
@@ -102,7 +106,7 @@ def show_records(records: pa.Table, limit: int, console: Console) -> None:
     ):  # where the screen is narrow, the widest of these gives way, and no other
         table.add_column(column)
     for row in _rows(records.slice(0, limit)):
-        headers = ", ".join(f"{header['key']}={as_text(header['value'])}" for header in row["headers"] or ())
+        headers = ", ".join(f"{shown(header['key'])}={as_text(header['value'])}" for header in row["headers"] or ())
         time = row["timestamp"]
         moment = f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] if isinstance(time, datetime) else f"{time} ms"
         texts = (as_text(row["key"]), as_text(row["value"]), headers)

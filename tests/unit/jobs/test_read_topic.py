@@ -64,6 +64,20 @@ def test_text_that_is_cut_says_so_whatever_its_letters_take(monkeypatch: pytest.
     assert as_text(None) == "null"
 
 
+def test_a_record_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a value could clear the screen, or write lines over those of the records before it."""
+    monkeypatch.syspath_prepend(str(JOBS))
+    from read_topic import SCHEMA, show_records
+
+    headers = [{"key": "h\x1b[2J", "value": b"\x9b\r"}]
+    row = ROW | {"timestamp": 0, "key": b"\x1b]0;title\x07", "value": "a\nb\u202ec é".encode(), "headers": headers}
+    screen = io.StringIO()
+    show_records(pa.Table.from_pylist([row], SCHEMA), 20, Console(file=screen, width=200))
+    (line,) = (line for line in screen.getvalue().splitlines() if "1970" in line)
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[3:] == [r"\x1b]0;title\x07", r"a\nb\u202ec é", r"h\x1b[2J=\x9b\r"]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 def test_an_output_that_cannot_be_written_is_told_in_a_line(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
