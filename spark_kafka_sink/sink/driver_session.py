@@ -80,14 +80,16 @@ class DriverSession:
             self._connect(config)
             self._used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
+            known, self._decided = self._decided, None
             if batch is None:
                 held = None  # who wrote after this process's last write is no rival, and may have left it to finish
             mandate: Mandate | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:
-                mandate = self._driver.begin(held, self._decided)
+                mandate = self._driver.begin(held, known)
+                if held is None or held.producer_id != mandate.driver.producer_id:
+                    known = None  # `begin` has read the last decision, which may be another driver's
                 batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-                known, self._decided = self._decided, None
                 outcomes = run_tasks(mandate, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:

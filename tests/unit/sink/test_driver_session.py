@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.transactions import Operator
 
 FETCH, INIT = int(ApiKey.FETCH), int(ApiKey.INIT_PRODUCER_ID)
 PREFIX = "orders"
@@ -237,6 +239,20 @@ def test_a_driver_whose_id_was_forgotten_after_it_was_taken_over_reads_what_was_
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
+@pytest.mark.parametrize("ids", ["kept", "forgotten"])
+def test_a_batch_of_another_driver_is_skipped_as_often_as_spark_runs_it_again(bench: SessionBench, ids: str) -> None:
+    bench.run(0)
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    if ids == "forgotten":
+        bench.cluster.transactions.transactions.clear()
+    else:
+        with pytest.raises(ProducerFencedError):
+            bench.run(1, "run 3")
+    for run in ("run 4", "run 5"):  # what came behind it in foreachBatch failed
+        bench.run(1, run)
+    assert bench.values() == ["row 0", "row 1"]
+
+
 def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +299,14 @@ def test_a_write_after_one_without_rows_comes_after_the_last_one_with_rows(bench
     session(PREFIX).run(CONFIG, None, lambda *_: [])
     session(PREFIX).run(CONFIG, None, write)
     assert batch_ids == [0, 1]
+
+
+def test_a_write_without_rows_brings_back_nothing_that_was_forgotten(bench: SessionBench) -> None:
+    bench.run(0)
+    Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).forget(PREFIX)
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    bench.run(0, "run 2")
+    assert bench.values() == ["row 0", "row 0"]
 
 
 def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None:
