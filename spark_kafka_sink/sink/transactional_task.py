@@ -114,7 +114,7 @@ class TransactionalDelivery(TaskDelivery):
         return name
 
     def _ensure_current(self) -> None:
-        """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin now
+        """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin then
         would abort what a task of the same name has left open, and what may be decided.
         """
         mandate, task = self._mandate, self._task
@@ -126,12 +126,16 @@ class TransactionalDelivery(TaskDelivery):
             )
 
     def _prepare(self, producer: Producer) -> TaskTransaction:
-        """The marker goes on its way before the rows are waited for; it counts only if the transaction does."""
+        """The marker goes on its way before the rows are waited for; it counts only if the transaction does. An attempt
+        whose batch was decided meanwhile leaves nothing open: the driver has looked for what others left, and under
+        version 1 of transactions what it aborted may have begun anew with the next partition.
+        """
         task = self._task
         current = OpenTransaction(*producer.current_transaction[:4])
         offsets = {self._mandate.place: (task.batch_id + 1, marker_text(current, self._sent))}
         producer.send_offsets_to_transaction(offsets, current.transactional_id)
         self._await_rows()
+        self._ensure_current()
         prepared = producer.prepare_transaction()
         if OpenTransaction(*prepared[:4]) != current:
             raise IllegalStateError(f"The transaction of partition {task.partition} was {current}, and now {prepared}.")

@@ -118,6 +118,16 @@ def test_an_attempt_of_a_stage_that_is_run_again_leaves_open_what_one_of_its_num
     assert bench.made[0].names == ["P/3.2"]
 
 
+def test_an_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
+    """Bug: readers waited for its time-out after the last batch, and after a batch write without a prefix."""
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    bench.found = TransactionDescription("P/driver", TransactionState.COMPLETE_COMMIT, 1, 1, 1, None, frozenset())
+    with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
+        bench.delivery.finish()
+    assert len(bench.made[0].closed_with) == 1
+
+
 @pytest.mark.parametrize("error", [KafkaError, KeyboardInterrupt])
 @pytest.mark.parametrize("step", ["init_transactions", "begin_transaction"])
 def test_a_producer_whose_transaction_does_not_begin_is_closed(
