@@ -202,16 +202,16 @@ class Channel:
         if count == WOULD_BLOCK:
             return False
         if count == 0:
-            raise DisconnectError(f"{self.description} closed the connection{self._progress()}.")
+            raise DisconnectError(f"{self.description} closed the connection{self._progress()}")
         self._filled += count
         return self._filled == len(self._view)
 
     def _progress(self) -> str:
         if self._frame is not None:
-            return f" after {self._filled} of a response's {len(self._frame)} bytes"
+            return f" after {self._filled} of a response's {len(self._frame)} bytes."
         if self._filled:
-            return f" after {self._filled} of a size's {_SIZE.size} bytes"
-        return "" if self.is_authenticated else " before it had authenticated us; is it a SASL listener"
+            return f" after {self._filled} of a size's {_SIZE.size} bytes."
+        return "." if self.is_authenticated else " before it had authenticated us. Is it a SASL listener?"
 
     def state(self, error: KafkaError | None) -> ChannelState:
         """How the connection ends, now, for `error`."""

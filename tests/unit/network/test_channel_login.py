@@ -126,6 +126,19 @@ def test_where_sending_failed_nothing_more_is_to_be_given(channel: Channel) -> N
     assert not channel.is_ready
 
 
+@pytest.mark.parametrize("is_logged_in", [False, True])
+def test_a_connection_that_ends_before_the_login_may_be_to_another_kind_of_listener(
+    channel: Channel, transport: Transport, is_logged_in: bool
+) -> None:
+    if is_logged_in:
+        log_in(channel)
+    transport.recv_into = lambda buffer: 0  # type: ignore[method-assign]
+    with pytest.raises(DisconnectError) as caught:
+        channel.read()
+    end = "." if is_logged_in else " before it had authenticated us. Is it a SASL listener?"
+    assert str(caught.value) == f"Node 1 at there:1 closed the connection{end}"
+
+
 def test_before_the_login_every_frame_is_the_authenticators(channel: Channel, authenticator: Authenticator) -> None:
     assert channel.take(NetworkReceive("1", IN_FLIGHT), 0)
     assert authenticator.heard == [IN_FLIGHT]
