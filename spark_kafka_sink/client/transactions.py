@@ -109,20 +109,22 @@ class Transactions:
         did not answer, UnsupportedVersionError where one is too old for a filter.
         """
         request = ListTransactionsRequest(tuple(state.value for state in states), tuple(producer_ids), longer_than_ms)
-        listed: dict[int, list[TransactionListing]] = {}
         round_ms: float = _LISTING_ROUND_MS
         while True:
-            nodes = [node for node in self._brokers(timer) if node.id not in listed]
+            nodes = self._brokers(timer)
             round_timer = Timer(self._calls.clock, min(timer.remaining_ms, int(round_ms)))
             round_ms *= _LISTING_ROUND_GROWTH
             outcomes = self._calls.run(ListTransactionsApi(request), nodes, round_timer)
             timer.update()
-            for node, outcome in outcomes.items():
-                if not isinstance(outcome.error, KafkaTimeoutError) or timer.is_expired:
-                    listed[node.id] = outcome.get()
-            if all(node.id in listed for node in nodes):
+            # All in one round: what a broker coordinated that has gone meanwhile is with one that may have answered.
+            listings = [
+                outcome.get()
+                for outcome in outcomes.values()
+                if not isinstance(outcome.error, KafkaTimeoutError) or timer.is_expired
+            ]
+            if len(listings) == len(nodes):
                 break
-        found = {listing.transactional_id: listing for listings in listed.values() for listing in listings}
+        found = {listing.transactional_id: listing for each in listings for listing in each}
         return [found[transactional_id] for transactional_id in sorted(found)]
 
     def _brokers(self, timer: Timer) -> Sequence[Node]:
