@@ -156,6 +156,9 @@ class DriverSession:
             self._driver.abort(mandate, outcomes)
         except KafkaError as error:
             log.warning("What the batch left open ends when the query is started again, or by time-out: %s", error)
+        except BaseException:  # Ctrl-C again
+            self.close()
+            raise
 
 
 def _connection_of(config: SinkConfig) -> object:

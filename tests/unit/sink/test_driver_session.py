@@ -220,6 +220,23 @@ def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: py
     assert bench.connections == ["made", "closed"]
 
 
+def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C twice."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "abort", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), interrupted)
+    bench.run(0)
+    assert bench.connections == ["made", "closed", "made", "closed", "made"]
+    assert bench.values() == ["row 0"]
+
+
 def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:
     bench.run(0)
     other = DriverSession(PREFIX)
