@@ -81,8 +81,6 @@ class DriverSession:
             self._used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
             known, self._decided = self._decided, None
-            if batch is None:
-                held = None  # who wrote after this process's last write is no rival, and may have left it to finish
             mandate: Mandate | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:
@@ -131,6 +129,8 @@ class DriverSession:
                 " already: two sinks of one foreachBatch, or two calls for one batch, need a transactional.id.prefix"
                 " each."
             )
+        if batch is None or self._last is None or batch.run_id != self._last.run_id:
+            self._held = None  # who wrote between two writes, or two runs, is no rival, and may have left it to finish
         self._last, self._last_sink, self._is_last_written = batch, sink, False
 
     def _connect(self, config: SinkConfig) -> None:

@@ -223,8 +223,6 @@ def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: py
 def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C twice."""
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -251,9 +249,16 @@ def test_a_driver_whose_id_was_forgotten_after_it_was_taken_over_reads_what_was_
     other = DriverSession(PREFIX)
     other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
     bench.cluster.transactions.transactions.clear()  # transactional.id.expiration.ms; any epoch is taken then
-    bench.run(1, "run 3")
-    bench.run(2, "run 3")
+    bench.run(1)
+    bench.run(2)
     assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
+def test_a_run_that_begins_is_the_driver_whoever_was_it_since_the_run_before(bench: SessionBench) -> None:
+    bench.run(0)
+    Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).finish(PREFIX)
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 0", "row 1"]
 
 
 @pytest.mark.parametrize("ids", ["kept", "forgotten"])
@@ -264,7 +269,7 @@ def test_a_batch_of_another_driver_is_skipped_as_often_as_spark_runs_it_again(be
         bench.cluster.transactions.transactions.clear()
     else:
         with pytest.raises(ProducerFencedError):
-            bench.run(1, "run 3")
+            bench.run(1)
     for run in ("run 4", "run 5"):  # what came behind it in foreachBatch failed
         bench.run(1, run)
     assert bench.values() == ["row 0", "row 1"]
