@@ -63,10 +63,12 @@ class Operator:
             self._say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def finish(self, prefix: str) -> None:
-        """Commit the batch decided last where that is not done, and abort what is undecided."""
+        """Commit the batch decided last where that is not done, and abort what is undecided; tell what stays open."""
         mandate = self._driver(prefix).begin()
         last = "Nothing was decided" if mandate.last_batch_id is None else f"Batch {mandate.last_batch_id} is committed"
-        self._say(f"{last}; nothing of {prefix} is open.")
+        left = [each.transactional_id for each in self._open(prefix) if each.state is TransactionState.ONGOING]
+        named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
+        self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
 
     def abort(self, prefix: str) -> None:
         """Abort what is undecided. Raises IllegalStateError where a decided batch is not committed yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,15 @@ def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
     assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
     assert [bench.state(f"orders/{number}") for number in range(2)] == ["CompleteAbort"] * 2
     assert bench.values() == []
+
+
+def test_what_could_not_be_aborted_is_told_to_be_open(bench: OperatorBench) -> None:
+    bench.batch(0)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53))
+    bench.operator.finish(PREFIX)
+    assert re.fullmatch(r"Nothing was decided; open until they time out \(1\): orders/[01]\.\n", bench.said())
+    bench.operator.finish(PREFIX)
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
 
 
 def test_another_prefix_is_left_alone(bench: OperatorBench) -> None:
