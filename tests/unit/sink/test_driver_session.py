@@ -267,11 +267,14 @@ def test_a_batch_of_another_driver_is_skipped_as_often_as_spark_runs_it_again(be
     DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
     if ids == "forgotten":
         bench.cluster.transactions.transactions.clear()
+        bench.run(1)
+        assert session(PREFIX)._decided is None, "the last decision is another driver's"
     else:
         with pytest.raises(ProducerFencedError):
             bench.run(1)
     for run in ("run 4", "run 5"):  # what came behind it in foreachBatch failed
         bench.run(1, run)
+        assert session(PREFIX)._decided is None
     assert bench.values() == ["row 0", "row 1"]
 
 
