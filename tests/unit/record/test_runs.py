@@ -114,6 +114,14 @@ def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
         pytest.param(
             RunInput(values(b"a", b"b"), np.array([0], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="short order"
         ),
+        *(  # the kernel looks at the rows of the next places before it comes to them
+            pytest.param(
+                RunInput(values(*[b"a"] * 10), np.array([*range(9), far], np.intp), None, NOW, 900),
+                runs((0, 10, 0, NOW)),
+                id=f"far {far}",
+            )
+            for far in (1 << 60, -1 << 60)
+        ),
         pytest.param(
             RunInput(values(b"a", b"b"), None, np.array([0]), NOW, 300), runs((0, 2, 0, NOW)), id="short times"
         ),
