@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -53,7 +53,8 @@ class StreamBatch(NamedTuple):
 
 class DriverSession:
     """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings, after
-    a long rest, and after an error that is none of Kafka's: a client that was interrupted may wait for ever.
+    a long rest, after an error that is none of Kafka's, for a client that was interrupted may wait for ever, and after
+    a refusal to let us in, for certificates may have been renewed since it read their files.
     """
 
     def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
@@ -91,7 +92,8 @@ class DriverSession:
                 outcomes = run_tasks(mandate, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
-                if not isinstance(cause, KafkaError):  # Ctrl-C, say, in the midst of what the client does
+                # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
+                if not isinstance(cause, KafkaError) or isinstance(cause, AuthenticationError):
                     self.close()
                 if mandate is not None:
                     self._give_up(config, mandate, outcomes)

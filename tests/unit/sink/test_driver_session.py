@@ -14,7 +14,13 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaTimeoutError, ProducerFencedError
+from spark_kafka_sink.common.errors import (
+    ConfigError,
+    IllegalStateError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    SslAuthenticationError,
+)
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import TaskTransaction
@@ -192,6 +198,25 @@ def test_a_client_that_was_interrupted_is_not_used_again(
             bench.run(1)
     bench.run(1)
     assert bench.connections == (["made"] if error is KafkaTimeoutError else ["made", "closed", "made"])
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("step", ["begin", "commit"])
+def test_a_client_that_was_not_let_in_is_made_anew(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It holds the certificates that it has read; their files may have been renewed since."""
+
+    def refused(*_: object) -> None:
+        raise SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+
+    bench.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, step, refused)
+        with pytest.raises(SslAuthenticationError):
+            bench.run(1)
+    bench.run(1, "run 2")
+    assert bench.connections == ["made", "closed", "made"]
     assert bench.values() == ["row 0", "row 1"]
 
 
