@@ -109,26 +109,31 @@ def read_properties(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: {error}.") from None
-    for line in _logical_lines(text):
+    for number, line in _logical_lines(text):
         name, equals, value = line.partition("=")
-        if not equals:
-            raise UsageError(f"{path}: {line!r} is not name=value.")
+        if not equals:  # it is not shown: it may be the second line of a key
+            raise UsageError(
+                f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
+                " backslash."
+            )
         found[name.strip()] = value.strip()
     return found
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Without blank ones and comments. A comment does not go on, and a line that goes on holds none."""
-    begun = ""
-    for line in map(str.lstrip, text.splitlines()):
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Without blank ones and comments, each with the number of its last line. A comment does not go on, and a line that
+    goes on holds none.
+    """
+    begun, number = "", 0
+    for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
         if begun or not line.startswith(("#", "!")):
             begun += line.removesuffix("\\")
             if not line.endswith("\\"):
                 if begun.strip():
-                    yield begun.strip()
+                    yield number, begun.strip()
                 begun = ""
     if begun.strip():
-        yield begun.strip()
+        yield number, begun.strip()
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
