@@ -52,7 +52,7 @@ class OAuthBearerMechanism:
             raise SaslAuthenticationError(self._refusal)
         if not challenge:
             return None
-        self._refusal = f"SASL OAUTHBEARER: the server refuses the token{_reasons(challenge)}."
+        self._refusal = f"SASL OAUTHBEARER: the server refuses the token{_reasons(challenge, self._sent[0])}."
         return b"\x01"
 
     def _begin(self, challenge: bytes) -> bytes:
@@ -68,13 +68,16 @@ class OAuthBearerMechanism:
         return f"n,,\x01auth=Bearer {token.reveal()}\x01{extensions}\x01".encode()
 
 
-def _reasons(challenge: bytes) -> str:
-    """What of the server's reasons (RFC 7628, section 3.2.2) can be told; they are JSON, or are not believed."""
+def _reasons(challenge: bytes, token: Secret) -> str:
+    """What of the server's reasons (RFC 7628, section 3.2.2) can be told; they are JSON, or are not believed. It may
+    have repeated the token.
+    """
     try:
         reasons = json.loads(challenge[:_LONGEST_ERROR].decode())
     except (ValueError, RecursionError):
         return ""
     if not isinstance(reasons, dict):
         return ""
-    told = {name: one_line(str(reasons[name])) for name in _TOLD_FIELDS if name in reasons}
+    texts = {name: str(reasons[name]).replace(token.reveal(), "***") for name in _TOLD_FIELDS if name in reasons}
+    told = {name: one_line(text) for name, text in texts.items()}
     return f": {', '.join(f'{name} {value}' for name, value in told.items())}" if told else ""

@@ -67,6 +67,15 @@ def test_a_refusal_is_acknowledged_and_stays_one() -> None:
             made.respond(b"")
 
 
+def test_reasons_that_repeat_the_token_are_told_without_it() -> None:
+    made = mechanism()
+    made.respond(b"")
+    made.respond(json.dumps({"status": f"no good: {TOKEN}", "scope": "x" * 490 + TOKEN}).encode())
+    with pytest.raises(SaslAuthenticationError, match=r"status no good: \*\*\*, scope x+\*\*\*") as caught:
+        made.respond(b"")
+    assert TOKEN[:4] not in str(caught.value)
+
+
 @given(
     st.binary(min_size=1, max_size=300) | st.just(b"[" * 16_000) | st.just(b'["status"]') | st.just(b'{"status": {}}')
 )
