@@ -80,17 +80,29 @@ class OidcTokenProvider:
 
     def _request(self) -> urllib.request.Request:
         credentials = self._credentials
-        user, password = credentials.client_id, credentials.client_secret.reveal()
-        if credentials.url_encodes_header:
-            user, password = quote_plus(user), quote_plus(password)
+        _, proof = self._sent_secrets()
         form = {"grant_type": "client_credentials"} | ({"scope": credentials.scope} if credentials.scope else {})
         headers = {
             "Accept": "application/json",
-            "Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}",
+            "Authorization": f"Basic {proof}",
             "Content-Type": "application/x-www-form-urlencoded",
         }
         body = urlencode(form).encode()
         return urllib.request.Request(credentials.endpoint, body, headers, method="POST")  # noqa: S310  # https alone
+
+    def _sent_secrets(self) -> tuple[str, str]:
+        """The secret as it is sent, and what proves that we know it."""
+        credentials = self._credentials
+        user, password = credentials.client_id, credentials.client_secret.reveal()
+        if credentials.url_encodes_header:
+            user, password = quote_plus(user), quote_plus(password)
+        return password, base64.b64encode(f"{user}:{password}".encode()).decode()
+
+    def _without_secrets(self, text: str) -> str:
+        """What the endpoint says, which may repeat what it was told."""
+        for secret in (self._credentials.client_secret.reveal(), *self._sent_secrets()):
+            text = text.replace(secret, "***")
+        return text
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         body = bytearray()
@@ -113,8 +125,7 @@ class OidcTokenProvider:
 
     def _refused(self, status: int, body: bytes) -> KafkaError:
         told = _json_object(body) or {}
-        secret = self._credentials.client_secret.reveal()
-        parts = [str(told[name]).replace(secret, "***") for name in ("error", "error_description") if name in told]
+        parts = [self._without_secrets(str(told[name])) for name in ("error", "error_description") if name in told]
         reason = "".join(f", {one_line(part)}" for part in parts)
         if 300 <= status < 400:
             reason = ", a redirect, which is not followed: name the endpoint itself"

@@ -102,6 +102,18 @@ def test_a_refusal_is_final_told_in_one_line_and_shows_no_secret(endpoint: Endpo
     assert len(str(caught.value)) < 1_000
 
 
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_an_endpoint_that_repeats_what_it_got_shows_no_secret(endpoint: Endpoint, is_encoded: bool) -> None:
+    def repeat(handler: http.server.BaseHTTPRequestHandler) -> None:
+        given = handler.headers["Authorization"]
+        text = f"{given} is {base64.b64decode(given.split()[1]).decode()}"
+        answering(401, {"error": "invalid_client", "error_description": text})(handler)
+
+    endpoint.respond = repeat
+    with pytest.raises(SaslAuthenticationError, match=r"invalid_client, Basic \*\*\* is me:\*\*\*\.$"):
+        endpoint.provider(url_encodes_header=is_encoded)()
+
+
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_what_may_pass(endpoint: Endpoint, status: int) -> None:
     endpoint.respond = answering(status, b"busy")
