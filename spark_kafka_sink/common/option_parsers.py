@@ -80,6 +80,17 @@ def non_empty_text(value: object) -> str:
     return text(value)
 
 
+def path(value: object) -> str:
+    """Of a file with certificates or a key. Text of PEM, with perhaps the key in it, is none."""
+    found = non_empty_text(value)
+    if "-----BEGIN" in found:
+        raise RefusalError(
+            "the path of a file is wanted; PEM text goes into ssl.truststore.certificates, or into ssl.keystore.key and"
+            " ssl.keystore.certificate.chain"
+        )
+    return found
+
+
 def one_of(*allowed: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         text = str(value).strip()

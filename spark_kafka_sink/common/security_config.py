@@ -51,10 +51,11 @@ class SecurityConfig:
         _store_type, "PEM", "string", "PEM, or PKCS12 with the extra `pkcs12`. Kafka's own default is JKS."
     )
     ssl_truststore_location: str | None = option(
-        parsers.non_empty_text,
+        parsers.path,
         None,
         "string",
         "File of the authorities that brokers' certificates may come from; without it, those that the system trusts.",
+        is_secret=True,
     )
     ssl_truststore_certificates: Secret | None = option(
         parsers.secret_pem("CERTIFICATE"), None, "password", "The same as PEM text, instead of a file.", is_secret=True
@@ -66,10 +67,11 @@ class SecurityConfig:
         _store_type, "PEM", "string", "PEM, or PKCS12 with the extra `pkcs12`. Kafka's own default is JKS."
     )
     ssl_keystore_location: str | None = option(
-        parsers.non_empty_text,
+        parsers.path,
         None,
         "string",
         "File of this client's private key and certificate chain, for brokers that want a certificate.",
+        is_secret=True,
     )
     ssl_keystore_certificate_chain: Secret | None = option(
         parsers.secret_pem("CERTIFICATE"),

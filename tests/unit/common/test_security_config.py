@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import re
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -159,6 +160,16 @@ def test_a_password_may_be_given_as_a_secret() -> None:
 def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
     with pytest.raises(ConfigError, match=r"BEGIN CERTIFICATE-----; for a file there is a \.location"):
         config(ssl_truststore_certificates="/etc/ca.pem")
+
+
+@pytest.mark.parametrize("key", ["ssl.keystore.location", "ssl.truststore.location"])
+def test_pem_text_for_a_path_is_refused_and_not_shown_for_a_key_may_be_in_it(key: str) -> None:
+    wanted = rf"^{re.escape(key)}=\*\*\*: the path of a file is wanted; PEM text goes into ssl\.truststore\.certif"
+    with pytest.raises(ConfigError, match=wanted) as refusal:
+        config(**{key: f"{KEY}\n{CERTIFICATE}"})
+    assert "hunter2" not in str(refusal.value)
+    with pytest.raises(ConfigError, match="must not be empty"):
+        config(**{key: " "})
 
 
 @pytest.mark.parametrize(
