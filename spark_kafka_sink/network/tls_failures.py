@@ -99,9 +99,12 @@ def _distrust(error: ssl.SSLCertVerificationError, host: str) -> str:
             " not count. An empty ssl.endpoint.identification.algorithm turns the check off."
         )
     if error.verify_code == _EXPIRED:
-        return "its certificate has expired. Have it renewed, if this machine's clock is right."
+        return (
+            "its certificate, or that of an authority above it, has expired. Have it renewed, here too if it is in"
+            " ssl.truststore.location or ssl.truststore.certificates, if this machine's clock is right."
+        )
     if error.verify_code == _NOT_YET_VALID:
-        return "its certificate is not valid yet. Is this machine's clock right?"
+        return "its certificate, or that of an authority above it, is not valid yet. Is this machine's clock right?"
     if error.verify_code in _UNKNOWN_AUTHORITY:
         return (
             f"its certificate is of an authority that we do not know ({error.verify_message}). Put that authority's"

@@ -46,10 +46,10 @@ class Identity:
 class Authority:
     """Signs certificates that are good for a day, for `localhost` and 127.0.0.1 unless told otherwise."""
 
-    def __init__(self, name: str = "test authority") -> None:
+    def __init__(self, name: str = "test authority", not_after: datetime.datetime = _NOW + _DAY) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(self._name, self._key.public_key(), _NOW + _DAY).add_extension(
+        builder = self._builder(self._name, self._key.public_key(), not_after).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
         usage = x509.KeyUsage(
@@ -79,6 +79,11 @@ class Authority:
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return Identity(key, builder.sign(self._key, hashes.SHA256()))
+
+    @classmethod
+    def expired(cls) -> Authority:
+        """Its own certificate is; what it issues is good."""
+        return cls("expired authority", _NOW - datetime.timedelta(hours=1))
 
     def issue_expired(self) -> Identity:
         return self.issue(not_after=_NOW - datetime.timedelta(hours=1))

@@ -165,6 +165,14 @@ def test_a_certificate_that_is_not_good_is_refused(identity: Identity, text: str
         assert server.received == b""
 
 
+def test_an_authority_that_has_expired_is_not_told_as_the_brokers_certificate() -> None:
+    """As Java would not notice."""
+    authority = Authority.expired()
+    settings = config(ssl_truststore_certificates=authority.certificate_pem)
+    with TlsServer(server_context(authority.issue())) as server, selector_of(settings) as selector:
+        assert "its certificate, or that of an authority above it, has expired" in refusal(selector, server.port)
+
+
 def test_without_a_truststore_the_systems_authorities_are_asked() -> None:
     settings = config(ssl_truststore_certificates=None)
     with TlsServer(server_context(BROKER)) as server, selector_of(settings) as selector:
