@@ -116,6 +116,7 @@ def _identify(context: ssl.SSLContext, identity: Identity) -> None:
             reason = _reason(error) if isinstance(error, ssl.SSLError) else "ssl.key.password is too long"
             raise ConfigError(
                 f"{identity.setting}: private key and certificate cannot be used ({reason}). Is ssl.key.password right,"
+                " is the key encrypted by PBES2 (as by openssl pkcs8 -topk8; OpenSSL 3 reads nothing older but 3DES),"
                 " and is the certificate the key's?"
             ) from None
 

@@ -218,6 +218,26 @@ def test_a_key_that_cannot_be_used_is_refused_and_not_shown(settings: dict[str, 
     assert refusal.value.__cause__ is None
 
 
+OLD_KEY = """\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIGwMBsGCSqGSIb3DQEFAzAOBAhTbISDhMyPMwICCAAEgZAZOvXWU+XXlxWlWtu/
++unqItVBNqjWCkxsGJ5fNsSUJhIe76k0haaBcvIkEK6hfBRqtnO7I8vTIYKWMKqr
+37U2yGpmt3I3YtRcJYhUrec0TRNEuu7qntSJg2Yj1CKHLIbDWZICDvCPgoq6wGSE
+aMrAukUOWTR0difzAMEwWHCGno1DFkym6CjuDpjMU0fnq+g=
+-----END ENCRYPTED PRIVATE KEY-----
+"""
+"""Encrypted by `openssl pkcs8 -v1 PBE-MD5-DES -passout pass:pw`, which OpenSSL 3 has given up, and Java reads."""
+
+
+def test_a_key_encrypted_as_openssl_does_no_longer_is_not_told_as_a_wrong_password_alone() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Is ssl\.key\.password right, is the key encrypted by PBES2 .*openssl pkcs8 -topk8"
+    ):
+        context_of(
+            ssl_keystore_key=OLD_KEY, ssl_key_password="pw", ssl_keystore_certificate_chain=CLIENT.certificate_pem
+        )
+
+
 @pytest.mark.parametrize("content", ["", CLIENT.certificate_pem, CLIENT.key_pem()])
 def test_a_keystore_file_without_key_or_certificate_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "client.pem"
