@@ -155,6 +155,8 @@ def https_url(value: object) -> str:
         raise RefusalError("a URL of the form https://host/path is wanted")
     if parts.username is not None or parts.password is not None:
         raise RefusalError("a URL without credentials is wanted; they have options of their own")
+    if re.search(r"[\0-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
+        raise RefusalError("in a path other letters than ASCII's, and blanks, are written as %XX")
     return url
 
 

@@ -283,6 +283,17 @@ def test_settings_of_a_login_that_do_not_fit_are_refused(settings: dict[str, Any
     assert "hunter2" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("path", ["hunter2/\u00fc", "hunter2 ", "hunter2?a=\u00fc", "hunter2\tx"])
+def test_a_token_endpoint_that_no_request_can_name_is_refused_and_not_shown(path: str) -> None:
+    """HTTP would refuse it with each request: it was asked for a token again and again."""
+    with pytest.raises(ConfigError, match="other letters than ASCII's, and blanks, are written as %") as refusal:
+        config(**{"sasl.oauthbearer.token.endpoint.url": f"https://login.example/{path}/x"})
+    assert "hunter2" not in str(refusal.value)
+    key = "sasl.oauthbearer.token.endpoint.url"
+    given = "https://b\u00fccher.example/t%C3%BC?a=b"
+    assert parse_value(key, given, table_of(ProducerConfig)[key].metadata) == given
+
+
 def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
     config(sasl_jaas_config=None, ssl_key_password=None, ssl_truststore_location=None)
 
