@@ -50,7 +50,9 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     if not path.is_file():
         raise LocalBrokerError(f"No Java found: JAVA_HOME is {java_home}, but {path} is not there. {_INSTALL_HINT}")
     try:
-        answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LocalBrokerError(f"{path} does not run: {error}. {_INSTALL_HINT}") from error
     said = (answer.stderr + answer.stdout).strip()

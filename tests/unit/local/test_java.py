@@ -73,6 +73,13 @@ def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path")})
 
 
+def test_what_java_says_beside_its_version_may_be_in_another_encoding(tmp_path: Path) -> None:
+    """Bug: it repeats JAVA_TOOL_OPTIONS as they are, and a Latin-1 letter there was a UnicodeDecodeError."""
+    picked_up = r"printf 'Picked up JAVA_TOOL_OPTIONS: -Duser.name=Andr\351\n' >&2"
+    java = install(tmp_path / "path", f"{picked_up}\n{says('17.0.1')}")
+    assert find_java({"PATH": str(java.parent)}).version == "17.0.1"
+
+
 @pytest.mark.parametrize("script", ["echo 'no such luck' >&2; exit 1", "exit 0"])
 def test_a_java_that_names_no_version_is_refused_with_what_it_said(tmp_path: Path, script: str) -> None:
     java = install(tmp_path / "path", script)
