@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +31,8 @@ _TIMEOUT_S = 120.0
 def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
     """The same Jvm with an archive, which is made first if the cache has none for this Java and these jars.
 
-    A Java that cannot make one is noted by an empty file and goes without.
+    A Java that cannot make one is noted by an empty file and goes without. What failed for another reason, as a full
+    disk, is tried again at the next start.
     """
     archive = cache / "class-archives" / f"{_fingerprint(jvm.java, jvm.jars)}.jsa"
     if not archive.exists():
@@ -40,7 +42,7 @@ def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
             if not archive.exists():
                 archive.parent.mkdir(exist_ok=True)
                 _make(jvm, archive)
-    return replace(jvm, archive=archive) if archive.stat().st_size else jvm
+    return replace(jvm, archive=archive) if archive.exists() and archive.stat().st_size else jvm
 
 
 def _fingerprint(java: Java, jars: Sequence[Path]) -> str:
@@ -71,9 +73,19 @@ def _make(jvm: Jvm, archive: Path) -> None:
         node.await_end(_TIMEOUT_S)
     except LocalBrokerError as error:
         print(f"No class archive with {jvm.java.path} {jvm.java.version}: {error}", file=sys.stderr)
+        if _takes_the_option(jvm.java, fresh):
+            return
     finally:
         watchdog.close()
         port.release()
         controller_port.release()
     fresh.touch()
     fresh.replace(archive)
+
+
+def _takes_the_option(java: Java, fresh: Path) -> bool:
+    """Whether this Java starts when it is asked for an archive, which is then one of nothing, and is not kept."""
+    command: list[str | Path] = [java.path, f"-XX:ArchiveClassesAtExit={fresh}", "-version"]
+    answer = subprocess.run(command, capture_output=True, check=False)
+    fresh.unlink(missing_ok=True)
+    return answer.returncode == 0
