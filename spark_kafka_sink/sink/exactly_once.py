@@ -164,7 +164,7 @@ class ExactlyOnceDriver:
         # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
         # there is no successor yet, and what was listed before it is ended by its exact epochs.
         with _told_to_count(decision, self.prefix):
-            left = self._others_open(driver, tasks)
+            left = self._others_open(driver, ())
             driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
         return Committed(decision.finished(), False, driver)

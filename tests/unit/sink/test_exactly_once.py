@@ -118,6 +118,25 @@ def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_t
     assert bench.state("P/0") == "CompleteAbort"
 
 
+@pytest.mark.parametrize("version", [2, 1])
+def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborted_with_the_batchs_note(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it was left out as the task's own, and stayed open until its time-out where the attempt died."""
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    finish_all = ExactlyOnceDriver.finish
+
+    def finish(*arguments: Any) -> None:
+        finish_all(*arguments)
+        bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "late")
+
+    monkeypatch.setattr(ExactlyOnceDriver, "finish", finish)
+    assert driver.commit([told]).decision is not None
+    assert bench.state("P/0") == "CompleteAbort"
+
+
 def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
     driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
