@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
@@ -135,6 +136,31 @@ def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborte
     monkeypatch.setattr(ExactlyOnceDriver, "finish", finish)
     assert driver.commit([told]).decision is not None
     assert bench.state("P/0") == "CompleteAbort"
+
+
+def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bug: under version 1 the fence is no end of the driver's transaction, and what was decided was lost. Spark calls
+    abort while commit runs where a query is stopped.
+    """
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    fence = KafkaDriverCluster.init_producer_id
+
+    def decide_first(*arguments: Any) -> ProducerIdAndEpoch:
+        with monkeypatch.context() as slow:
+            slow.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError))
+            with pytest.raises(KafkaTimeoutError):
+                driver.commit([told])
+        return fence(*arguments)
+
+    with monkeypatch.context() as other:
+        other.setattr(KafkaDriverCluster, "init_producer_id", decide_first)
+        assert not driver.abort(told.mandate, [told])
+    assert driver.begin().last_batch_id == 4
+    assert bench.state("P/0") == "CompleteCommit"
 
 
 def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
