@@ -45,7 +45,7 @@ from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
-from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
 from spark_kafka_sink.sink.transactional_arrow import batch_task, deliver_in_transaction, streaming_task
@@ -114,7 +114,14 @@ class KafkaSinkDataSource(DataSource):
         return KafkaStreamWriter(config, stream_prefix(config, self.options) if config.is_exactly_once else None)
 
     def _checked(self, schema: StructType) -> SinkConfig:
-        config = SinkConfig.from_options({key: v for key, v in self.options.items() if key.lower() not in _SPARKS_OWN})
+        options = {key: value for key, value in self.options.items() if key.lower() not in _SPARKS_OWN}
+        if not options:
+            raise ConfigError(
+                "No option has come. Spark hands the OPTIONS of a table on to no Python data source: name them with the"
+                f" write, INSERT INTO t WITH ('{KAFKA_PREFIX}bootstrap.servers' 'host:port', 'topic' 'orders'), or make"
+                " it a TEMPORARY VIEW."
+            )
+        config = SinkConfig.from_options(options)
         if isinstance(check_columns(schema, config.topic).get(TIMESTAMP), TimestampNTZType):
             # its hour depends on the session's time zone, which Spark does not tell a data source
             raise SchemaError(
