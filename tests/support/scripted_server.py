@@ -139,7 +139,10 @@ class ScriptedServer:
             raise
 
     def _accept(self, node_id: int) -> None:
-        connection, _ = self._listeners[node_id].accept()
+        try:
+            connection, _ = self._listeners[node_id].accept()
+        except BlockingIOError:
+            return  # it was for another socket, closed meanwhile, whose descriptor this one has
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = _Client(node_id, connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import time
 from collections.abc import Callable, Iterator
 
@@ -102,6 +103,12 @@ def test_a_stopped_node_refuses_until_it_starts_on_the_same_port(server: Scripte
     server.start_node(0)
     assert server.cluster.nodes[0].port == port
     connect(selector, server, 0)
+
+
+def test_an_event_of_the_listener_before_whose_descriptor_it_has_is_no_fault_of_the_cluster() -> None:
+    """Bug: a node that was started again as a client came ended one test or another in BlockingIOError."""
+    with ScriptedServer(ScriptedCluster(1)) as server, server.lock:
+        server._process(server._poller.get_key(server._listeners[0]), selectors.EVENT_READ)
 
 
 def test_a_request_that_does_not_parse_fails_the_test_that_sent_it(selector: Selector) -> None:
