@@ -28,6 +28,7 @@ from spark_kafka_sink.common.errors import AuthorizationError, ConfigError, Ille
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.driver_session import is_one_off
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import driver_id
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
@@ -103,7 +104,7 @@ class Operator:
         not committed yet.
         """
         self.abort(prefix)
-        cluster = self._cluster(prefix, is_one_off=True)
+        cluster = self._cluster(prefix, is_free=True)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         _check_finished(last, prefix)  # a query that runs may have decided meanwhile
@@ -116,8 +117,9 @@ class Operator:
     def _say(self, line: str) -> None:
         print(line, file=self._out)
 
-    def _cluster(self, prefix: str, *, is_one_off: bool = False) -> KafkaDriverCluster:
-        return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=is_one_off)
+    def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
+        leaves_nothing = is_free or is_one_off(prefix)
+        return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=leaves_nothing)
 
     def _driver(self, prefix: str) -> ExactlyOnceDriver:
         return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms)

@@ -39,6 +39,8 @@ _IDLE_MS: Final = 600_000
 _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 """Scheme, authority and path, split as Hadoop's Path does it: there is no query, and no escape."""
 
+_ONE_OFF: Final = re.compile("spark-kafka-sink-[0-9a-f]{32}")
+
 RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
 """Runs a batch's tasks under a mandate and a batch id."""
 
@@ -185,6 +187,11 @@ def session(prefix: str) -> DriverSession:
 def one_off_prefix() -> str:
     """For a write that nobody will come back to."""
     return f"spark-kafka-sink-{uuid.uuid4().hex}"
+
+
+def is_one_off(prefix: str) -> bool:
+    """Whether it is one of `one_off_prefix`: those of streams are shorter."""
+    return _ONE_OFF.fullmatch(prefix) is not None
 
 
 def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
@@ -360,6 +361,21 @@ def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBen
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["finish", "accept"])
+def test_a_write_without_a_prefix_leaves_no_decision_where_an_operator_finishes_it(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: nobody comes back to such a prefix, and its decision stayed in the topic, and in the list, for ever."""
+    prefix = one_off_prefix()
+    monkeypatch.setitem(globals(), "PREFIX", prefix)
+    bench = OperatorBench()
+    bench.decide(0)
+    getattr(bench.operator, command)(prefix)
+    assert len(bench.values()) == 2
+    bench.operator.show(prefix)
+    assert f"No decision of {prefix} in " in bench.said()
 
 
 def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyPatch) -> None:
