@@ -45,7 +45,9 @@ class RunMetadata(NamedTuple):
     timestamp_ms: int
     """Log-append time, or -1 where the records keep their own."""
     serialized_size: int
-    """Encoded bytes before compression."""
+    """Encoded bytes before compression. Where a split, or errors of single records, cut what went into one batch: the
+    share by rows; of rows that failed unsent it may be a bound.
+    """
 
 
 RecordCallback = Callable[[RecordMetadata | None, KafkaError | None], None]

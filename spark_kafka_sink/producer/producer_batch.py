@@ -98,6 +98,7 @@ class ProducerBatch:
         self._batch_size = batch_size
         self._chunks: list[SizedBuffer | None] = []
         self._empty_places = 0
+        self._unfilled: dict[int, RunThunk] = {}
         self._row_runs: list[_RowRun] = []
         self._open_row_run: _RowRun | None = None
         self._allocations: list[SharedAllocation] = []
@@ -189,9 +190,10 @@ class ProducerBatch:
             if isinstance(last, RunThunk) and last.ends_at(self.record_count) and last.callback is on_completion:
                 last.extend(record_count, size)
             else:
-                thunk = RunThunk(on_completion, record_count, size)
-                thunk.bind(self.result, self.record_count)
-                self.thunks.append(thunk)
+                last = RunThunk(on_completion, record_count, size)
+                last.bind(self.result, self.record_count)
+                self.thunks.append(last)
+            self._unfilled[place] = last
         self.record_count += record_count
         self.size += size
         return place
@@ -199,9 +201,11 @@ class ProducerBatch:
     def fill_run(
         self, place: int, chunk: SizedBuffer, max_timestamp_ms: int, largest_record: int, reserved_size: int
     ) -> None:
-        """Put the run's bytes in its place; `size` comes down from the bound to the truth."""
+        """Put the run's bytes in its place; `size` and what its callback hears come down from bound to truth."""
         self._chunks[place] = chunk
         self.size += len(chunk) - reserved_size
+        if (thunk := self._unfilled.pop(place, None)) is not None:
+            thunk.serialized_size += len(chunk) - reserved_size
         self.largest_record = max(self.largest_record, largest_record)
         self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
         self._empty_places -= 1

@@ -135,4 +135,4 @@ def test_a_run_across_the_cut_is_told_of_in_both_parts() -> None:
     one.complete(10, None)
     two.complete(90, None)
     assert [(run.base_offset, run.record_count) for run in runs] == [(10, 3), (13, 1), (90, 4)]
-    assert [run.serialized_size for run in runs] == [100, 20, 80]
+    assert [run.serialized_size for run in runs] == [3 * 27, 27, 4 * 27]

@@ -102,6 +102,25 @@ def test_a_callback_is_told_once_of_runs_that_follow_one_another() -> None:
     assert runs == {"a": [(100, 5, 70), (106, 1, 7), (111, 2, 14), (114, 1, 5)], "b": [(105, 1, 9)]}
 
 
+def test_a_callback_is_told_the_bytes_that_its_rows_took_and_not_their_bound() -> None:
+    told: list[int] = []
+    batch = ProducerBatch(PLACE, 0, 10_000, 0)
+
+    def tell(run: RunMetadata, _: object) -> None:
+        told.append(run.serialized_size)
+
+    first, second = (batch.reserve_run(2, 90, free_memory(), tell) for _ in range(2))
+    taken = 0
+    for place, offset in ((second, 2), (first, 0)):
+        run = encode_rows(None, [b"a", b"bc"], None, [0, 0], offset, 0)
+        taken += len(run.chunk)
+        batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 90)
+    batch.close_for_appends()
+    assert batch.seal(NONE).size == HEADER_SIZE + taken
+    batch.complete(0, None)
+    assert told == [taken]
+
+
 def test_the_largest_timestamp_is_kept() -> None:
     batch = batch_of(b"a")
     append(batch, b"b", timestamp_ms=900)
