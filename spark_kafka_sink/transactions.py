@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TextIO
@@ -93,7 +94,7 @@ class Operator:
                     " that can be asked."
                 ) from each.error
         committed = [each for each in ended if each.error is None]
-        self._write(cluster, driver, last)
+        self._write(cluster, driver, replace(last, is_accepted=len(committed) < len(last.tasks)))
         self._say(
             f"Batch {last.batch_id} is closed: {len(committed)} of {len(last.tasks)} transactions are known to be"
             " committed. The query goes on after it."
@@ -171,6 +172,8 @@ class Operator:
         when = datetime.fromtimestamp(decision.time_ms / 1000, UTC).isoformat(" ", "seconds")
         whose = f"query {decision.query_id}" if decision.query_id else "a batch write"
         what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
+        if decision.is_accepted:
+            return f"{what}: closed by accept, and not all of its rows are known to be committed."
         if decision.is_finished:
             return f"{what}: committed."
         return (

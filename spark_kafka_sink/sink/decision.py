@@ -44,7 +44,8 @@ def marker_text(transaction: OpenTransaction, rows: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`query_id` is empty for a batch write. `partitions` and `rows` are those of the whole batch; `tasks` has those
-    with rows, and none once `is_finished`. `time_ms` is the driver's time of day.
+    with rows, and none once `is_finished`. `time_ms` is the driver's time of day. `is_accepted`: an operator called it
+    finished, though not all of `rows` are known to be committed.
     """
 
     batch_id: int
@@ -54,6 +55,7 @@ class Decision:
     rows: int
     tasks: tuple[TaskTransaction, ...]
     is_finished: bool = False
+    is_accepted: bool = False
 
     def finished(self) -> Decision:
         return replace(self, tasks=(), is_finished=True)
@@ -63,7 +65,7 @@ class Decision:
         return [task.transaction for task in self.tasks]
 
     def to_bytes(self) -> bytes:
-        content = {
+        content: dict[str, Any] = {
             "version": _VERSION,
             "state": _FINISHED if self.is_finished else _DECIDED,
             "batch_id": self.batch_id,
@@ -73,6 +75,8 @@ class Decision:
             "rows": self.rows,
             "transactions": [[*task.transaction, task.partition, task.rows] for task in self.tasks],
         }
+        if self.is_accepted:
+            content["accepted"] = True
         return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
 
     @classmethod
@@ -99,6 +103,7 @@ class Decision:
                     for name, pid, epoch, version, partition, rows in content["transactions"]
                 ),
                 content["state"] == _FINISHED,
+                content.get("accepted") is True,
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"{where}: this is not a decision: {error!r}.") from error

@@ -179,6 +179,8 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
         bench.operator.forget(PREFIX)
     bench.operator.accept(PREFIX)
     assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
+    bench.operator.show(PREFIX)
+    assert ": closed by accept, and not all of its rows are known to be committed.\n" in bench.said()
     assert bench.driver.begin().last_batch_id == 0
     assert bench.values() == ["row 0.0"]
     with pytest.raises(IllegalStateError, match="nothing to accept"):
@@ -202,6 +204,8 @@ def test_a_batch_is_not_closed_while_rows_of_it_may_still_be_committed(bench: Op
     bench.operator.accept(PREFIX)
     assert bench.said().startswith("Batch 0 is closed: 2 of 2 transactions are known to be committed.")
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    bench.operator.show(PREFIX)
+    assert "22:13:20+00:00: committed.\n" in bench.said()
 
 
 def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> None:
