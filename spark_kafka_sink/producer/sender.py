@@ -274,9 +274,10 @@ class Sender:
             for batches in drained.values():
                 for batch in batches:
                     self._accumulator.mute(batch.topic_partition)
-        for node_id, batches in drained.items():
-            self._send_produce_request(node_id, batches, now_ms)
         if drained:
+            sent_ms = self._clock.now_ms()  # to compress is no part of what a broker takes to answer
+            for node_id, batches in drained.items():
+                self._send_produce_request(node_id, batches, sent_ms)
             return 0
         timeout_ms = min(check.next_check_delay_ms, not_ready_ms, self._accumulator.next_expiry_ms() - now_ms)
         if nodes:  # something is ready and held back for the sake of order: look again soon

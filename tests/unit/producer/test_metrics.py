@@ -269,6 +269,21 @@ def test_the_latency_is_that_of_produce_requests() -> None:
     assert metrics["request-latency-max"] == pytest.approx(302, abs=1)
 
 
+def test_what_compression_takes_is_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it began before the batches of the turn were compressed, which gzip takes longer for than a broker."""
+    harness = warm()
+    seal = ProducerBatch.seal
+
+    def slowly(batch: ProducerBatch, *codec: Any) -> Any:
+        harness.clock.advance(40)
+        return seal(batch, *codec)
+
+    monkeypatch.setattr(ProducerBatch, "seal", slowly)
+    harness.send()
+    harness.settle()
+    assert harness.producer.metrics()["request-latency-max"] == pytest.approx(2, abs=1)
+
+
 def test_a_request_without_an_answer_has_no_latency() -> None:
     harness = warm()
     harness.cluster.on(PRODUCE, faults.close_after())
