@@ -10,7 +10,9 @@ Where a number is not made as the Java client makes it:
 - Samples are shared by all metrics and begin together; there each has its own.
 - record-size-avg is bytes by records, before compression; there it is the mean of the batches' largest records.
 - record-size-max is exact for records that were sent one by one; for columns it is the bound by which room was reserved
-  for the largest row of the block, up to about 30 bytes more.
+  for the largest row of the block, up to about 30 bytes more, and 8 for each of its headers.
+- record-error counts no rows that send_columns raises for, and buffer-exhausted a block of them once.
+- produce-throttle-time is that of answers to Produce alone; there those of other requests count too.
 - request-rate and -total count what the Sender sends (Produce, and the requests for a producer id and for
   transactions), not the client's own Metadata and ApiVersions.
 - requests-in-flight is from the beginning of the Sender's poll.
