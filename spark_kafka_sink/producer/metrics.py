@@ -82,7 +82,7 @@ class ProducerMetrics:
         self._metadata = metadata
         self._sender = Windows(SenderSample)
         self.requests_in_flight = 0
-        """Set by the Sender before it polls."""
+        """Set by the Sender before it polls, and at its end."""
         self._lock = threading.Lock()
         self._errors = Windows(ErrorSample)
         self._call_ms = dict.fromkeys(TIMED_CALLS, 0)

@@ -119,6 +119,7 @@ class Sender:
             self._transaction_manager.give_up(ProducerClosedError(f"The producer {how} before this had ended."))
         self._metadata.close()
         self._client.close()
+        self._metrics.requests_in_flight = 0
 
     def _has_work(self) -> bool:
         is_ending = self._transaction_manager is not None and self._transaction_manager.is_completing

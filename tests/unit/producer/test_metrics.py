@@ -334,6 +334,17 @@ def test_requests_in_flight_are_known_after_a_fatal_error_too() -> None:
     assert harness.producer.metrics()["requests-in-flight"] == 0
 
 
+def test_no_request_of_a_producer_that_was_closed_is_in_flight() -> None:
+    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness.network.held.add(0)
+    harness.send()
+    harness.run_for(50)
+    assert harness.producer.metrics()["requests-in-flight"] == 1
+    harness.producer.sender.force_close()
+    harness.producer.sender.run()
+    assert harness.producer.metrics()["requests-in-flight"] == 0
+
+
 def test_the_age_of_metadata_is_in_seconds_since_the_last_full_update() -> None:
     harness = warm({**AT_ONCE, "metadata.max.age.ms": "60000"})
     harness.metadata.request_update()
