@@ -26,7 +26,8 @@ from spark_kafka_sink.client.transaction_values import (
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import AuthorizationError, ConfigError, IllegalStateError, KafkaError, ProtocolError
-from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP
+from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.driver_session import is_one_off
@@ -49,7 +50,7 @@ class Operator:
 
     def show(self, prefix: str | None) -> None:
         """Every prefix's last decision, and every transaction that is open; of one prefix where it is given."""
-        decisions = self._decisions()
+        decisions = self._decisions(prefix)
         for key in sorted(decisions):
             if prefix in {None, key}:
                 self._say(f"{key}: {self._in_words(*decisions[key])}")
@@ -135,13 +136,24 @@ class Operator:
         if ended.error is not None:
             raise ended.error
 
-    def _decisions(self) -> dict[str, tuple[bytes, str]]:
-        """The newest decision of every prefix, as it was written, and where."""
+    def _decisions(self, prefix: str | None) -> dict[str, tuple[bytes, str]]:
+        """The newest decision of every prefix, as it was written, and where. Says where newer ones of `prefix`, or of
+        any, may be behind a transaction that is open.
+        """
         topics, topic = self._coordinator.topics, self._config.decision_topic
         timer = self._coordinator.timer(self._config.producer.max_block_ms)
         count = self._coordinator.creation.count(topic, timer)
         values: dict[bytes, tuple[bytes | None, str]] = {}
         places = [TopicPartition(topic, partition) for partition in range(count)]
+        ends = topics.list_offsets(places, LATEST_TIMESTAMP, timer) if places else {}
+        stable = topics.list_offsets(places, LATEST_TIMESTAMP, timer, READ_COMMITTED) if places else {}
+        own = places if prefix is None or not places else [places[partition_for_key(prefix.encode(), count)]]
+        for place in own:
+            if stable[place] < ends[place]:
+                self._say(
+                    f"{place}: what was decided from offset {stable[place]} on is not shown yet, for a transaction is"
+                    " open there."
+                )
         for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
             for record in topics.read_from(place, first, timer):
                 values[record.key or b""] = record.value, f"{place}, offset {record.offset}"

@@ -142,6 +142,25 @@ def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: Operator
     assert "version 2" not in bench.said()
 
 
+def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(bench: OperatorBench) -> None:
+    """Bug: the decision before it was shown as the last, committed, while the query went on."""
+    mandate = bench.driver.begin()
+    bench.operator.show(PREFIX)
+    assert "not shown yet" not in bench.said()
+    driver = bench.raw.begin("other/driver")
+    bench.coordinator.writer.write(driver, mandate.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
+    bench.driver.commit([bench.task(mandate, 0, 0)])
+    hidden = f"{mandate.place}: what was decided from offset 0 on is not shown yet, for a transaction is open there.\n"
+    for prefix in (None, PREFIX):
+        bench.operator.show(prefix)
+        assert bench.said().startswith(hidden)
+    bench.operator.show("elsewhere")
+    assert "not shown yet" not in bench.said()
+    bench.end([driver], committed=False)
+    bench.operator.show(PREFIX)
+    assert bench.said().startswith("orders: batch 0 of query q, 1 rows, ")
+
+
 def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.operator.abort(PREFIX)
