@@ -80,7 +80,9 @@ class WriteReport:
     """Of encoded records, before compression."""
     batches: int
     retries: int
-    """Records that were sent again by the producers. Tasks that Spark ran again are not counted."""
+    """Records that were sent again by the producers. What Spark's tasks wrote again is not counted, nor, as in Kafka's
+    record-retry-total, a batch that was too large and went again in parts.
+    """
     duration: float
     """Seconds."""
     last_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
