@@ -6,7 +6,7 @@ import hashlib
 import io
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
@@ -20,6 +20,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
     SslAuthenticationError,
+    TopicAuthorizationError,
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_session
@@ -27,6 +28,7 @@ from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.driver_session import (
     DriverSession,
+    RunTasks,
     StreamBatch,
     one_off_prefix,
     session,
@@ -248,16 +250,59 @@ def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: py
 def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "abort", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), interrupted)
+        runs: list[RunTasks] = [interrupted, failing_tasks]
+        for tasks in runs:
+            with pytest.raises(KeyboardInterrupt):
+                session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), tasks)
     bench.run(0)
-    assert bench.connections == ["made", "closed", "made", "closed", "made"]
+    assert bench.connections == [*["made", "closed"] * 4, "made"]
     assert bench.values() == ["row 0"]
+
+
+def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise KafkaTimeoutError("node 0 has not answered.")
+
+    monkeypatch.setattr(ExactlyOnceDriver, "abort", unreachable)
+    with pytest.raises(IndexError, match="of the tasks"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), failing_tasks)
+    assert "What the batch left open ends when the query is started again, or by time-out: node 0 has" in caplog.text
+
+
+def failing_tasks(*_: object) -> list[TaskOutcome]:
+    raise IndexError("of the tasks")
+
+
+def test_where_the_decision_topic_is_not_to_be_had_that_is_told_and_the_client_closed(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise TopicAuthorizationError("not allowed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "_ensure_topic", refuse)
+        with pytest.raises(TopicAuthorizationError, match="not allowed"):
+            bench.run(0)
+    assert bench.connections == ["made", "closed"]
+    bench.run(0)
+    assert bench.values() == ["row 0"]
+
+
+def test_connections_of_the_process_that_forked_are_not_this_ones_to_close(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_session, "_IDLE_MS", -1)
+    bench.run(0)
+    monkeypatch.setattr(driver_session, "os", SimpleNamespace(getpid=lambda: 2**22 + 1))
+    bench.run(1, "run 2")
+    assert bench.connections == ["made", "made"]
 
 
 def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:
@@ -323,6 +368,15 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 2), bench.tasks)
     with pytest.raises(ProducerFencedError):  # after a rest as well
         bench.run(2)
+
+
+@pytest.mark.parametrize("is_one_off", [True, False])
+def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: SessionBench, is_one_off: bool) -> None:
+    once = DriverSession(PREFIX, is_one_off=is_one_off)
+    once.run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+    assert bench.values() == ["row 0"]
+    last = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
+    assert (last is None) is is_one_off
 
 
 def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:
@@ -393,6 +447,7 @@ def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
         "a",
         "file:///a",
         "hdfs:///a",
+        "hdfs:a",
         "hdfs://a",
         "hdfs://b/a",
         "//b/a",
@@ -402,6 +457,28 @@ def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
         "../a",
     ]
     assert len({stream_prefix(CONFIG, {"checkpointLocation": each}) for each in locations}) == len(locations)
+
+
+@pytest.mark.parametrize("run_id", ["run 7", None], ids=["active", "stopped"])
+def test_a_batch_of_foreach_batch_is_its_querys_and_of_the_run_under_way(
+    monkeypatch: pytest.MonkeyPatch, run_id: str | None
+) -> None:
+    query = run_id and SimpleNamespace(runId=lambda: SimpleNamespace(toString=lambda: run_id))
+    context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q"}.get)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    monkeypatch.setattr(driver_session, "running_query", lambda *given: query if given == (frame, context) else 1 / 0)
+    assert stream_batch(frame, 4) == StreamBatch("q", run_id, 4)
+
+
+def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named() -> None:
+    class Remote:
+        @property
+        def sparkContext(self) -> object:  # noqa: N802
+            raise NotImplementedError("[NOT_IMPLEMENTED] sparkContext() is not implemented.")
+
+    frame: Any = SimpleNamespace(sparkSession=Remote())
+    with pytest.raises(ConfigError, match=r"Spark Connect has none.*Use format\(\"kafka_sink\"\)"):
+        stream_batch(frame, 0)
 
 
 def test_a_thread_of_the_users_own_in_foreach_batch_is_told_how_to_be_the_querys() -> None:
