@@ -169,7 +169,7 @@ class ExactlyOnceDriver:
         self._abort_all(left)
         return Committed(decision.finished(), False, driver)
 
-    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
+    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome]) -> bool:
         """End what the tasks left open, if it is certain that the batch is not decided; whether all of it was ended.
 
         A decided batch is left alone, and so is one that may be: the next driver of the prefix finishes or aborts it.
@@ -188,7 +188,7 @@ class ExactlyOnceDriver:
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
         elif ended.status is not EndTxnStatus.DONE:
             return False
-        named = [outcome.written for outcome in outcomes if outcome is not None and outcome.written is not None]
+        named = [outcome.written for outcome in outcomes if outcome.written is not None]
         aborted = self._abort_all([task.transaction for task in named])
         driver = OpenTransaction(
             driver.transactional_id, ended.producer_id, ended.producer_epoch, driver.transaction_version

@@ -11,8 +11,9 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerFencedError
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
@@ -94,6 +95,54 @@ def test_a_transaction_that_has_too_little_of_its_time_left_is_not_decided_on(
         driver.commit([told])
     assert bench.state("P/0") == "Ongoing"
     assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "metadata", "is_lost"),
+    [(5, None, False), (4, None, True), (6, None, True), (5, "another's", True)],
+    ids=["its own", "of the batch before", "of the batch after", "of another task"],
+)
+def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
+    bench: CoordinatorBench,
+    driver: ExactlyOnceDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    offset: int,
+    metadata: str | None,
+    is_lost: bool,
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise KafkaTimeoutError("P/driver is not there.")
+
+    told = told_by_a_task(bench, driver.begin())
+    assert told.written is not None
+    open_ = told.written.transaction
+    bench.raw.mark(open_, "P/0", told.mandate.place, offset, metadata or told.written.marker_text)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "_note_finished", unreachable)
+        with pytest.raises(KafkaTimeoutError, match="is committed"):
+            driver.commit([told])
+    del bench.cluster.transactions.transactions["P/0"]
+    if is_lost:
+        with pytest.raises(TransactionLostError, match=r"rows are missing in Kafka, 1 of 1 \(partition 0: 1 rows"):
+            driver.begin()
+    else:
+        assert driver.begin().last_batch_id == 4
+
+
+def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothing(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_over(self: KafkaDriverCluster, *given: Any) -> None:
+        write(self, *given)
+        driver_of(bench, "P").begin()
+        bench.cluster.requests.clear()
+
+    write = KafkaDriverCluster.write_decision
+    told = told_by_a_task(bench, driver.begin())
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
+    with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
+        driver.commit([told])
+    assert bench.asked(int(ApiKey.END_TXN)) == []
 
 
 def test_transactions_of_other_prefixes_are_left_alone() -> None:
