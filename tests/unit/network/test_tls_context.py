@@ -107,6 +107,29 @@ def test_versions_are_those_enabled_for_which_a_suite_is_left(
     assert (context.minimum_version.name, context.maximum_version.name) == (lowest, highest)
 
 
+@pytest.mark.parametrize(
+    ("suite", "number"),
+    [
+        ("TLS_DHE_RSA_WITH_AES_128_GCM_SHA256", 0x009E),
+        ("TLS_DHE_RSA_WITH_AES_256_GCM_SHA384", 0x009F),
+        ("TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256", 0xC023),
+        ("TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA384", 0xC024),
+        ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256", 0xC027),
+        ("TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA384", 0xC028),
+        ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", 0xC02B),
+        ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", 0xC02C),
+        ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", 0xC02F),
+        ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", 0xC030),
+        ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", 0xCCA8),
+        ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256", 0xCCA9),
+    ],
+)
+def test_a_suites_standard_name_is_that_suite(suite: str, number: int) -> None:
+    """By IANA's numbers, which go over the wire."""
+    ciphers = context_of(ssl_cipher_suites=suite).get_ciphers()
+    assert [each["id"] & 0xFFFF for each in ciphers if each["protocol"] != "TLSv1.3"] == [number]
+
+
 def test_suites_of_tls_1_2_are_those_named() -> None:
     context = context_of(ssl_cipher_suites="TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,ECDHE-ECDSA-AES256-GCM-SHA384")
     older = {each["name"] for each in context.get_ciphers() if each["protocol"] != "TLSv1.3"}
@@ -183,7 +206,11 @@ def test_a_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password
     ):
         file = tmp_path / "client.pem"
         file.write_text("".join(parts))
-        context_of(ssl_keystore_location=str(file), ssl_key_password=password)
+        settings = settings_of(ssl_keystore_location=str(file), ssl_key_password=password)
+        tls_context(settings)
+        identity = client_identity(settings)
+        assert identity is not None
+        assert identity.pem == "".join(parts)
 
 
 @pytest.mark.parametrize(
