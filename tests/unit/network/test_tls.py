@@ -67,6 +67,11 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
         ),
         (distrust(66, "key too weak"), SslAuthenticationError, "does not do (key too weak)"),
         (error_of("WRONG_VERSION_NUMBER"), SslAuthenticationError, "does not speak TLS"),
+        *(
+            (error_of(reason), SslAuthenticationError, "does not speak TLS")
+            for reason in ("PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+        ),
+        (error_of("NO_PROTOCOLS_AVAILABLE"), SslAuthenticationError, "in common with us (no protocols available)"),
         (error_of("UNSUPPORTED_PROTOCOL"), SslAuthenticationError, "in common with us (unsupported protocol)"),
         (error_of("TLSV1_ALERT_PROTOCOL_VERSION"), SslAuthenticationError, "ssl.enabled.protocols"),
         (error_of("TLSV1_ALERT_UNKNOWN_CA"), SslAuthenticationError, "ssl.keystore.location"),
@@ -110,6 +115,46 @@ def test_after_the_handshake_only_a_certificate_refused_is_final(
     assert type(failure) is kind
     assert str(failure).startswith(NODE)
     assert text in str(failure)
+
+
+def alert(number: int) -> ssl.SSLError:
+    """What OpenSSL makes of a peer that answers our hello with a fatal alert (numbered in RFC 8446, 6.2)."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(incoming, outgoing, server_hostname="h.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        ours.do_handshake()
+    incoming.write(b"\x15\x03\x03\x00\x02\x02" + bytes([number]))
+    with pytest.raises(ssl.SSLError) as caught:
+        ours.do_handshake()
+    return caught.value
+
+
+@pytest.mark.parametrize("number", [41, 42, 43, 44, 45, 46, 48, 49, 116])
+def test_each_alert_against_our_certificate_is_final_whenever_it_comes(number: int) -> None:
+    for failure in (handshake_failure(alert(number), NODE, "h.example", True), later_failure(alert(number), NODE)):
+        assert type(failure) is SslAuthenticationError
+        assert "refuses our certificate (" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "text"),
+    [
+        (40, SslAuthenticationError, "in common with us (sslv3 alert handshake failure)"),
+        (70, SslAuthenticationError, "in common with us (tlsv1 alert protocol version)"),
+        (71, SslAuthenticationError, "in common with us (tlsv1 alert insufficient security)"),
+        (80, DisconnectError, "broke the TLS handshake off (tlsv1 alert internal error)"),
+        (90, DisconnectError, "broke the TLS handshake off (tlsv1 alert user cancelled)"),
+        (112, SslAuthenticationError, "knows nothing of the name by which we connect"),
+        (47, SslAuthenticationError, "the TLS handshake failed (sslv3 alert illegal parameter)"),
+    ],
+)
+def test_each_other_alert_says_what_to_change_and_after_the_handshake_is_a_connection_to_make_again(
+    number: int, kind: type[KafkaError], text: str
+) -> None:
+    failure = handshake_failure(alert(number), NODE, "h.example", True)
+    assert type(failure) is kind
+    assert text in str(failure)
+    assert type(later_failure(alert(number), NODE)) is DisconnectError
 
 
 class BrokenAfterThree:

@@ -45,8 +45,9 @@ def context_of(**settings: Any) -> ssl.SSLContext:
     return tls_context(settings_of(**settings))
 
 
-def test_everything_is_verified_unless_said_otherwise() -> None:
+def test_everything_is_verified_unless_said_otherwise(caplog: pytest.LogCaptureFixture) -> None:
     context = context_of()
+    assert caplog.text == ""
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert not context.hostname_checks_common_name
@@ -54,6 +55,7 @@ def test_everything_is_verified_unless_said_otherwise() -> None:
     assert context.options & ssl.OP_NO_RENEGOTIATION
     assert context.options & ssl.OP_NO_COMPRESSION
     unchecked = context_of(ssl_endpoint_identification_algorithm="")
+    assert "any host with a certificate of a trusted authority passes for a broker" in caplog.text
     assert unchecked.verify_mode is ssl.CERT_REQUIRED
     assert not unchecked.check_hostname
 
