@@ -164,6 +164,43 @@ def test_a_renewal_asks_for_no_versions_and_takes_a_new_mechanism() -> None:
     assert [asked[0] for asked in rig.asked][3:] == [HANDSHAKE, AUTHENTICATE]
 
 
+def test_a_node_that_tells_no_end_of_sessions_has_none() -> None:
+    rig = Rig(Mechanism([b"one", None]))
+    rig.authenticator.begin()
+    rig.take()
+    rig.answer(api_keys=(SPOKEN[0], {"api_key": 36, "min_version": 0, "max_version": 0}))
+    rig.take()
+    rig.answer(mechanisms=("TEST",))
+    rig.take()
+    rig.say()
+    assert rig.asked[-1][:2] == (AUTHENTICATE, 0)
+    assert rig.authenticator.is_complete
+    assert not rig.authenticator.is_due(2**62)
+
+
+def test_nothing_is_said_to_a_node_that_refuses_the_handshake() -> None:
+    mechanism = Mechanism([b"one", None])
+    rig = Rig(mechanism)
+    rig.authenticator.begin()
+    rig.take()
+    rig.answer(api_keys=SPOKEN)
+    rig.take()
+    with pytest.raises(IllegalSaslStateError, match=r"^Node 7 at there:1 refuses us by SASL TEST: .*\w"):
+        rig.answer(error_code=IllegalSaslStateError.error_code, mechanisms=("TEST",))
+    assert mechanism.heard == []
+    assert rig.authenticator.take_outgoing() is None
+
+
+def test_a_node_without_any_mechanism_is_told_to_offer_none() -> None:
+    rig = Rig(Mechanism([b"one", None]))
+    rig.authenticator.begin()
+    rig.take()
+    rig.answer(api_keys=SPOKEN)
+    rig.take()
+    with pytest.raises(UnsupportedSaslMechanismError, match="It offers: none"):
+        rig.answer(error_code=UnsupportedSaslMechanismError.error_code, mechanisms=())
+
+
 def test_each_renewal_may_take_as_many_messages_as_the_first_login() -> None:
     rig = Rig(*(Mechanism([b"one", b"two", None]) for _ in range(20)))
     rig.shake_hands()
