@@ -11,10 +11,11 @@ from spark_kafka_sink.network.sasl.aside import run_aside
 
 def test_a_step_gives_what_it_gave_and_says_so() -> None:
     done = threading.Event()
-    step = run_aside(lambda: threading.current_thread().name, done.set)
+    step = run_aside(threading.current_thread, done.set)
     assert done.wait(10)
     assert step.is_done
-    assert step.result() == "spark-kafka-sink-sasl"
+    assert step.result().name == "spark-kafka-sink-sasl"
+    assert step.result().daemon, "a provider that hangs would keep its process from ending"
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])

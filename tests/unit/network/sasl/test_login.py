@@ -42,8 +42,16 @@ def test_plain() -> None:
 
 
 def test_a_nul_in_a_password_is_refused_before_any_connection() -> None:
+    config = ProducerConfig.from_mapping(
+        {
+            "bootstrap.servers": "localhost:9092",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": 'PlainLoginModule required username="a" password="canary\\000b";',
+        }
+    )
     with pytest.raises(ConfigError, match="NUL") as caught:
-        mechanism("PLAIN", 'PlainLoginModule required username="a" password="canary\\000b";')
+        mechanism_factory(config, FakeClock(), random.Random(1))
     assert "canary" not in str(caught.value)
 
 
@@ -165,7 +173,7 @@ def test_kerberos_for_the_host_that_is_connected_to(monkeypatch: pytest.MonkeyPa
         opened.append((login, host))
         raise RetriableError("no KDC")
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "there")
+    monkeypatch.setattr(importlib.util, "find_spec", {"gssapi": "there"}.get)
     monkeypatch.setattr(KerberosLogin, "open_context", open_context)
     service = " serviceName=kafka" if is_by_jaas else ""
     jaas = f"Krb5LoginModule required principal=me keyTab=/keys ticketCache=/tickets{service};"
@@ -270,6 +278,9 @@ def test_a_region_from_the_environment_or_none(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     assert region_of(["localhost", "kafka.evil.amazonaws.com.example"]) == "eu-west-1"
+    monkeypatch.setenv("AWS_REGION", "eu-west-2")
+    assert region_of(["localhost"]) == "eu-west-2"
+    monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(ConfigError, match="AWS_REGION"):
         region_of(["localhost"])

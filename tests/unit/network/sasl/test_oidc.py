@@ -114,6 +114,39 @@ def test_an_endpoint_that_repeats_what_it_got_shows_no_secret(endpoint: Endpoint
         endpoint.provider(url_encodes_header=is_encoded)()
 
 
+def test_the_time_for_an_answer_is_that_for_its_connection_and_for_its_reading(endpoint: Endpoint) -> None:
+    check = endpoint.provider(connect_timeout_ms=1_000, read_timeout_ms=2_000)._deadline()
+    endpoint.clock.advance(3_000)
+    check()
+    endpoint.clock.advance(1)
+    with pytest.raises(RetriableError, match=r"did not answer in time \(sasl\.login\.read\.timeout\.ms\)"):
+        check()
+
+
+def test_a_proxy_of_the_environment_is_asked_for_a_tunnel(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        asked: list[bytes] = []
+
+        def refuse() -> None:
+            connection, _ = proxy.accept()
+            with connection:
+                asked.append(connection.recv(65_536))
+                connection.sendall(b"HTTP/1.0 403 Forbidden\r\n\r\n")
+
+        proxy.settimeout(10)
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        with pytest.raises(RetriableError, match="cannot be asked for a token: Tunnel connection failed: 403"):
+            endpoint.provider(endpoint="https://id.example/token")()
+        refusing.join()
+    assert asked[0].startswith(b"CONNECT id.example:443 ")
+    assert b"Authorization" not in asked[0]
+    assert endpoint.requests == []
+
+
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_what_may_pass(endpoint: Endpoint, status: int) -> None:
     endpoint.respond = answering(status, b"busy")

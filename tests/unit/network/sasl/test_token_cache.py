@@ -71,6 +71,26 @@ def test_the_time_of_renewal_lies_within_the_life_and_within_the_rule(life_ms: i
         assert 1_000 + rule.min_period_ms <= at_ms <= 1_000 + life_ms - rule.buffer_ms
 
 
+@pytest.mark.parametrize(
+    ("rule", "at_ms"),
+    [
+        (RefreshRule(0.5, 0.2, 0, 0), 600_000),
+        (RefreshRule(0.5, 0.2, 700_000, 0), 700_000),
+        (RefreshRule(0.5, 0.2, 0, 450_000), 550_000),
+        (RefreshRule(0.5, 0.2, 700_000, 300_000), 700_000),
+        (RefreshRule(0.5, 0.2, 700_000, 301_000), 600_000),
+        (RefreshRule(0.5, 2.0, 0, 0), 1_000_000),
+    ],
+    ids=["window", "least period", "buffer", "both just fit", "both too long", "beyond the end"],
+)
+def test_when_a_token_is_fetched_anew(rule, at_ms) -> None:
+    class Half(random.Random):
+        def random(self) -> float:
+            return 0.5
+
+    assert rule.refresh_at_ms(7, 1_000_007, Half()) == at_ms + 7
+
+
 @pytest.mark.parametrize("life_ms", [300_000, 7 * 60_000])
 def test_a_token_that_has_ended_is_not_given_whatever_the_window_is(provider, clock, life_ms) -> None:
     """The largest factor and jitter that the settings take are together more than a life."""
@@ -167,12 +187,16 @@ def test_a_provider_may_raise_what_is_no_exception(cache, provider, clock, error
 
 
 @pytest.mark.parametrize(
-    "given_back", [None, "token", ("token", None), ("token", True), (b"token", 10**15), ("t", 1.5)]
+    "given_back", [None, "token", ("token", None), ("token", True), (b"token", 10**15), ("t", 2e12), ("t", "2e12")]
 )
 def test_what_is_no_token(clock, given_back) -> None:
     cache = TokenCache(lambda: given_back, RefreshRule(), clock, random.Random(1))
-    with pytest.raises((SaslAuthenticationError, RetriableError)):
-        cache.get()
+    if isinstance(given_back, tuple):
+        with pytest.raises(SaslAuthenticationError, match="no pair of a token"):
+            cache.get()
+    else:
+        with pytest.raises(RetriableError):
+            cache.get()
 
 
 @pytest.mark.parametrize("ago_ms", [0, 1])
