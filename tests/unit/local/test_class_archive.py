@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+"""Which archive of classes a broker's JVM gets, when one is made, and what is left where that fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,3 +54,168 @@ def test_an_archive_that_could_not_be_made_is_tried_again_unless_java_knows_of_n
     for _ in range(2):
         assert with_class_archive(jvm, tmp_path) is jvm
     assert capsys.readouterr().err.count("No space left on device") == attempts
+from spark_kafka_sink.local.node import Node
+from spark_kafka_sink.local.ports import ReservedPort
+from spark_kafka_sink.local.releases import CURRENT
+from spark_kafka_sink.local.watchdog import Watchdog
+
+
+class Maker:
+    """A Node's part in the making, its JVM a file that is written, or not; each step is written down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[str] = []
+        self.error: LocalBrokerError | None = None
+        self.wrote = "classes"
+        self.ended: list[str] = []
+        for step in ("write_files", "begin_format", "await_format", "await_start", "terminate", "await_end"):
+            monkeypatch.setattr(Node, step, self._stepped(step))
+        close, release = Watchdog.close, ReservedPort.release
+        monkeypatch.setattr(Watchdog, "close", lambda made: (close(made), self.ended.append("watchdog")))
+        monkeypatch.setattr(ReservedPort, "release", lambda made: (release(made), self.ended.append("port")))
+
+    def _stepped(self, step: str) -> Callable[..., None]:
+        return lambda *_: self.steps.append(step)
+
+    def _begin_start(self, *, write_archive: Path) -> None:
+        self.steps.append("begin_start")
+        if self.wrote:
+            write_archive.write_text(self.wrote)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
+    made = Maker(monkeypatch)
+    monkeypatch.setattr(Node, "begin_start", lambda _, **given: made._begin_start(**given))
+    return made
+
+
+@pytest.fixture
+def jvm(tmp_path: Path) -> Jvm:
+    files = [tmp_path / name for name in ("java", "a.jar", "b.jar")]
+    for file in files:
+        file.write_text("x")
+    return Jvm(Java(files[0], "21.0.1"), CURRENT, files[1:])
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    made = tmp_path / "cache"
+    made.mkdir()
+    return made
+
+
+def archives(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "class-archives").iterdir())
+
+
+def test_an_archive_is_made_once_by_a_broker_that_starts_and_ends_in_order(
+    maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = with_class_archive(jvm, cache)
+    assert made.archive is not None
+    assert made.archive.read_text() == "classes"
+    assert made == replace(jvm, archive=made.archive)
+    assert maker.steps == [
+        *("write_files", "begin_format", "await_format"),
+        *("begin_start", "await_start", "terminate", "await_end"),
+    ]
+    assert maker.ended == ["watchdog", "port", "port"]
+    assert archives(cache) == [made.archive.name]
+    assert "once, some seconds" in capsys.readouterr().err
+    assert with_class_archive(jvm, cache) == made
+    assert maker.steps.count("begin_start") == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("what", ["java", "a.jar", "b.jar", "version", "jars"])
+def test_another_java_or_other_jars_have_an_archive_of_their_own(
+    maker: Maker, jvm: Jvm, cache: Path, tmp_path: Path, what: str
+) -> None:
+    first = with_class_archive(jvm, cache)
+    if what == "version":
+        jvm = replace(jvm, java=replace(jvm.java, version="21.0.2"))
+    elif what == "jars":
+        jvm = replace(jvm, jars=jvm.jars[::-1])  # the class path is in the archive
+    else:
+        os.utime(tmp_path / what, ns=(1, 1))
+    assert with_class_archive(jvm, cache).archive != first.archive
+    assert maker.steps.count("begin_start") == 2
+
+
+def test_a_launcher_that_is_a_link_counts_by_what_it_leads_to(
+    maker: Maker, jvm: Jvm, cache: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(jvm.java.path)
+    linked = replace(jvm, java=replace(jvm.java, path=link))
+    assert with_class_archive(linked, cache).archive == with_class_archive(jvm, cache).archive
+
+
+@pytest.mark.parametrize("way", ["fails", "writes nothing"])
+def test_a_java_that_makes_none_is_noted_and_goes_without(
+    maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    maker.wrote = ""
+    if way == "fails":
+        maker.error = LocalBrokerError("no such flag")
+    for _ in range(2):
+        assert with_class_archive(jvm, cache) == jvm
+    assert maker.steps.count("begin_start") == 1
+    assert maker.ended == ["watchdog", "port", "port"]
+    assert len(archives(cache)) == 1
+    told = f"No class archive with {jvm.java.path} 21.0.1: no such flag"
+    assert (told in capsys.readouterr().err) == (way == "fails")
+
+
+def test_what_an_interrupted_attempt_left_is_no_archive(maker: Maker, jvm: Jvm, cache: Path) -> None:
+    made = with_class_archive(jvm, cache)
+    assert made.archive is not None
+    made.archive.replace(made.archive.with_suffix(".new"))
+    maker.wrote = ""
+    assert with_class_archive(jvm, cache) == jvm
+
+
+def test_ctrl_c_while_one_is_made_notes_nothing_and_leaves_no_process(
+    maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "await_start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            with_class_archive(jvm, cache)
+    assert maker.ended == ["watchdog", "port", "port"]
+    assert with_class_archive(jvm, cache).archive is not None
+
+
+def test_another_process_that_has_made_it_meanwhile_is_believed(
+    maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_class_archive(jvm, cache)
+    assert made.archive is not None
+    kept = made.archive.rename(cache / "kept")
+    exclusive = class_archive.exclusive
+
+    def late(*given: object) -> object:
+        kept.rename(made.archive or "")
+        return exclusive(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(class_archive, "exclusive", late)
+    assert with_class_archive(jvm, cache) == made
+    assert maker.steps.count("begin_start") == 1
+
+
+def test_a_cache_that_cannot_be_written_is_enough_without_an_archive(
+    maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: (path, mode) != (cache, os.W_OK))
+        assert with_class_archive(jvm, cache) is jvm
+    assert maker.steps == []
+    made = with_class_archive(jvm, cache)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert with_class_archive(jvm, cache) == made, "one that is there is used"
