@@ -102,11 +102,22 @@ def log_in(channel: Channel) -> None:
 def test_nothing_but_the_login_goes_before_it_is_done(channel: Channel, transport: Transport) -> None:
     assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (False, False, True)
     channel.prepare(0)
-    assert channel.write() is None, "the login's frame is nobody's send"
+    assert (channel.has_send, channel.is_sending) == (False, False), "the login's frame is nobody's send"
+    assert channel.write() is None
     assert transport.sent == frame(b"login")
     assert channel.take(NetworkReceive("1", LOGIN), 0)
     assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (True, True, False)
     assert not channel.take(NetworkReceive("1", IN_FLIGHT), 0)
+    assert not channel.take(NetworkReceive("1", LOGIN), 0), "nothing of a login is due any more"
+    assert not channel.is_sending
+    channel.send = send_of(b"produce")
+    assert (channel.has_send, channel.is_sending) == (True, True)
+
+
+def test_without_a_login_no_frame_is_one_of_it(transport: Any) -> None:
+    channel = Channel("1", "Node 1 at there:1", transport, 1 << 30)
+    channel.shake_hands()
+    assert not channel.take(NetworkReceive("1", LOGIN), 0)
 
 
 def test_a_login_that_a_slow_step_ends_is_one(channel: Channel, authenticator: Authenticator) -> None:
@@ -155,6 +166,9 @@ def test_a_send_waits_while_the_session_is_renewed_and_what_is_in_flight_comes_i
     assert channel.write() is None
     assert transport.sent == frame(b"login")
     assert (channel.is_ready, channel.has_send, channel.is_held_up) == (False, True, True)
+    channel.prepare(5_001)
+    assert channel.write() is None
+    assert transport.sent == frame(b"login"), "nothing goes before the answer"
     assert not channel.take(NetworkReceive("1", IN_FLIGHT), 5_001), "it is the client's"
     assert channel.take(NetworkReceive("1", LOGIN), 5_002)
     assert channel.is_held_up
@@ -214,9 +228,14 @@ def test_a_refusal_is_final_and_other_ends_are_not(channel: Channel) -> None:
 
 
 def test_a_peer_is_given_less_memory_until_it_is_who_it_should_be(channel: Channel, transport: Transport) -> None:
-    transport.incoming = struct.pack(">i", 600_000)
-    with pytest.raises(ProtocolError, match="a frame of 600000 bytes"):
+    transport.incoming = struct.pack(">i", 524_289)
+    with pytest.raises(ProtocolError, match="a frame of 524289 bytes; a response has 4 to 524288"):
         channel.read()
     log_in(channel)
-    transport.incoming = struct.pack(">i", 600_000)
+    transport.incoming = struct.pack(">i", 524_289)
+    assert channel.read() is None
+
+
+def test_what_a_login_may_take_is_taken(channel: Channel, transport: Transport) -> None:
+    transport.incoming = struct.pack(">i", 524_288)
     assert channel.read() is None
