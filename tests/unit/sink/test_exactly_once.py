@@ -8,6 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -75,9 +78,9 @@ def test_a_batch_without_rows_is_neither_decided_nor_skipped(driver: ExactlyOnce
     assert driver.begin().last_batch_id is None
 
 
-def told_by_a_task(bench: CoordinatorBench, mandate: Mandate) -> TaskOutcome:
+def told_by_a_task(bench: CoordinatorBench, mandate: Mandate, timeout_ms: int = 60_000) -> TaskOutcome:
     """Of one that has left its transaction open."""
-    open_ = bench.raw.begin(f"{mandate.prefix}/0", timeout_ms=60_000)
+    open_ = bench.raw.begin(f"{mandate.prefix}/0", timeout_ms=timeout_ms)
     bench.raw.write(open_, TopicPartition("t", 0), "row")
     return TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))
 
@@ -127,6 +130,28 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
             driver.begin()
     else:
         assert driver.begin().last_batch_id == 4
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
+) -> None:
+    """Noted, no start would commit it any more, and its rows would end by time-out."""
+
+    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        if exchange.request.transactional_id != "P/0":
+            return proceed()
+        return faults.fail_with(error_code)(cluster, exchange, proceed)
+
+    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    script = bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    for step in (lambda: driver.commit([told]), driver.begin):
+        with pytest.raises(KafkaError, match=r"Batch 4 of P is decided, and its commit did not end: .*'P/0'.*finished"):
+            step()
+    assert bench.state("P/0") == "Ongoing"
+    bench.cluster.scripts.remove(script)
+    assert driver.begin().last_batch_id == 4
+    assert bench.state("P/0") == "CompleteCommit"
 
 
 def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothing(
