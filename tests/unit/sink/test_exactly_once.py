@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -235,6 +236,26 @@ def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_ab
         assert not driver.abort(told.mandate, [told])
     assert driver.begin().last_batch_id == 4
     assert bench.state("P/0") == "CompleteCommit"
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture, error_code: int
+) -> None:
+    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        if exchange.request.transactional_id != "P/0":
+            return proceed()
+        return faults.fail_with(error_code)(cluster, exchange, proceed)
+
+    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    script = bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    assert not driver.abort(told.mandate, [told])
+    assert len(re.findall("'P/0'.* stays open until its time-out: ", caplog.text)) >= 1
+    bench.cluster.scripts.remove(script)
+    caplog.clear()
+    assert driver.begin().last_batch_id is None
+    assert bench.state("P/0") == "CompleteAbort"
+    assert "stays open" not in caplog.text
 
 
 def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
