@@ -84,6 +84,16 @@ def test_an_error_of_the_whole_group_is_no_answer_without_offsets(bench: Coordin
     assert len(bench.asked(OFFSET_FETCH)) == 3
 
 
+def test_a_refusal_of_the_whole_group_is_told_though_no_partition_is_mentioned(bench: CoordinatorBench) -> None:
+    def refuse(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"topics": [], "error_code": 30}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(refuse), times=None)
+    with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*grant DESCRIBE on it"):
+        bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert len(bench.asked(OFFSET_FETCH)) == 1
+
+
 def test_who_may_not_read_the_group_is_told_what_to_grant(bench: CoordinatorBench) -> None:
     bench.cluster.on(OFFSET_FETCH, faults.fail_with(30))
     with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*broker-0.*grant DESCRIBE on it, which READ"):

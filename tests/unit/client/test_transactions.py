@@ -7,7 +7,10 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.versions import KAFKA_3_0
 
+from spark_kafka_sink.client.coordinator_api import Outcome
+from spark_kafka_sink.client.transaction_apis import end_txn_outcome
 from spark_kafka_sink.client.transaction_values import (
+    EndTxnOutcome,
     EndTxnStatus,
     OpenTransaction,
     ProducerIdAndEpoch,
@@ -34,6 +37,14 @@ DESCRIBE, METADATA = int(ApiKey.DESCRIBE_TRANSACTIONS), int(ApiKey.METADATA)
 @pytest.fixture
 def bench() -> CoordinatorBench:
     return CoordinatorBench()
+
+
+@pytest.mark.parametrize(("is_in_doubt", "status"), [(True, EndTxnStatus.UNRESOLVED), (False, EndTxnStatus.REFUSED)])
+def test_an_end_that_was_refused_after_no_answer_may_have_come_about(is_in_doubt: bool, status: EndTxnStatus) -> None:
+    open_ = OpenTransaction("id", 5, 3, 2)
+    error = UnsupportedVersionError("a coordinator of an older release by then")
+    outcome = end_txn_outcome(open_, Outcome(None, error, is_in_doubt))
+    assert outcome == EndTxnOutcome(open_, status, 5, 3, error)
 
 
 # ---- producer ids --------------------------------------------------------------------------------------------------
