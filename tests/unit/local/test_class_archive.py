@@ -1,8 +1,3 @@
-"""What is kept of an archive that could not be made."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
 """Which archive of classes a broker's JVM gets, when one is made, and what is left where that fails."""
 
 from __future__ import annotations
@@ -19,41 +14,6 @@ from spark_kafka_sink.local import class_archive
 from spark_kafka_sink.local.class_archive import with_class_archive
 from spark_kafka_sink.local.java import Java
 from spark_kafka_sink.local.jvm import Jvm
-from spark_kafka_sink.local.releases import CURRENT
-
-
-class FullDisk:
-    """A node that does not start."""
-
-    log_dirs = ()
-
-    def __init__(self, *_: object) -> None: ...
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return self._fail if name == "await_start" else lambda *_, **__: None
-
-    def _fail(self, *_: object) -> None:
-        raise LocalBrokerError("No space left on device")
-
-
-@pytest.mark.parametrize(("exit_code", "attempts"), [(0, 2), (1, 1)])
-def test_an_archive_that_could_not_be_made_is_tried_again_unless_java_knows_of_none(
-    exit_code: int,
-    attempts: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Bug: one full disk, and this Java's brokers started without their classes for ever."""
-    monkeypatch.setattr(class_archive, "Node", FullDisk)
-    monkeypatch.setattr(class_archive, "server_properties", lambda *_: {})
-    java = tmp_path / "java"
-    java.write_text(f"#!/bin/sh\nexit {exit_code}\n")
-    java.chmod(0o755)
-    jvm = Jvm(Java(java, "17.0.1"), CURRENT, [])
-    for _ in range(2):
-        assert with_class_archive(jvm, tmp_path) is jvm
-    assert capsys.readouterr().err.count("No space left on device") == attempts
 from spark_kafka_sink.local.node import Node
 from spark_kafka_sink.local.ports import ReservedPort
 from spark_kafka_sink.local.releases import CURRENT
@@ -96,7 +56,8 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
 def jvm(tmp_path: Path) -> Jvm:
     files = [tmp_path / name for name in ("java", "a.jar", "b.jar")]
     for file in files:
-        file.write_text("x")
+        file.write_text("#!/bin/sh\nexit 1\n")
+    files[0].chmod(0o755)
     return Jvm(Java(files[0], "21.0.1"), CURRENT, files[1:])
 
 
@@ -168,6 +129,19 @@ def test_a_java_that_makes_none_is_noted_and_goes_without(
     assert len(archives(cache)) == 1
     told = f"No class archive with {jvm.java.path} 21.0.1: no such flag"
     assert (told in capsys.readouterr().err) == (way == "fails")
+
+
+def test_what_failed_with_a_java_that_can_make_one_is_tried_again(
+    maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: one full disk, and this Java's brokers started without their classes for ever."""
+    jvm.java.path.write_text("#!/bin/sh\nexit 0\n")
+    maker.error = LocalBrokerError("No space left on device")
+    for _ in range(2):
+        assert with_class_archive(jvm, cache) is jvm
+    assert capsys.readouterr().err.count("No space left on device") == 2
+    maker.error = None
+    assert with_class_archive(jvm, cache).archive is not None
 
 
 def test_what_an_interrupted_attempt_left_is_no_archive(maker: Maker, jvm: Jvm, cache: Path) -> None:
