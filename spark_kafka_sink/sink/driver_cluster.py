@@ -171,7 +171,7 @@ def connect(config: ProducerConfig) -> Coordinator:
 def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> ExactlyOnceDriver:
     """The protocol for a prefix over the process's client. Raises KafkaError."""
     cluster = KafkaDriverCluster(process_coordinator(config.producer), config, prefix, is_one_off=is_one_off)
-    return ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms)
+    return ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, is_new=is_one_off)
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:

@@ -151,7 +151,7 @@ class DriverSession:
         except BaseException:
             coordinator.close()
             raise
-        self._driver = ExactlyOnceDriver(self._prefix, cluster, SystemClock().wall_ms)
+        self._driver = ExactlyOnceDriver(self._prefix, cluster, SystemClock().wall_ms, is_new=self._is_one_off)
         self._coordinator, self._connected_by = coordinator, wanted
 
     def _give_up(self, config: SinkConfig, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:

@@ -87,11 +87,14 @@ class Committed(NamedTuple):
 
 class ExactlyOnceDriver:
     """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
-    may run in different processes.
+    may run in different processes. `is_new`: nobody has had the prefix before.
     """
 
-    def __init__(self, prefix: str, cluster: DriverCluster, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, prefix: str, cluster: DriverCluster, wall_ms: Callable[[], int], *, is_new: bool = False
+    ) -> None:
         self.prefix = prefix
+        self._is_new = is_new
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._task_ids = re.compile(re.escape(prefix) + r"/\d+(\.\d+)?")
@@ -111,8 +114,9 @@ class ExactlyOnceDriver:
         while True:
             driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
-            # another producer id: others may have decided since.
-            if last is None or held is None or held.producer_id != driver.producer_id:
+            # another producer id: others may have decided since. To find that there is no decision takes a whole
+            # partition of those of others.
+            if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
                 last = self._cluster.last_decision()
             if last is None or last.is_finished:
                 break

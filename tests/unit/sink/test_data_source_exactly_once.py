@@ -90,6 +90,18 @@ def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, is_o
     assert (last is None) == is_one_off
 
 
+@pytest.mark.parametrize("is_one_off", [True, False])
+def test_a_write_without_a_prefix_looks_for_no_decision_of_its_own(bench: CoordinatorBench, is_one_off: bool) -> None:
+    """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
+    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    others = bench.raw.begin("others/driver")
+    bench.raw.write(others, place, "a decision of others")
+    bench.commit(others)
+    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off))
+    writer.commit([written(bench, writer._mandate)])
+    assert (bench.asked(ApiKey.FETCH) == []) is is_one_off
+
+
 def test_a_streams_batch_counts_when_another_writer_commits_it(bench: CoordinatorBench) -> None:
     message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)
     KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)

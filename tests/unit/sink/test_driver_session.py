@@ -82,6 +82,18 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Se
     return SessionBench(request.param, monkeypatch)
 
 
+@pytest.mark.parametrize("is_one_off", [True, False])
+def test_a_session_of_one_write_without_a_prefix_looks_for_no_decision(bench: SessionBench, is_one_off: bool) -> None:
+    """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    others = bench.raw.begin("others/driver")
+    bench.raw.write(others, place, "a decision of others")
+    bench.commit(others)
+    DriverSession(PREFIX, is_one_off=is_one_off).run(CONFIG, None, bench.tasks)
+    assert bench.values() == ["row 0"]
+    assert (bench.asked(FETCH) == []) is is_one_off
+
+
 def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
     for batch_id in range(4):
         bench.run(batch_id)
