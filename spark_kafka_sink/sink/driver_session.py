@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_MS: Final = 600_000
 """As the pool's producers."""
+_IDLE_AFTER_WRITE_MS: Final = 2_000
+"""A batch write may be the only one of its prefix, and the next ones of others: each keeps five descriptors."""
 
 _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 """Scheme, authority and path, split as Hadoop's Path does it: there is no query, and no escape."""
@@ -114,11 +116,18 @@ class DriverSession:
             coordinator.close()
 
     def rest(self) -> None:
-        """Close the connections where nobody has used them for ten minutes."""
-        is_idle = SystemClock().now_ms() - self._used_ms > _IDLE_MS
-        if is_idle and self._coordinator is not None and self._lock.acquire(blocking=False):
+        """Close the connections where nobody has used them for ten minutes, or for two seconds after a batch write, and
+        let go of them: what they know of the cluster is 75 KB and more.
+        """
+        limit_ms = _IDLE_AFTER_WRITE_MS if self._last is None else _IDLE_MS
+        is_idle = SystemClock().now_ms() - self._used_ms > limit_ms
+        if is_idle and self._lock.acquire(blocking=False):
             try:
-                self.close()
+                if self._coordinator is not None:
+                    self.close()
+                    del self._driver
+                if self._last is None:
+                    self._connected_by = self._last_sink = None  # of use to a stream's next batch alone
             finally:
                 self._lock.release()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -259,6 +261,29 @@ def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: py
     assert bench.connections == ["made", "closed"]
 
 
+def test_prefixes_of_one_batch_write_each_keep_no_connections(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand, and what its client knew
+    of the cluster for good.
+    """
+    clock = FakeClock()
+    monkeypatch.setattr(driver_session, "SystemClock", lambda: clock)
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    client = weakref.ref(session(PREFIX)._driver)
+    clock.sleep_ms(2_000)
+    session("payments")
+    assert bench.connections == ["made"]
+    clock.sleep_ms(1)
+    session("payments")
+    assert bench.connections == ["made", "closed"]
+    gc.collect()
+    assert client() is None
+    assert (session(PREFIX)._connected_by, session(PREFIX)._last_sink) == (None, None), "settings, 20 KB"
+    session(PREFIX).run(CONFIG, None, bench.tasks)
+    assert bench.values() == ["row 0"]
+
+
 def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +395,8 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     bench.run(0)
     session("payments")
     assert bench.connections == ["made"]
-    monkeypatch.setattr(driver_session, "_IDLE_MS", -1, raising=False)
+    monkeypatch.setattr(driver_session, "_IDLE_MS", -1)
+    monkeypatch.setattr(driver_session, "_IDLE_AFTER_WRITE_MS", -1)
     session("payments").run(CONFIG, None, look_on)
     assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
     bench.run(1)
