@@ -211,6 +211,11 @@ class ClusterConnectionStates:
             setup_timeout_ms=self._setup_timeout.backoff_ms(0),
         )
 
+    def place(self, node_id: str) -> tuple[str, int]:
+        """Host and port that the last attempt went to."""
+        addresses = self._connection(node_id).addresses
+        return addresses.host, addresses.port
+
     def current_address(self, node_id: str) -> Address:
         """The address that the attempt under way goes to. Raises what the resolver raises."""
         return self._connection(node_id).addresses.current()

@@ -85,6 +85,8 @@ class NetworkClient:
         self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, software_version)
         self._correlation_ids = itertools.count()
         self._aborted: list[ClientResponse] = []
+        self._has_news = False
+        """Metadata came in this poll."""
         self._is_active = True
         self._is_closed = False
         self._on_internal_response: dict[ApiKey, _InternalHandler] = {
@@ -200,6 +202,7 @@ class NetworkClient:
             self._handle_disconnections(responses, now_ms)
             self._handle_connections(now_ms)
             self._handle_timed_out(responses, now_ms)
+            self._handle_moved(responses, now_ms)
             self._handle_rebootstrap(responses, now_ms)
         for response in responses:
             try:
@@ -233,6 +236,7 @@ class NetworkClient:
 
     def _on_metadata(self, _: list[ClientResponse], __: InFlightRequest, body: Message, now_ms: int) -> None:
         self._metadata_updater.handle_response(body, now_ms)
+        self._has_news = True
 
     def _on_api_versions(
         self, responses: list[ClientResponse], request: InFlightRequest, body: Message, now_ms: int
@@ -278,6 +282,19 @@ class NetworkClient:
         for node_id in self._in_flight.nodes_with_timed_out_requests(now_ms):
             error = DisconnectError(f"Node {node_id} did not answer within the request's time-out.")
             responses += self._connections.close(node_id, _closed_for(error, timed_out=True), now_ms)
+
+    def _handle_moved(self, responses: list[ClientResponse], now_ms: int) -> None:
+        """Close connections to where a node is no more: another broker may have its address, and would refuse for ever
+        what is meant for this one.
+        """
+        if not self._has_news:
+            return
+        self._has_news = False
+        for node in self._metadata_updater.fetch_nodes():
+            node_id = node.id_string
+            if self._connections.is_open(node_id) and self._states.place(node_id) != (node.host, node.port):
+                log.info("%s has moved: closing the connection to where it was.", node)
+                responses += self._connections.drop(node_id, now_ms)
 
     def _handle_rebootstrap(self, responses: list[ClientResponse], now_ms: int) -> None:
         if not self._metadata_updater.needs_rebootstrap(now_ms):

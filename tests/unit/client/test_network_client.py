@@ -378,6 +378,26 @@ def test_a_disconnect_of_a_node_that_was_forgotten_is_passed_over(rig: ClientRig
     assert not rig.client.connection_failed(rig.node(0))
 
 
+def test_a_node_that_has_moved_is_connected_to_where_it_is() -> None:
+    """Bug: brokers that had changed places were each taken for the one before, as long as the connections stood, and
+    refused every record, though metadata said where their leaders are.
+    """
+    rig = ClientRig(2, ["t"])
+    rig.await_metadata()
+    stale, others = rig.node(0), rig.cluster.nodes
+    others[0].port, others[1].port = others[1].port, others[0].port
+    others[0].host, others[1].host = others[1].host, others[0].host
+    rig.poll_until(lambda: rig.client.ready(stale, rig.now_ms))
+    rig.send(0, ASK)
+    rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    rig.metadata.request_update(reset_equivalent_backoff=True)
+    rig.await_metadata()
+    rig.connect(0)
+    rig.send(0, ASK)
+    rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    assert [asked.node_id for asked in rig.cluster.requests_of(INIT_PRODUCER_ID)] == [1, 0]
+
+
 def test_disconnect_gives_requests_back_with_the_next_poll_and_doubts_no_metadata(rig: ClientRig) -> None:
     request = rig.send(0, ASK)
     rig.client.disconnect("0")
