@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
@@ -22,6 +22,7 @@ from spark_kafka_sink.common.errors import (
     InvalidRecordError,
     KafkaError,
     KafkaTimeoutError,
+    OutOfOrderSequenceError,
     RecordTooLargeError,
     RequestTimedOutError,
     error_for_code,
@@ -35,6 +36,11 @@ from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.protocol.messages import Message, to_ms
 
 log = logging.getLogger(__name__)
+
+_NOT_KNOWN: Final = (
+    "whether they are there is not known. The records were sent in a larger batch, which may have been taken though it"
+    " was not acknowledged, and was refused as too large when it was sent again."
+)
 
 
 class PartitionOutcome(NamedTuple):
@@ -165,6 +171,8 @@ class BatchOutcomes:
 
     def _fail_answered(self, batch: ProducerBatch, outcome: PartitionOutcome, error: KafkaError, now_ms: int) -> None:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+        if batch.was_sent_in_larger and isinstance(error, OutOfOrderSequenceError):
+            error = OutOfOrderSequenceError(_NOT_KNOWN)
         told = self.expiry_error(batch) if error.retriable and timed_out else _with_place(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:

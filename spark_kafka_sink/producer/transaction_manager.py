@@ -226,12 +226,15 @@ class TransactionManager:
 
         A gap before the oldest batch in flight takes a new epoch: the leader has neither that batch nor any after it.
         Before a later batch it says nothing of the older ones, which may be in the log with their answers lost; the
-        batch waits until it is the oldest.
+        batch waits until it is the oldest. A part of a split batch that was sent before may be out of order because the
+        whole is in the log: what became of its records is not known, and under new numbers they would be doubled.
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable
         in_flight = self.sequences[batch.topic_partition].in_flight
         is_oldest = bool(in_flight) and in_flight[0] is batch
+        if is_oldest and batch.was_sent_in_larger:
+            return False
         is_told = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
         is_new_gap = is_told and not batch.sequence_has_been_reset
         if is_oldest and (is_new_gap or batch.topic_partition in self._unresolved):

@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     NotEnoughReplicasError,
+    OutOfOrderSequenceError,
     ProducerClosedError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
@@ -610,6 +611,33 @@ def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
     assert len(delivery.runs) > 1
     assert [run.base_offset for run, _ in delivery.runs] == sorted(run.base_offset for run, _ in delivery.runs)
     assert harness.memory_in_use == 0
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_parts_of_a_batch_whose_first_answer_was_lost_are_not_in_the_log_a_second_time(splits: int) -> None:
+    """No leader knows a part for a double of the batch that it has, and none tells that from a gap."""
+    harness = warm({"linger.ms": "20", "max.in.flight.requests.per.connection": "5"})
+
+    def append_and_lower_the_limit(
+        cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]
+    ) -> Answer:
+        answer = faults.close_after()(cluster, exchange, proceed)
+        cluster.topics[TOPIC].max_message_bytes = 1_200 >> splits
+        return answer
+
+    harness.cluster.on(PRODUCE, append_and_lower_the_limit, times=1)
+    values = [b"%03d" % index + bytes(60) for index in range(16)]
+    deliveries = [harness.send(value) for value in values]
+    harness.settle()
+    assert harness.values() == values
+    for delivery in deliveries:
+        assert isinstance(delivery.error, OutOfOrderSequenceError)
+        assert "whether they are there is not known" in str(delivery.error)
+    assert harness.memory_in_use == 0
+    after = harness.send(b"after")
+    harness.settle()
+    assert after.error is None
+    assert harness.values() == [*values, b"after"]
 
 
 def test_a_single_record_too_large_fails_and_what_follows_goes_on() -> None:
