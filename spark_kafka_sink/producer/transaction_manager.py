@@ -158,8 +158,9 @@ class TransactionManager:
 
         Nothing follows a partition's first batch until that is acknowledged: a leader that knows nothing of the
         producer takes any sequence to begin with, so it could take a second batch after it refused the first, and
-        would refuse the first ever after. Nor does a batch go that is more than four after the oldest in flight: the
-        leader would take a retry of that one for out of order, and under a new number it would be doubled.
+        would refuse the first ever after. The same goes for one that comes back: its topic may have been deleted and
+        made again. Nor does a batch go that is more than four after the oldest in flight: the leader would take a retry
+        of that one for out of order, and under a new number it would be doubled.
         """
         if not self.producer.is_valid or self.has_fatal_error:
             return True
@@ -170,7 +171,7 @@ class TransactionManager:
             return entry.in_flight[0] is not batch
         is_stale = entry.producer != self.producer
         is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
-        return is_unsettled or entry.is_window_full
+        return is_unsettled or entry.in_flight[0].attempts > 0 or entry.is_window_full
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -189,6 +189,29 @@ def test_nothing_follows_a_partitions_first_batch_until_it_is_acknowledged() -> 
     harness.settle()
     assert errors(deliveries) == [None] * 4
     assert stored(harness) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_nothing_new_follows_a_batch_that_comes_back_whose_topic_may_have_been_made_again() -> None:
+    """Its leader knows nothing of the producer then, as with the first batch of all: what it took behind one that it
+    refused would be in the log before that, and, with the answer lost, again behind it.
+    """
+    harness = warm()
+    harness.cluster.on(PRODUCE, forget_and_refuse, times=1)
+    harness.cluster.on(PRODUCE, faults.fail_with(6), times=1)
+    harness.cluster.on(PRODUCE, faults.close_after(), times=1)
+    first = harness.send(b"0")
+    harness.run_until(lambda: len(attempts(harness)) == 1)
+    behind_it = harness.send(b"1")
+    harness.settle()
+    assert errors([first, behind_it]) == [None, None]
+    assert harness.values() == values(2)
+
+
+def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
+    """The topic is deleted, and there again."""
+    cluster.delete_topic(TOPIC)
+    cluster.create_topic(TOPIC)
+    return faults.fail_with(3)(cluster, exchange, proceed)
 
 
 @pytest.mark.parametrize("which", range(5))
