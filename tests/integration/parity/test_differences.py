@@ -216,3 +216,39 @@ def test_the_row_interfaces_know_header_fields_by_their_names(
     query = "SELECT 'v' AS value, array(struct(X'00' AS value, 'h' AS key)) AS headers FROM rows"
     with pytest.raises(Exception, match="headers attribute unsupported type array<struct<value,key>>"):
         BATCH_WAYS["foreachPartition"](frame_of(query), new_topics("").options(TO_THE_TOPIC))
+
+
+@pytest.mark.parametrize("way", BATCH_WAYS)
+def test_text_that_is_not_utf_8_arrives_as_its_bytes_but_by_rows(
+    frame_of: Frames, new_topics: Callable[..., Topics], way: str
+) -> None:
+    """Bug: the page on Spark's own sink said that strings arrive alike, and nothing of what Spark hands to rows."""
+    query = "SELECT CAST(X'6BFF' AS STRING) AS key, CAST(X'C328' AS STRING) AS value FROM rows"
+    topics = new_topics("", 4), new_topics("", 4)
+    for each, write in zip(topics, (through_spark, BATCH_WAYS[way]), strict=True):
+        write(frame_of(query), each.options(TO_THE_TOPIC))
+    sparks, ours = (each.contents() for each in topics)
+    assert {(record.key, record.value) for records in sparks.values() for record in records} == {(b"k\xff", b"\xc3(")}
+    if way == "foreachPartition":
+        replaced = {("k\ufffd".encode(), "\ufffd(".encode())}
+        assert {(record.key, record.value) for records in ours.values() for record in records} == replaced
+    else:
+        assert ours == sparks
+
+
+@pytest.mark.parametrize("way", BATCH_WAYS)
+def test_a_name_of_a_header_that_is_not_utf_8_is_refused_but_by_rows(
+    frame_of: Frames, new_topics: Callable[..., Topics], way: str
+) -> None:
+    headers = "array(struct(CAST(X'68FF' AS STRING) AS key, X'00' AS value))"
+    query = f"SELECT 'k' AS key, 'v' AS value, {headers} AS headers FROM rows"
+    topics = new_topics(""), new_topics("")
+    through_spark(frame_of(query), topics[0].options(TO_THE_TOPIC))
+    if way != "foreachPartition":
+        with pytest.raises(Exception, match="which is not UTF-8; the names of headers are text"):
+            BATCH_WAYS[way](frame_of(query), topics[1].options(TO_THE_TOPIC))
+        return
+    BATCH_WAYS[way](frame_of(query), topics[1].options(TO_THE_TOPIC))
+    sparks, ours = (each.contents() for each in topics)
+    assert {record.headers for records in ours.values() for record in records} == {(("h\ufffd", b"\x00"),)}
+    assert ours == sparks
