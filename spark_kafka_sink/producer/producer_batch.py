@@ -334,9 +334,7 @@ class ProducerBatch:
         return self.final_state is not None
 
     def complete(self, base_offset: int, log_append_time_ms: int | None) -> bool:
-        """Acknowledge every record and call its callbacks. False when the batch had ended before, as one has that
-        expired in flight.
-        """
+        """Acknowledge every record, call its callbacks. False when the batch had ended before: it expired in flight."""
         return self._end(FinalState.SUCCEEDED, base_offset, log_append_time_ms, None, {})
 
     def fail(
