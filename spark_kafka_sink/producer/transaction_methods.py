@@ -92,7 +92,8 @@ class TransactionMethods:
 
     def commit_transaction(self) -> None:
         """Make the transaction's records count. Raises KafkaTimeoutError after max.block.ms (call it again),
-        ProducerFencedError, and the error of a record that failed: then only `abort_transaction` is left.
+        ProducerFencedError, and the error of a record that failed, or, where that may be tried again as a time-out may,
+        TransactionAbortableError, with the next call at the latest: then only `abort_transaction` is left.
         """
         self._operate("txn-commit", lambda manager: manager.begin_commit())
 

@@ -23,6 +23,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     OutOfOrderSequenceError,
     ProducerFencedError,
+    TransactionAbortableError,
     TransactionalIdAuthorizationError,
     UnknownProducerIdError,
     UnsupportedVersionError,
@@ -308,7 +309,11 @@ class TransactionalExchange(TransactionManager):
 
     def _raise_error(self) -> None:
         if self.last_error is not None and self.state in {State.ABORTABLE_ERROR, State.FATAL_ERROR}:
-            told = type(self.last_error)(f"The producer met an error before: {self.last_error}")
+            text = f"The producer met an error before: {self.last_error}"
+            if self.last_error.retriable and self.state is State.ABORTABLE_ERROR:
+                # a record's time-out, say: a commit that raised it again would be called again, for ever
+                raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
+            told = type(self.last_error)(text)
             told.error_code = self.last_error.error_code
             raise told
 

@@ -189,6 +189,9 @@ def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.
     with pytest.raises(KafkaTimeoutError, match=r"delivery\.timeout\.ms=4000"):
         harness.producer.commit_transaction()
     assert deliveries[0].settled_ms - deliveries[0].sent_ms in range(4_000, 4_400)
+    # Bug: it was a KafkaTimeoutError again, after which a caller tries again, for ever
+    with pytest.raises(TransactionAbortableError, match=r"delivery\.timeout\.ms=4000.* Only abort_transaction is left"):
+        harness.producer.commit_transaction()
     harness.cluster.scripts.clear()
     harness.settle()
     assert all(each.error is not None for each in deliveries)

@@ -17,6 +17,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
     TopicAuthorizationError,
+    TransactionAbortableError,
 )
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
@@ -409,7 +410,7 @@ def test_a_transaction_is_not_prepared_without_a_send_that_joined_and_failed(ver
     task.producer._clock.sleep_ms = lambda _: task.manager.handle_refused_record(  # type: ignore[method-assign]
         KafkaTimeoutError("no memory"), "a send"
     )
-    with pytest.raises(KafkaTimeoutError, match="no memory"):
+    with pytest.raises(TransactionAbortableError, match="no memory"):
         task.producer.prepare_transaction()
     task.producer.abort_transaction()
     assert task.committed() == []
