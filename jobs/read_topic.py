@@ -174,6 +174,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.output is not None and given.output.suffix not in (".parquet", ".json"):
         parser.error(f"--output {given.output}: a name ending in .parquet or .json is wanted")
+    if given.limit < 0:
+        parser.error(f"--limit {given.limit}: 0 or more is wanted")
     console = Console()
     try:
         records = read_topic(given.bootstrap_servers, given.topic, given.committed)

@@ -92,3 +92,12 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert error.startswith(f"read_topic: {output} cannot be written: ")
     assert "No such file or directory" in error
     assert error.count("\n") == 1
+
+
+def test_a_limit_below_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(JOBS))
+    import read_topic
+
+    with pytest.raises(SystemExit):
+        read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--limit", "-1"])
+    assert "--limit -1: 0 or more is wanted" in capsys.readouterr().err
