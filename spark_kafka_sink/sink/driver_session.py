@@ -35,8 +35,12 @@ log = logging.getLogger(__name__)
 
 _IDLE_MS: Final = 600_000
 """As the pool's producers."""
-_IDLE_AFTER_WRITE_MS: Final = 2_000
-"""A batch write may be the only one of its prefix, and the next ones of others: each keeps five descriptors."""
+_SOON_IDLE_MS: Final = 2_000
+"""A batch write may be the only one of its prefix, and the next ones of others: each keeps five descriptors. So may a
+stream with `availableNow`, of which nobody here knows whether it has ended.
+"""
+_MOST_RESTING: Final = 32
+"""Sessions of streams that keep their connections between batches for long: those that were used last."""
 
 _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 """Scheme, authority and path, split as Hadoop's Path does it: there is no query, and no escape."""
@@ -73,7 +77,8 @@ class DriverSession:
         self._last: StreamBatch | None = None
         self._last_sink: object = None
         self._is_last_written = False
-        self._used_ms = 0
+        self.used_ms = 0
+        """When it was asked for a batch, or had done one, by a clock that only goes on."""
 
     def run(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
         """Begin, run the tasks, commit; abort where something fails. `batch` None: a batch write, which comes after the
@@ -83,7 +88,7 @@ class DriverSession:
         with self._lock:
             self._claim(config, batch)
             self._connect(config)
-            self._used_ms = SystemClock().now_ms()
+            self.used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
             known, self._decided = self._decided, None
             mandate: Mandate | None = None
@@ -106,7 +111,7 @@ class DriverSession:
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
             self._decided = committed.decision or known
             self._is_last_written = True
-            self._used_ms = SystemClock().now_ms()
+            self.used_ms = SystemClock().now_ms()
             if committed.was_skipped:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
 
@@ -115,12 +120,12 @@ class DriverSession:
         if coordinator is not None:
             coordinator.close()
 
-    def rest(self) -> None:
-        """Close the connections where nobody has used them for ten minutes, or for two seconds after a batch write, and
-        let go of them: what they know of the cluster is 75 KB and more.
+    def rest(self, *, is_one_of_many: bool = False) -> None:
+        """Close the connections where nobody has used them for ten minutes, or for two seconds after a batch write or
+        where there are many, and let go of them: what they know of the cluster is 75 KB and more.
         """
-        limit_ms = _IDLE_AFTER_WRITE_MS if self._last is None else _IDLE_MS
-        is_idle = SystemClock().now_ms() - self._used_ms > limit_ms
+        limit_ms = _SOON_IDLE_MS if self._last is None or is_one_of_many else _IDLE_MS
+        is_idle = SystemClock().now_ms() - self.used_ms > limit_ms
         if is_idle and self._lock.acquire(blocking=False):
             try:
                 if self._coordinator is not None:
@@ -187,9 +192,10 @@ def session(prefix: str) -> DriverSession:
     """
     own = os.getpid()
     found = _SESSIONS.setdefault((own, prefix), DriverSession(prefix))
-    for (pid, _), other in list(_SESSIONS.items()):
-        if pid == own and other is not found:
-            other.rest()
+    others = [other for (pid, _), other in list(_SESSIONS.items()) if pid == own and other is not found]
+    others.sort(key=lambda other: other.used_ms, reverse=True)
+    for place, other in enumerate(others):
+        other.rest(is_one_of_many=place >= _MOST_RESTING)
     return found
 
 

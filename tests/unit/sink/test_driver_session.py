@@ -284,6 +284,26 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
     assert bench.values() == ["row 0"]
 
 
+def test_of_many_streams_one_after_the_other_only_the_last_keep_connections(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand: after two hundred
+    queries with availableNow, a table each, nothing could be opened any more.
+    """
+    clock = FakeClock()
+    monkeypatch.setattr(driver_session, "SystemClock", lambda: clock)
+    for number in range(40):
+        session(f"table-{number}").run(CONFIG, StreamBatch(str(number), "run", 0), lambda *_: [])
+        clock.sleep_ms(2_001)
+    session("payments")
+    assert bench.connections.count("made") - bench.connections.count("closed") == 32
+    session("table-0").run(CONFIG, StreamBatch("0", "run", 1), lambda *_: [])
+    session("payments")
+    assert bench.connections.count("made") - bench.connections.count("closed") == 32, "those used last"
+    assert session("table-0")._coordinator is not None
+    assert session("table-8")._coordinator is None
+
+
 def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,7 +416,7 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     session("payments")
     assert bench.connections == ["made"]
     monkeypatch.setattr(driver_session, "_IDLE_MS", -1)
-    monkeypatch.setattr(driver_session, "_IDLE_AFTER_WRITE_MS", -1)
+    monkeypatch.setattr(driver_session, "_SOON_IDLE_MS", -1)
     session("payments").run(CONFIG, None, look_on)
     assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
     bench.run(1)
