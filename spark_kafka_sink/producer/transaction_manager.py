@@ -296,6 +296,8 @@ class TransactionManager:
     def _handle_init_response(self, body: Message, now_ms: int) -> None:
         """`body` is the response, None when there was none (the connection went)."""
         self._init_in_flight = False
+        if self.has_fatal_error:  # another node has refused us meanwhile
+            return
         error_code = 0 if body is None else int(body.error_code)
         error = error_for_code(error_code) if error_code else None
         if body is not None and error is None:

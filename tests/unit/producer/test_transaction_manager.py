@@ -135,6 +135,24 @@ def test_a_node_that_refuses_us_is_fatal_while_there_is_no_producer_id() -> None
     assert delivery.error is refusal
 
 
+def test_a_producer_id_that_comes_after_another_node_has_refused_us_is_not_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Bug: the answer raised IllegalStateError, whose traceback was the last that an operator saw of the refusal."""
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.delay(500))
+    delivery = harness.send(b"v")
+    harness.run_until(lambda: harness.cluster.requests_of(INIT_PRODUCER_ID))
+    refusal = SaslAuthenticationError("wrong password")
+    harness.client.ready = lambda *_: False
+    harness.client.authentication_error = lambda _: refusal
+    harness.run_for(1_000)
+    assert not harness.client.has_in_flight_requests()
+    assert delivery.error is refusal
+    assert manager_of(harness).last_error is refusal
+    assert "failed" not in caplog.text
+
+
 def test_without_any_node_a_turn_asks_for_no_producer_id() -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.client.least_loaded_node = lambda now_ms: None
