@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -309,6 +310,16 @@ def test_errors_of_the_invalid_metadata_kind_ask_for_metadata(error_code: int, a
     assert bool(harness.cluster.requests_of(METADATA)) is asks
 
 
+def test_a_refusal_is_logged_once_for_all_partitions_that_met_it(caplog: pytest.LogCaptureFixture) -> None:
+    harness = warm(topics={TOPIC: 3})
+    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    for partition in range(3):
+        harness.send(b"x", partition=partition)
+    harness.settle()
+    (told,) = (text for text in caplog.messages if "refused" in text)
+    assert re.fullmatch(r"Node 0 refused the batch for flights-\d and 2 more partitions: .* time limit\.", told)
+
+
 def test_a_retry_waits_its_backoff_out() -> None:
     harness = warm({**AT_ONCE, "retry.backoff.ms": "400"})
     refused(harness, 7)
@@ -319,7 +330,8 @@ def test_a_retry_waits_its_backoff_out() -> None:
 def test_the_new_leader_that_an_answer_names_is_tried_at_once() -> None:
     """Row 16 with a new leader; KIP-951."""
     harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
-    harness.cluster.move_leader(TOPIC, 0, 1)
+    for leader in (1, 0, 1):  # so that the epoch is not the leader's id
+        harness.cluster.move_leader(TOPIC, 0, leader)
     delivery = harness.send(b"x")
     harness.settle()
     first, second = produce_attempts(harness)
@@ -688,6 +700,16 @@ def test_records_that_expire_while_no_broker_can_be_reached_are_not_told_of_a_pa
     delivery = harness.send(b"x")
     harness.settle()
     assert "no broker of bootstrap.servers answered: Connection to node -1 lost" in str(delivery.error)
+
+
+def test_records_that_expire_while_their_broker_alone_cannot_be_reached_say_so() -> None:
+    harness = warm(SHORT, node_count=2, topics={TOPIC: 2})
+    harness.network.cut(0)
+    harness.network.refusing.add(0)
+    harness.run_for(10)
+    delivery = harness.send(b"x", partition=0)
+    harness.settle()
+    assert str(delivery.error).endswith(": they could not be sent; is its broker reachable?")
 
 
 def test_what_expired_while_the_process_slept_is_not_sent_after_it_was_told_so() -> None:

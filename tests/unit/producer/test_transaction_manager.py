@@ -225,6 +225,18 @@ def test_nothing_new_follows_a_batch_that_comes_back_whose_topic_may_have_been_m
     assert harness.values() == values(2)
 
 
+def test_nothing_new_follows_a_batch_that_comes_back_while_what_was_sent_behind_it_is_in_flight() -> None:
+    harness = warm()
+    manager = manager_of(harness)
+    first, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
+    for batch in (first, behind_it):
+        batch.append_row(None, b"v", (), 0, 50, None)
+        manager.on_drain(batch)
+    assert not manager.must_wait(new)
+    first.mark_attempt(UnknownServerError(), harness.now_ms, harness.now_ms + 100)
+    assert manager.must_wait(new)
+
+
 def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
     """The topic is deleted, and there again."""
     cluster.delete_topic(TOPIC)
@@ -590,6 +602,19 @@ def test_retries_that_are_used_up_leave_no_gap() -> None:
     assert harness.now_ms - start_ms < 1_000
 
 
+def test_a_batch_that_expires_before_it_was_sent_begins_no_new_epoch() -> None:
+    harness = warm(SHORT)
+    harness.network.stop(0)
+    unsent = harness.send(b"unsent")
+    harness.settle()
+    assert isinstance(unsent.error, KafkaTimeoutError)
+    harness.network.start(0)
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert delivery.error is None
+    assert manager_of(harness).producer.epoch == 0
+
+
 def test_sequences_wrap() -> None:
     harness = warm()
     entry = manager_of(harness).sequences[PLACE]
@@ -702,8 +727,10 @@ def test_a_topic_deleted_and_made_again_is_written_to(metadata_version: int) -> 
 # ---- epochs run out --------------------------------------------------------------------------------------------------
 
 
-def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for() -> None:
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for(refusals: int) -> None:
     harness = warm(topics={TOPIC: 2})
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=refusals)
     manager = manager_of(harness)
     manager.producer = manager.producer._replace(epoch=MAX_EPOCH)
     send_all(harness, 1)  # goes under the last epoch
@@ -712,9 +739,11 @@ def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for() -> None:
     deliveries = [harness.send(b"%d" % index, partition=0) for index in range(3)]
     harness.settle()
     assert errors(deliveries) == [None] * 3
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1 + refusals
     assert manager.producer == (1001, 0)
     assert manager.state is State.READY
+    log = harness.cluster.log(TOPIC, 0)
+    assert [(each.header.producer_id, each.header.producer_epoch) for each in log.batches[-3:]] == [(1001, 0)] * 3
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
