@@ -171,6 +171,26 @@ def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothin
     assert bench.asked(int(ApiKey.END_TXN)) == []
 
 
+@pytest.mark.parametrize(
+    ("error_code", "kind", "text"),
+    [
+        (90, ProducerFencedError, "It finishes or repeats batch 4"),
+        (49, ProducerFencedError, "It finishes or repeats batch 4"),
+        (48, IllegalStateError, "Batch 4 is not decided: .* timed out while the decision was written"),
+        (53, KafkaTimeoutError, "Whether batch 4 is decided is not known: "),
+    ],
+    ids=["fenced", "forgotten", "timed out", "not authorized"],
+)
+def test_a_decision_whose_commit_is_refused_is_told_of_by_what_is_known_of_it(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, kind: type[KafkaError], text: str
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code))
+    with pytest.raises(kind, match=text):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+
+
 def test_transactions_of_other_prefixes_are_left_alone() -> None:
     bench = CoordinatorBench()
     others = ["axb/0", "a.b/0/1", "a.bb/0", "a.b/x", "x/a.b/0", "a.b/0.", "a.b/"]
@@ -182,8 +202,9 @@ def test_transactions_of_other_prefixes_are_left_alone() -> None:
     assert {bench.state(name) for name in others} == {"Ongoing"}
 
 
-def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_too() -> None:
-    bench = CoordinatorBench()
+@pytest.mark.parametrize("version", [2, 1])
+def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_too(version: int) -> None:
+    bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
     bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row")
@@ -192,6 +213,43 @@ def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_t
     assert bench.state("P/0") == "Ongoing"
     assert driver.abort(told.mandate, [told])
     assert bench.state("P/0") == "CompleteAbort"
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_task_whose_transaction_was_aborted_meanwhile_is_not_decided_on(version: int) -> None:
+    """Under version 1 of transactions its epoch is what the task left: decided, its rows would be lost."""
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    assert told.written is not None
+    bench.end([told.written.transaction], committed=False)
+    with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .*is CompleteAbort in epoch [01]\."):
+        driver.commit([told])
+    driver.abort(told.mandate, [told])
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("step", ["begin", "abort"])
+def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that_to_its_successor(
+    step: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    mandate = driver.begin()
+    list_ids = KafkaDriverCluster.list_ids
+
+    def be_taken_over(*arguments: Any) -> list[str]:
+        monkeypatch.undo()
+        told_by_a_task(bench, driver_of(bench, "P").begin())
+        return list_ids(*arguments)
+
+    monkeypatch.setattr(KafkaDriverCluster, "list_ids", be_taken_over)
+    if step == "begin":
+        driver.begin()
+    else:
+        driver.abort(mandate, [])
+    assert bench.state("P/0") == "Ongoing"
 
 
 @pytest.mark.parametrize("version", [2, 1])
