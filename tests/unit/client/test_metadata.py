@@ -302,6 +302,16 @@ def test_a_partial_update_replaces_the_topics_it_tells_of(metadata: SomeTopics) 
     assert metadata.fetch().partition_count_for_topic("t") is None
 
 
+def test_a_partial_update_tells_of_the_whole_cluster(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition())))
+    nodes = {4: Node(4, "new", 9092)}
+    update(metadata, MetadataResponse(nodes, (topic("u"),), "another", 4), is_partial=True)
+    cluster = metadata.fetch()
+    assert cluster.nodes == tuple(nodes.values())
+    assert (cluster.cluster_id, cluster.controller) == ("another", nodes[4])
+    assert cluster.partition_count_for_topic("t") == 1
+
+
 def test_a_partial_update_lets_go_of_topics_not_wanted_any_more(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("u", error=17)))
     metadata.wanted.clear()

@@ -143,6 +143,13 @@ def test_a_transaction_ends_in_the_version_it_was_begun_under(version: int, requ
     assert [exchange.version for exchange in bench.asked(END)] == [request_version]
 
 
+def test_the_first_producer_id_of_all_has_a_next_epoch_too(bench: CoordinatorBench) -> None:
+    bench.cluster.next_producer_id = 0
+    (open_,) = bench.open("id")
+    outcome = bench.commit(open_)
+    assert (outcome.producer_id, outcome.producer_epoch) == (0, open_.producer_epoch + 1)
+
+
 def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: CoordinatorBench) -> None:
     (open_,) = bench.open("id")
     held = bench.cluster.transactions.transactions["id"]
