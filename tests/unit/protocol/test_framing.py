@@ -167,6 +167,16 @@ def test_an_unknown_error_code_inside_a_tag_is_mended_with_the_tags_size() -> No
     assert [(feature.name, feature.max_version_level) for feature in response.finalized_features] == [("tv", 2)]
 
 
+def test_what_follows_an_unknown_tag_inside_a_tag_is_read_all_the_same() -> None:
+    features = [varint(3) + name + struct.pack(">hh", 2, 2) for name in (b"kv", b"tv")]
+    content = varint(3) + features[0] + b"\x01" + varint(40) + varint(1) + b"?" + features[1] + b"\x00"
+    tags = b"\x02" + varint(1) + varint(8) + struct.pack(">q", 5) + varint(2) + varint(len(content)) + content
+    payload = struct.pack(">ih", 3, 0) + varint(1) + struct.pack(">i", 0) + tags
+    _, response = parse_response(request_type(ApiKey.API_VERSIONS, 3), payload)
+    assert [feature.name for feature in response.finalized_features] == ["kv", "tv"]
+    assert response.finalized_features_epoch == 5
+
+
 def test_a_tag_that_does_not_fill_its_size_is_a_protocol_error() -> None:
     leader = varint(0) + varint(10) + struct.pack(">ii", 4, 17) + b"\x00" + b"\x00"
     partition = struct.pack(">ihqqq", 6, 6, -1, -1, -1) + b"\x01\x00" + b"\x01" + leader
@@ -186,6 +196,15 @@ def test_a_date_beyond_the_calendar_is_a_protocol_error() -> None:
     topics = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">i", 1) + partition
     with pytest.raises(ProtocolError, match="does not parse"):
         parse_response(request_type(ApiKey.PRODUCE, 3), struct.pack(">i", 1) + topics + struct.pack(">i", 0))
+
+
+@pytest.mark.parametrize("count", [33, 34, 35])
+def test_a_response_is_not_taken_for_that_of_api_versions_by_how_many_topics_it_tells_of(count: int) -> None:
+    """After the header, 34 topics begin like the error code 35, UNSUPPORTED_VERSION."""
+    topic = varint(2) + b"t" + varint(1) + b"\x00"
+    payload = struct.pack(">i", 1) + b"\x00" + varint(count + 1) + topic * count + struct.pack(">i", 0) + b"\x00"
+    _, response = parse_response(request_type(ApiKey.PRODUCE, 9), payload)
+    assert len(response.responses) == count
 
 
 def test_the_error_names_the_request_and_the_version() -> None:
