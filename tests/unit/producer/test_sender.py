@@ -826,13 +826,15 @@ def test_a_broker_too_old_for_idempotence_is_fatal_and_told() -> None:
     assert harness.producer.has_failed
 
 
-def test_a_version_that_the_broker_lacks_fails_the_records() -> None:
-    settings = {**AT_ONCE, "compression.type": "zstd", "enable.idempotence": "false"}
+@pytest.mark.parametrize("is_idempotent", [True, False])
+def test_a_version_that_the_broker_lacks_fails_the_records(is_idempotent: bool) -> None:
+    settings = {**AT_ONCE, "compression.type": "zstd", "enable.idempotence": str(is_idempotent).lower()}
     old = {**KAFKA_2_1, PRODUCE: (0, 6)}
     harness = ProducerHarness(settings, cluster=ScriptedCluster(versions=old))
     delivery = harness.send(b"x")
     harness.settle()
     assert isinstance(delivery.error, UnsupportedVersionError)
+    assert harness.producer.has_failed is is_idempotent
     assert harness.memory_in_use == 0
 
 
