@@ -29,7 +29,7 @@ class Channel:
     __slots__ = (
         "_authenticator", "_filled", "_frame", "_has_tcp", "_held", "_max_receive_size", "_own_send", "_size_bytes",
         "_view", "description", "failed_send", "id", "interest", "is_authenticated", "is_closed", "is_connected",
-        "is_muted", "send", "transport",
+        "send", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +48,6 @@ class Channel:
         self.is_connected = False
         """TCP's handshake is done, and TLS's where there is one: no byte of ours goes before."""
         self.is_closed = False
-        self.is_muted = False
         self.is_authenticated = authenticator is None
         """Once, at least; the session may be under renewal."""
         self.failed_send: KafkaError | None = None

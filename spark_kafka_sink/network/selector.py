@@ -125,13 +125,6 @@ class Selector:
         channel = self._channels.get(connection_id)
         return channel is not None and channel.is_ready
 
-    def mute(self, connection_id: str) -> None:
-        """Read no more from this connection until `unmute`."""
-        self._set_muted(connection_id, True)
-
-    def unmute(self, connection_id: str) -> None:
-        self._set_muted(connection_id, False)
-
     # ---- sending and polling ---------------------------------------------------------------------------------------
 
     def send(self, send: NetworkSend) -> None:
@@ -173,8 +166,7 @@ class Selector:
         events = self._select(0 if to_drain or buffered else self._bounded_timeout(timeout_ms, now_ms))
         now_ms = self._clock.now_ms()
         for channel in buffered:
-            if not channel.is_muted:
-                events[channel] = events.get(channel, 0) | READ
+            events[channel] = events.get(channel, 0) | READ
         for channel, ready in events.items():
             if not channel.is_closed:
                 self._process(channel, ready, now_ms)
@@ -248,7 +240,7 @@ class Selector:
             self._watch(channel, awaited)
             return
         self._idle.touch(channel.id, now_ms)
-        self._watch(channel, 0 if channel.is_muted else READ)
+        self._watch(channel, READ)
         self.connected.append(channel.id)
         try:
             channel.authenticate()
@@ -304,7 +296,7 @@ class Selector:
         self._idle.touch(channel.id, now_ms)
         if done is not None:
             self.completed_sends.append(done)
-        self._watch(channel, (0 if channel.is_muted else READ) | (WRITE if channel.send is not None else 0))
+        self._watch(channel, READ | (WRITE if channel.send is not None else 0))
 
     def _is_alone(self, channel: Channel) -> bool:
         return not any(other.is_sending for other in self._channels.values() if other is not channel)
@@ -352,16 +344,6 @@ class Selector:
         channel.transport.close()
         del self._channels[channel.id]
         self._idle.forget(channel.id)
-
-    def _set_muted(self, connection_id: str, is_muted: bool) -> None:
-        channel = self._channels.get(connection_id)
-        if channel is None or channel.is_muted == is_muted:
-            return
-        channel.is_muted = is_muted
-        if channel.is_connected and channel.failed_send is None:
-            self._watch(channel, channel.interest & ~READ if is_muted else channel.interest | READ)
-            if channel.transport.has_buffered():
-                self._buffered.add(channel)
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:

@@ -76,7 +76,6 @@ class _Connection:
     description: str
     is_connected: bool = False
     is_closed: bool = False
-    is_muted: bool = False
     send: NetworkSend | None = None
     arrived: bytearray = field(default_factory=bytearray)
     """Bytes from the node, not handed over yet."""
@@ -139,14 +138,6 @@ class FakeSelector:
     def is_channel_ready(self, connection_id: str) -> bool:
         connection = self._connections.get(connection_id)
         return connection is not None and connection.is_connected
-
-    def mute(self, connection_id: str) -> None:
-        if connection_id in self._connections:
-            self._connections[connection_id].is_muted = True
-
-    def unmute(self, connection_id: str) -> None:
-        if connection_id in self._connections:
-            self._connections[connection_id].is_muted = False
 
     def send(self, send: NetworkSend) -> None:
         self._check_open()
@@ -258,8 +249,6 @@ class FakeSelector:
     def _hand_over(self) -> None:
         """At most one frame per connection, as the real selector does."""
         for connection in list(self._connections.values()):
-            if connection.is_muted:
-                continue
             if connection.held and connection.node_id not in self._network.held:
                 for data, close in connection.held:
                     connection.arrived += data

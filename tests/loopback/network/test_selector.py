@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from support.peer import LIMIT_S, Peer, connect, frame, poll_until, receive, send_of, socket_of
+from support.peer import LIMIT_S, Peer, poll_until, send_of, socket_of
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import IllegalStateError
@@ -127,34 +127,3 @@ def test_socket_options_are_set_and_minus_one_leaves_the_systems(selector: Selec
         assert chosen.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 60_000
         assert [left.getsockopt(socket.SOL_SOCKET, size) for size in sizes] == own
         assert not os.get_blocking(chosen.fileno())
-
-
-def test_a_muted_connection_is_not_read_until_it_is_unmuted(selector: Selector, peer: Peer) -> None:
-    connection = connect(selector, peer)
-    selector.mute("1")
-    selector.mute("1")
-    connection.sendall(frame(b"later"))
-    selector.send(send_of(b"still sent"))
-    started = time.monotonic()
-    selector.poll(100)
-    assert len(selector.completed_sends) == 1
-    selector.poll(100)
-    assert time.monotonic() - started >= 0.09
-    assert selector.completed_receives == []
-    assert connection.recv(100) == frame(b"still sent")
-    selector.unmute("1")
-    selector.unmute("nobody")
-    assert receive(selector).payload == b"later"
-
-
-def test_a_connection_that_is_muted_while_it_is_made_is_not_read_until_it_is_unmuted(
-    selector: Selector, peer: Peer
-) -> None:
-    selector.connect("1", peer.address)
-    selector.mute("1")
-    poll_until(selector, lambda: selector.connected)
-    peer.accept().sendall(frame(b"later"))
-    selector.poll(50)
-    assert selector.completed_receives == []
-    selector.unmute("1")
-    assert receive(selector).payload == b"later"

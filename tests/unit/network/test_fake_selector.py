@@ -197,15 +197,6 @@ def test_misuse_is_refused_as_by_the_real_one() -> None:
         client.selector.poll(0)
 
 
-def test_a_muted_connection_hands_nothing_over() -> None:
-    client = Client().connected()
-    client.selector.mute("0")
-    client.ask()
-    assert client.answers(3) == []
-    client.selector.unmute("0")
-    assert client.answers(1) == [1]
-
-
 def test_a_stopped_node_is_gone_until_it_starts() -> None:
     client = Client(nodes=2).connected()
     client.network.stop(0)
