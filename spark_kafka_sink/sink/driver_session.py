@@ -61,8 +61,8 @@ class StreamBatch(NamedTuple):
 
 class DriverSession:
     """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings, after
-    a long rest, after an error that is none of Kafka's, for a client that was interrupted may wait for ever, and after
-    a refusal to let us in, for certificates may have been renewed since it read their files.
+    a long rest, and after a batch that failed: a client that was interrupted may wait for ever, and certificates may
+    have been renewed since it read their files.
     """
 
     def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
@@ -104,8 +104,11 @@ class DriverSession:
                 # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
                 if not isinstance(cause, KafkaError) or isinstance(cause, AuthenticationError):
                     self.close()
-                if mandate is not None:
-                    self._give_up(config, mandate, outcomes)
+                try:
+                    if mandate is not None:
+                        self._give_up(config, mandate, outcomes)
+                finally:
+                    self.close()  # what kept it from an end, or from an abort, may be that it was not let in
                 raise
             end = committed.driver or mandate.driver
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
@@ -118,6 +121,7 @@ class DriverSession:
     def close(self) -> None:
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
+            del self._driver
             coordinator.close()
 
     def rest(self, *, is_one_of_many: bool = False) -> None:
@@ -128,9 +132,7 @@ class DriverSession:
         is_idle = SystemClock().now_ms() - self.used_ms > limit_ms
         if is_idle and self._lock.acquire(blocking=False):
             try:
-                if self._coordinator is not None:
-                    self.close()
-                    del self._driver
+                self.close()
                 if self._last is None:
                     self._connected_by = self._last_sink = None  # of use to a stream's next batch alone
             finally:
@@ -174,9 +176,6 @@ class DriverSession:
             self._driver.abort(mandate, outcomes)
         except KafkaError as error:
             log.warning("What the batch left open ends when the query is started again, or by time-out: %s", error)
-        except BaseException:  # Ctrl-C again
-            self.close()
-            raise
 
 
 def _connection_of(config: SinkConfig) -> object:

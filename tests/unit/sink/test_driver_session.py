@@ -7,6 +7,7 @@ import hashlib
 import io
 import logging
 import weakref
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ConfigError,
@@ -213,7 +215,8 @@ def test_a_client_that_was_interrupted_is_not_used_again(
         with pytest.raises(error):
             bench.run(1)
     bench.run(1)
-    assert bench.connections == (["made"] if error is KafkaTimeoutError else ["made", "closed", "made"])
+    gave_up_anew = step == "commit" and error is not KafkaTimeoutError
+    assert bench.connections == ["made", "closed", *(["made", "closed"] if gave_up_anew else []), "made"]
     assert bench.values() == ["row 0", "row 1"]
 
 
@@ -231,6 +234,31 @@ def test_a_client_that_was_not_let_in_is_made_anew(
         patch.setattr(ExactlyOnceDriver, step, refused)
         with pytest.raises(SslAuthenticationError):
             bench.run(1)
+    bench.run(1, "run 2")
+    assert bench.connections == ["made", "closed", *(["made", "closed"] if step == "commit" else []), "made"]
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_a_client_that_was_not_let_in_to_end_a_transaction_is_made_anew(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, is_decided: bool
+) -> None:
+    """Bug: the batch failed with another error than the refusal, the client was kept, and the next one was refused too,
+    though the certificate had been renewed.
+    """
+    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+
+    def refused(_: object, transactions: Sequence[OpenTransaction], **__: object) -> list[EndTxnOutcome]:
+        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, *each[1:3], refusal) for each in transactions]
+
+    def fail(*_: object) -> NoReturn:
+        raise KafkaTimeoutError
+
+    bench.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "end", refused)
+        with pytest.raises(KafkaTimeoutError):
+            session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), bench.tasks if is_decided else fail)
     bench.run(1, "run 2")
     assert bench.connections == ["made", "closed", "made"]
     assert bench.values() == ["row 0", "row 1"]
