@@ -16,7 +16,14 @@ from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError, error_for_code
+from spark_kafka_sink.common.errors import (
+    InvalidProducerEpochError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
@@ -55,7 +62,7 @@ class TransactionalWriter:
         producer's epoch has written to the partition. Metadata must follow the topic already.
 
         Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and what coordinator or
-        leader refuse with: ProducerFencedError, InvalidProducerEpochError, TopicAuthorizationError.
+        leader refuse with: ProducerFencedError, TopicAuthorizationError.
         """
         if transaction.transaction_version < 2:
             item = _Added(transaction, topic_partition)
@@ -66,6 +73,10 @@ class TransactionalWriter:
             error = self._try(request, topic_partition, timer)
             if error is None or error.error_code == _DUPLICATE_SEQUENCE:
                 return
+            if isinstance(error, InvalidProducerEpochError):  # how leaders say it
+                raise ProducerFencedError(
+                    f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
+                )
             if not error.retriable:
                 raise _named(error, topic_partition)
             last = str(error)
