@@ -26,6 +26,8 @@ from spark_kafka_sink.local.properties import NodeAddress, server_properties
 from spark_kafka_sink.local.watchdog import Watchdog
 
 _TIMEOUT_S = 120.0
+_ROOM = 128 << 20
+"""Bytes. An archive takes 50 million."""
 
 
 def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
@@ -79,8 +81,22 @@ def _make(jvm: Jvm, archive: Path) -> None:
         watchdog.close()
         port.release()
         controller_port.release()
-    fresh.touch()
-    fresh.replace(archive)
+    is_made = fresh.exists() and fresh.stat().st_size
+    if is_made or _has_room(fresh):
+        fresh.touch()
+        fresh.replace(archive)
+
+
+def _has_room(fresh: Path) -> bool:
+    """Whether it is not for want of disk that there is no archive: any Java fails then, with the same exit code."""
+    try:
+        fresh.write_bytes(bytes(_ROOM))
+    except OSError as error:
+        print(f"No class archive: {error}", file=sys.stderr)
+        return False
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
 
 
 def _takes_the_option(java: Java, fresh: Path) -> bool:

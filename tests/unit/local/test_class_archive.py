@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,6 +142,29 @@ def test_what_failed_with_a_java_that_can_make_one_is_tried_again(
         assert with_class_archive(jvm, cache) is jvm
     assert capsys.readouterr().err.count("No space left on device") == 2
     maker.error = None
+    assert with_class_archive(jvm, cache).archive is not None
+
+
+@pytest.mark.parametrize("way", ["fails", "writes nothing"])
+def test_want_of_room_for_the_archive_itself_is_not_noted(
+    maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    """Bug: a Java that cannot write it ends with 1, as one that cannot make it does, when it is only asked too."""
+
+    def full(path: Path, _: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    maker.wrote = ""
+    maker.error = LocalBrokerError("did not start") if way == "fails" else None
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        for _ in range(2):
+            assert with_class_archive(jvm, cache) is jvm
+    assert maker.steps.count("begin_start") == 2
+    assert archives(cache) == []
+    assert capsys.readouterr().err.count("No space left on device") == 2
+    maker.wrote, maker.error = "classes", None
     assert with_class_archive(jvm, cache).archive is not None
 
 
