@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,10 +146,11 @@ class _ArrowWriter(ABC):
         batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
         """
         if self._prefix is not None and self._mandate is None:
-            self._mandate = self._driver().begin()
+            with self._driver() as driver:
+                self._mandate = driver.begin()
         return self.__dict__
 
-    def _driver(self) -> ExactlyOnceDriver:
+    def _driver(self) -> AbstractContextManager[ExactlyOnceDriver]:
         assert self._prefix is not None
         return process_driver(self._config, self._prefix, is_one_off=self._is_one_off)
 
@@ -162,7 +164,8 @@ class _ArrowWriter(ABC):
         if len(outcomes) != len(messages):
             raise IllegalStateError(f"{len(messages) - len(outcomes)} of {len(messages)} tasks told nothing.")
         if self._prefix is not None:
-            committed = self._driver().commit([outcome for outcome in outcomes if outcome is not None])
+            with self._driver() as driver:
+                committed = driver.commit([outcome for outcome in outcomes if outcome is not None])
             if committed.was_skipped:
                 log.info("%s: the batch was committed before, and is skipped", self._prefix)
 
@@ -175,8 +178,10 @@ class _ArrowWriter(ABC):
         mandate = self._mandate or (outcomes[0].mandate if outcomes else None)
         why = ""
         try:
-            if mandate is not None and self._driver().abort(mandate, outcomes):
-                return "were aborted"
+            if mandate is not None:
+                with self._driver() as driver:
+                    if driver.abort(mandate, outcomes):
+                        return "were aborted"
         except KafkaError as error:
             why = f" ({error})"
         if not self._is_one_off:

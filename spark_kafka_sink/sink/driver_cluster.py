@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakSet
@@ -25,7 +26,12 @@ from spark_kafka_sink.client.transaction_values import (
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import AuthorizationError, KafkaTimeoutError, RecordTooLargeError
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    KafkaTimeoutError,
+    RecordTooLargeError,
+)
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -168,14 +174,30 @@ def connect(config: ProducerConfig) -> Coordinator:
     return Coordinator.connect(quick, SystemClock(), random.Random())
 
 
-def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> ExactlyOnceDriver:
+@contextmanager
+def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> Iterator[ExactlyOnceDriver]:
     """The protocol for a prefix over the process's client. Raises KafkaError."""
-    cluster = KafkaDriverCluster(process_coordinator(config.producer), config, prefix, is_one_off=is_one_off)
-    return ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, is_new=is_one_off)
+    with _process_client(config.producer) as coordinator:
+        cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=is_one_off)
+        yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, is_new=is_one_off)
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
     """What a task asks about its driver. Raises KafkaError."""
-    coordinator = process_coordinator(config.producer)
-    timer = coordinator.timer(config.producer.max_block_ms)
-    return coordinator.transactions.describe_transactions([transactional_id], timer)[transactional_id]
+    with _process_client(config.producer) as coordinator:
+        timer = coordinator.timer(config.producer.max_block_ms)
+        return coordinator.transactions.describe_transactions([transactional_id], timer)[transactional_id]
+
+
+@contextmanager
+def _process_client(config: ProducerConfig) -> Iterator[Coordinator]:
+    """The process's client, which is given up where it is not let in: certificates may have been renewed since it read
+    their files.
+    """
+    coordinator = process_coordinator(config)
+    try:
+        yield coordinator
+    except AuthenticationError:
+        _COORDINATORS.pop((os.getpid(), config.canonical()), None)
+        coordinator.close()
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
@@ -13,11 +14,23 @@ from support.scripted_broker import faults
 
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.client.transaction_values import EndTxnStatus, TransactionState
+from spark_kafka_sink.client.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import InvalidTransactionTimeoutError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import (
+    InvalidTransactionTimeoutError,
+    KafkaError,
+    KafkaTimeoutError,
+    SslAuthenticationError,
+)
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect, process_coordinator
+from spark_kafka_sink.sink.driver_cluster import (
+    KafkaDriverCluster,
+    connect,
+    describe_in_process,
+    process_coordinator,
+    process_driver,
+)
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -95,6 +108,41 @@ def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(m
     clock.sleep_ms(600_000)
     ask("one")
     assert seen[4:] == ["three closed", "one made"]
+
+
+@pytest.mark.parametrize("who", ["task", "driver"])
+def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Bug: once a certificate had expired, a worker's exactly-once tasks, and the driver of format, were refused as
+    long as the worker lived, though the file had been renewed.
+    """
+
+    def ask() -> object:
+        if who == "task":
+            return describe_in_process(CONFIG, "P/driver")
+        with process_driver(CONFIG, "P") as driver:
+            return driver.begin()
+
+    def fail(error: KafkaError) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "describe_transactions", Mock(side_effect=error))
+            patch.setattr(Transactions, "list_transactions", Mock(side_effect=error))
+            with pytest.raises(type(error)):
+                ask()
+        seen.append(type(error).__name__)
+
+    def made(_: ProducerConfig) -> Coordinator:
+        coordinator = CoordinatorBench().coordinator
+        monkeypatch.setattr(coordinator, "close", lambda: seen.append("closed"))
+        seen.append("made")
+        return coordinator
+
+    seen: list[str] = []
+    monkeypatch.setattr(driver_cluster, "connect", made)
+    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    fail(KafkaTimeoutError("Not described within 1000 ms."))
+    fail(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    fail(KafkaTimeoutError("Not described within 1000 ms."))
+    assert seen == ["made", "KafkaTimeoutError", "closed", "SslAuthenticationError", "made", "KafkaTimeoutError"]
 
 
 def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_are_tasks() -> None:
