@@ -40,7 +40,7 @@ def _new_part(batch: ProducerBatch, first_record: DecodedRecord, target: int, no
     part = ProducerBatch(batch.topic_partition, first_record.timestamp_ms, target, batch.created_ms)
     part.last_attempt_ms = part.retry_at_ms = now_ms
     part.leader_epoch = batch.leader_epoch
-    part.was_sent_in_larger = batch.was_sent_in_larger or batch.attempts > 0
+    part.was_sent_in_larger = batch.was_sent_in_larger or batch.may_be_in_log
     return part
 
 

@@ -17,14 +17,17 @@ from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthorizationError,
+    CorruptMessageError,
     DisconnectError,
     DuplicateSequenceError,
     InvalidRecordError,
     KafkaError,
     KafkaTimeoutError,
+    NotEnoughReplicasError,
     OutOfOrderSequenceError,
     RecordTooLargeError,
     RequestTimedOutError,
+    UnknownProducerIdError,
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
@@ -41,6 +44,15 @@ _NOT_KNOWN: Final = (
     "whether they are there is not known. The records were sent in a larger batch, which may have been taken though it"
     " was not acknowledged, and was refused as too large when it was sent again."
 )
+_NOTHING_TAKEN: Final = (
+    CorruptMessageError,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceError,
+    UnknownProducerIdError,
+)
+"""Refusals before anything is appended. Others may come after that: a leader that steps down while it waits for its
+followers says that it leads no more.
+"""
 
 
 class PartitionOutcome(NamedTuple):
@@ -125,6 +137,7 @@ class BatchOutcomes:
         elif self._can_retry(batch, error, outcome.log_start_offset, now_ms):
             log.debug("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
             self._metrics.records_retried(batch.record_count, now_ms)
+            batch.may_be_in_log |= not isinstance(error, _NOTHING_TAKEN)
             self._accumulator.reenqueue(batch, error, now_ms)
         else:
             self._fail_answered(batch, outcome, error, now_ms)

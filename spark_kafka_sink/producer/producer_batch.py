@@ -91,8 +91,8 @@ class ProducerBatch:
         """Place in the partition's order of first sends; it does not wrap as sequences do. A split batch's parts
         extend its ordinal.
         """
-        self.was_sent_in_larger = False
-        """A larger batch with these records may be in the log: no leader knows this one for a double of it."""
+        self.may_be_in_log = self.was_sent_in_larger = False
+        """By an attempt that came back; in a larger batch: no leader knows this one for a double of that."""
 
         self.thunks: list[Thunk] = []
         self.split_parts: list[ProducerBatch] = []
@@ -254,7 +254,7 @@ class ProducerBatch:
     ) -> None:
         """New producer state for records that were sent under an older one (KIP-360)."""
         self.sequence_has_been_reset = True
-        self.was_sent_in_larger = False  # it is not in the log, for the leader lacks what was before it
+        self.may_be_in_log = self.was_sent_in_larger = False  # the leader lacks what was before it
         self.set_producer_state(producer_id, producer_epoch, base_sequence, is_transactional)
 
     def seal(self, codec: Codec) -> SealedBatch:

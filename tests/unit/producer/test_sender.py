@@ -625,6 +625,22 @@ def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
     assert harness.memory_in_use == 0
 
 
+@pytest.mark.parametrize("error_code", [2, 19], ids=["corrupt", "not enough replicas"])
+def test_a_record_that_is_too_large_fails_alone_though_its_batch_was_refused_before(error_code: int) -> None:
+    """Bug: the gap that it left was taken for a sign that the whole batch might be in the log, which a leader that
+    refuses it at once does not take.
+    """
+    harness = warm({"linger.ms": "20"})
+    harness.cluster.topics[TOPIC].max_message_bytes = 1_000
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code), times=1)
+    values = [b"%03d" % index + bytes(60) for index in range(6)]
+    too_large, *others = [harness.send(value) for value in (bytes(2_000), *values)]
+    harness.settle()
+    assert isinstance(too_large.error, RecordTooLargeError)
+    assert [delivery.error for delivery in others] == [None] * 6
+    assert harness.values() == values
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 def test_parts_of_a_batch_whose_first_answer_was_lost_are_not_in_the_log_a_second_time(splits: int) -> None:
     """No leader knows a part for a double of the batch that it has, and none tells that from a gap."""
