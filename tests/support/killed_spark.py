@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -111,9 +112,10 @@ class KilledSource(KafkaSinkDataSource):
 
 
 class KilledWriter(KafkaStreamWriter):
-    def _driver(self) -> ExactlyOnceDriver:
-        made = super()._driver()
-        return KilledDriver(made.prefix, made._cluster, made._wall_ms)
+    @contextmanager
+    def _driver(self) -> Iterator[ExactlyOnceDriver]:
+        with super()._driver() as made:
+            yield KilledDriver(made.prefix, made._cluster, made._wall_ms)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         told = super().write(by_halves(iterator))
