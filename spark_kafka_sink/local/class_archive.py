@@ -102,6 +102,9 @@ def _has_room(fresh: Path) -> bool:
 def _takes_the_option(java: Java, fresh: Path) -> bool:
     """Whether this Java starts when it is asked for an archive, which is then one of nothing, and is not kept."""
     command: list[str | Path] = [java.path, f"-XX:ArchiveClassesAtExit={fresh}", "-version"]
-    answer = subprocess.run(command, capture_output=True, check=False)
-    fresh.unlink(missing_ok=True)
-    return answer.returncode == 0
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # it says nothing of the option, and may pass
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -132,11 +132,13 @@ def test_a_java_that_makes_none_is_noted_and_goes_without(
     assert (told in capsys.readouterr().err) == (way == "fails")
 
 
-def test_what_failed_with_a_java_that_can_make_one_is_tried_again(
-    maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("can_say", [True, False])
+def test_what_failed_with_a_java_that_may_make_one_is_tried_again(
+    maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], can_say: bool
 ) -> None:
     """Bug: one full disk, and this Java's brokers started without their classes for ever."""
     jvm.java.path.write_text("#!/bin/sh\nexit 0\n")
+    jvm.java.path.chmod(0o755 if can_say else 0o644)
     maker.error = LocalBrokerError("No space left on device")
     for _ in range(2):
         assert with_class_archive(jvm, cache) is jvm
