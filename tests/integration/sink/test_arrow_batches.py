@@ -86,7 +86,7 @@ def test_a_wrong_guess_of_the_records_size_changes_no_limit(
 
 
 def test_records_of_a_known_size_need_no_look_at_buffers_and_no_padding(spark: SparkSession) -> None:
-    for size, counts in ((100, [28_260, 28_260, 3_480]), (1_000, [2_836] * 21 + [444])):
+    for size, counts in ((100, [22_543, 22_543, 14_914]), (1_000, [2_765] * 21 + [1_935])):
         frame = values(spark, 60_000, f"rpad(cast(id AS STRING), {size}, 'x')")
         with batch_limits(frame, large_write(1.1 * size)):
             assert spark.sparkContext.getLocalProperty(BYTES) == str(2**31 - 1)

@@ -221,9 +221,9 @@ def test_a_write_is_cut_by_what_the_last_one_told_of_sizes(
     for frame in (small, small.where("1 = 0"), small, large, small):
         sink_of(kafka_broker, topic=topic).write(frame)  # each time another sink, as in a function for foreachBatch
     assert known[0] is None
-    assert known[1] == known[2] == known[3]
+    assert known[1] == known[2]  # numbers of records take more or fewer bytes, as their batches fall
     means = [(last.records, last.bytes / last.records) for last in known if last is not None]
     assert [records for records, _ in means] == [101_000, 101_000, 101_000, 50]
-    assert 100 < means[0][1] < 150
+    assert all(100 < mean < 120 for _, mean in means[:-1])
     assert 9_000 < means[-1][1] < 9_100
     assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 303_050
