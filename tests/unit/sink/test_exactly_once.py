@@ -133,19 +133,25 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
         assert driver.begin().last_batch_id == 4
 
 
-@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
-def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
-) -> None:
-    """Noted, no start would commit it any more, and its rows would end by time-out."""
+def refused_to_task_0(error_code: int) -> faults.Hook:
+    """The end of its transaction alone; the driver's own ends."""
 
     def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         if exchange.request.transactional_id != "P/0":
             return proceed()
         return faults.fail_with(error_code)(cluster, exchange, proceed)
 
+    return refuse
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
+) -> None:
+    """Noted, no start would commit it any more, and its rows would end by time-out."""
+
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
-    script = bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
     for step in (lambda: driver.commit([told]), driver.begin):
         with pytest.raises(KafkaError, match=r"Batch 4 of P is decided, and its commit did not end: .*'P/0'.*finished"):
             step()
@@ -300,13 +306,8 @@ def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_ab
 def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture, error_code: int
 ) -> None:
-    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        if exchange.request.transactional_id != "P/0":
-            return proceed()
-        return faults.fail_with(error_code)(cluster, exchange, proceed)
-
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
-    script = bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
     assert not driver.abort(told.mandate, [told])
     assert len(re.findall("'P/0'.* stays open until its time-out: ", caplog.text)) >= 1
     bench.cluster.scripts.remove(script)
