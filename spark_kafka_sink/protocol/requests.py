@@ -4,16 +4,13 @@ node speaks.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import cache
 from typing import ClassVar, NamedTuple
 
 from spark_kafka_sink.protocol.building import VersionedRequest
 from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, request_type
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, request_type
 from spark_kafka_sink.protocol.produce_frames import produce_frame
 
 READ_UNCOMMITTED = 0
@@ -103,19 +100,21 @@ class ProduceRequest(VersionedRequest):
         return SUPPORTED_VERSIONS[ApiKey.PRODUCE].latest
 
     def build(self, version: int) -> Message:
-        entity_type, topic_type, partition_type = _produce_types(version)
         topics = [
-            topic_type(
-                name=topic,
-                partition_data=tuple([partition_type(index=index, records=records) for index, records in partitions]),
-            )
+            {
+                "name": topic,
+                "partition_data": [{"index": index, "records": records} for index, records in partitions],
+            }
             for topic, partitions in self.batches.items()
         ]
-        return entity_type(
-            transactional_id=self.transactional_id,
-            acks=self.acks,
-            timeout=timedelta(milliseconds=self.timeout_ms),
-            topic_data=tuple(topics),
+        return self._fill(
+            version,
+            {
+                "transactional_id": self.transactional_id,
+                "acks": self.acks,
+                "timeout": self.timeout_ms,
+                "topic_data": topics,
+            },
         )
 
     def encode(self, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
@@ -235,13 +234,3 @@ def _list_offsets_partition(wanted: ListOffsetsPartition, version: int) -> dict[
     if version >= 4:
         values["current_leader_epoch"] = wanted.current_leader_epoch
     return values
-
-
-@cache
-def _produce_types(version: int) -> tuple[MessageType, MessageType, MessageType]:
-    """The classes of request, topic and partition: the one request that is built often enough to skip the general
-    way.
-    """
-    entity_type = request_type(ApiKey.PRODUCE, version)
-    module = sys.modules[entity_type.__module__]
-    return entity_type, module.TopicProduceData, module.PartitionProduceData
