@@ -68,7 +68,7 @@ class ConsumerNetworkClient:
     """Unsent requests per node in front of a `KafkaClient`
     (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient).
 
-    A poll waits no longer than `max_poll_ms`, and no longer than `retry_backoff_ms` while nothing is in flight.
+    A poll waits no longer than MAX_POLL_MS, and no longer than `retry_backoff_ms` while nothing is in flight.
     """
 
     def __init__(
@@ -78,14 +78,12 @@ class ConsumerNetworkClient:
         clock: Clock,
         retry_backoff_ms: int,
         request_timeout_ms: int,
-        max_poll_ms: int = MAX_POLL_MS,
     ) -> None:
         self._client = client
         self._metadata = metadata
         self._clock = clock
         self._retry_backoff_ms = retry_backoff_ms
         self._request_timeout_ms = request_timeout_ms
-        self._max_poll_ms = min(max_poll_ms, MAX_POLL_MS)
         self._lock = threading.RLock()
         self._unsent = UnsentRequests()
         self._completed: deque[_Completion] = deque()
@@ -232,12 +230,12 @@ class ConsumerNetworkClient:
         return self._metadata.update_version > version and not self._metadata.fetch().is_bootstrap_configured
 
     def _poll_ms(self, delay_ms: int, timer: Timer) -> int:
-        longest_ms = self._max_poll_ms if self._client.has_in_flight_requests() else self._retry_backoff_ms
+        longest_ms = MAX_POLL_MS if self._client.has_in_flight_requests() else self._retry_backoff_ms
         return min(timer.remaining_ms, delay_ms, longest_ms)
 
     def _try_send(self, now_ms: int) -> int:
         """Send to every node that is ready. Returns the time after which a node that is not may be."""
-        delay_ms = self._max_poll_ms
+        delay_ms = MAX_POLL_MS
         for node in self._unsent.nodes():
             delay_ms = min(delay_ms, self._client.poll_delay_ms(node, now_ms))
             while (unsent := self._unsent.first(node)) is not None and self._client.ready(node, now_ms):
