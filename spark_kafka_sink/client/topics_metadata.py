@@ -5,9 +5,9 @@ is refused is told to who has asked for it last.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from spark_kafka_sink.client.metadata import ClusterListener, Metadata
+from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.protocol.requests import MetadataRequest
 
 
@@ -21,9 +21,8 @@ class TopicsMetadata(Metadata):
         refresh_backoff_max_ms: int,
         metadata_expire_ms: int,
         rng: random.Random,
-        cluster_listeners: Sequence[ClusterListener] = (),
     ) -> None:
-        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, cluster_listeners, rng)
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, (), rng)
         self._topics = self._asked_for = frozenset(topics)
         self._new_topics: frozenset[str] = frozenset()
 
