@@ -11,7 +11,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.network.sasl.aside import StepRunner, run_aside
+from spark_kafka_sink.network.sasl.aside import run_aside
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
 from spark_kafka_sink.network.sasl.aws_msk_iam import msk_token_provider, region_of
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
@@ -37,19 +37,16 @@ def mechanism_factory(config: ProducerConfig, clock: Clock, rng: random.Random) 
 class AuthenticatorFactory:
     """Makes the authenticator of each connection of a client; what they share, such as a token, is shared."""
 
-    def __init__(
-        self, config: ProducerConfig, clock: Clock, rng: random.Random, run_slow: StepRunner = run_aside
-    ) -> None:
+    def __init__(self, config: ProducerConfig, clock: Clock, rng: random.Random) -> None:
         """Raises ConfigError as `mechanism_factory` does."""
         self._make_mechanism = mechanism_factory(config, clock, rng)
         self._client_id = config.client_id
         self._rng = rng
-        self._run_slow = run_slow
 
     def __call__(self, description: str, host: str, wakeup: Callable[[], None]) -> SaslAuthenticator:
         """See `network.selector`."""
         return SaslAuthenticator(
-            description, lambda: self._make_mechanism(host), self._client_id, self._rng, self._run_slow, wakeup
+            description, lambda: self._make_mechanism(host), self._client_id, self._rng, run_aside, wakeup
         )
 
 
