@@ -28,7 +28,8 @@ from spark_kafka_sink.network.transport import READ, WRITE, Address, PlainTransp
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_RECEIVE_SIZE: Final = 100 * 1024 * 1024
+MAX_RECEIVE_SIZE: Final = 100 * 1024 * 1024
+"""Bytes of a frame; a larger one is refused."""
 _LONGEST_SELECT_MS: Final = 2**31 - 1
 _LONGEST_WRITE_MS: Final = 5
 _LONGEST_WAIT_FOR_ROOM_MS: Final = 1
@@ -44,15 +45,13 @@ class Selector:
         self,
         clock: Clock,
         connections_max_idle_ms: int,
-        max_receive_size: int = DEFAULT_MAX_RECEIVE_SIZE,
         make_authenticator: AuthenticatorFactory | None = None,
         make_transport: TransportFactory = PlainTransport,
     ) -> None:
-        """`connections_max_idle_ms` below 0 keeps idle connections for ever; `max_receive_size` bounds a frame, in
-        bytes. With `make_authenticator` a connection is ready when its authenticator is content.
+        """`connections_max_idle_ms` below 0 keeps idle connections for ever. With `make_authenticator` a connection is
+        ready when its authenticator is content.
         """
         self._clock = clock
-        self._max_receive_size = max_receive_size
         self._make_authenticator = make_authenticator
         self._make_transport = make_transport
         self._process_id = os.getpid()
@@ -98,7 +97,7 @@ class Selector:
         authenticator = None
         if self._make_authenticator is not None:
             authenticator = self._make_authenticator(description, address.host, self.wakeup)
-        channel = Channel(connection_id, description, transport, self._max_receive_size, authenticator)
+        channel = Channel(connection_id, description, transport, MAX_RECEIVE_SIZE, authenticator)
         self._channels[connection_id] = channel
         self._idle.touch(channel.id, self._clock.now_ms())
         self._watch(channel, WRITE)
