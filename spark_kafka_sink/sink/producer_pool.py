@@ -71,8 +71,8 @@ class Producer(Protocol):
 class _Entry:
     key: Hashable
     producer: Producer
-    users: int
-    last_used_ms: int
+    users: int = 0
+    last_used_ms: int = 0
     is_borrowed: bool = False
     """Nobody else gets it until it comes back."""
     client_id: str = ""
@@ -83,15 +83,9 @@ class _Entry:
 class ProducerPool:
     """The producers of one process. `acquire` and `release` belong together."""
 
-    def __init__(
-        self,
-        create: Callable[[ProducerConfig], Producer],
-        clock: Clock,
-        idle_ms: int = IDLE_MS,
-    ) -> None:
+    def __init__(self, create: Callable[[ProducerConfig], Producer], clock: Clock) -> None:
         self._create = create
         self._clock = clock
-        self._idle_ms = idle_ms
         self._lock = threading.Lock()
         self._ready: dict[Hashable, _Entry] = {}
         self._lent: dict[int, _Entry] = {}
@@ -106,7 +100,7 @@ class ProducerPool:
                 retired = self._retire(self._clock.now_ms())
                 entry = self._ready.get(key)
                 if entry is None:
-                    entry = _Entry(key, self._create(config), 0, 0, client_id=config.client_id)
+                    entry = _Entry(key, self._create(config), client_id=config.client_id)
                     self._ready[key] = entry
                 entry.users += 1
                 self._lent[id(entry.producer)] = entry
@@ -124,7 +118,7 @@ class ProducerPool:
             with self._lock:
                 retired = self._retire(self._clock.now_ms())
                 entry = self._ready.pop(key, None) or _Entry(
-                    key, self._create(config), 0, 0, is_borrowed=True, client_id=config.client_id
+                    key, self._create(config), is_borrowed=True, client_id=config.client_id
                 )
                 entry.users = 1
                 self._lent[id(entry.producer)] = entry
@@ -167,7 +161,7 @@ class ProducerPool:
         """
         retired = []
         for entry in list(self._ready.values()):
-            idle = entry.users == 0 and now_ms - entry.last_used_ms >= self._idle_ms
+            idle = entry.users == 0 and now_ms - entry.last_used_ms >= IDLE_MS
             if idle or entry.producer.has_failed:
                 del self._ready[entry.key]
                 if entry.users == 0:
