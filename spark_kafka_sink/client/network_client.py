@@ -28,14 +28,13 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkSend
+from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import correlation_id_of, parse_response
 from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
 SOFTWARE_NAME: Final = "spark-kafka-sink"
-_CORRELATION_IDS: Final = 2**31 - 8
-"""Ids wrap here: those above are kept for the requests of a SASL handshake."""
 
 _InternalHandler = Callable[[list[ClientResponse], InFlightRequest, Message, int], None]
 
@@ -147,7 +146,7 @@ class NetworkClient:
         callback: RequestCallback | None = None,
     ) -> ClientRequest:
         timeout_ms = self._request_timeout_ms if request_timeout_ms is None else request_timeout_ms
-        correlation_id = next(self._correlation_ids) % _CORRELATION_IDS
+        correlation_id = next(self._correlation_ids) % FIRST_CORRELATION_ID  # those from there on are of logins
         return ClientRequest(node_id, request, correlation_id, now_ms, expect_response, timeout_ms, callback)
 
     def send(self, request: ClientRequest, now_ms: int) -> None:
