@@ -12,6 +12,7 @@ from spark_kafka_sink.client.metadata_response import MetadataResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     KafkaError,
+    ListenerNotFoundError,
     RebootstrapRequiredError,
     UnknownTopicOrPartitionError,
     error_for_code,
@@ -19,8 +20,6 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import MetadataRequest
-
-LISTENER_NOT_FOUND = 72
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +199,7 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
         str(partition.topic_partition)
         for topic in update.topics
         for partition in topic.partitions
-        if partition.error_code == LISTENER_NOT_FOUND
+        if partition.error_code == ListenerNotFoundError.error_code
     ]
     if unreachable:
         log.warning("%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:10])

@@ -17,6 +17,7 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    DuplicateSequenceError,
     InvalidProducerEpochError,
     KafkaError,
     KafkaTimeoutError,
@@ -33,8 +34,6 @@ from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
 
-_DUPLICATE_SEQUENCE: Final = 46
-"""An earlier try was written and its answer lost."""
 _ALL_REPLICAS: Final = -1
 _CODEC: Final = codec_for("gzip")
 """What is written says the same of many tasks, and must not outgrow the topic's max.message.bytes."""
@@ -71,7 +70,7 @@ class TransactionalWriter:
         attempts, last = 0, "No answer came."
         while not timer.is_expired:
             error = self._try(request, topic_partition, timer)
-            if error is None or error.error_code == _DUPLICATE_SEQUENCE:
+            if error is None or isinstance(error, DuplicateSequenceError):  # an earlier try's answer was lost
                 return
             if isinstance(error, InvalidProducerEpochError):  # how leaders say it
                 raise ProducerFencedError(
