@@ -40,7 +40,7 @@ class TopicCreation:
         if not self._client.await_metadata_update(timer):
             why = self._metadata.connection_failure or "No answer came."
             raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}")
-        return len(self._metadata.fetch().partitions_for_topic(topic) or ())
+        return len(self._metadata.fetch().partitions_for_topic(topic))
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
         """The topic's number of partitions; where it is missing it is created first, with `most_replicas` replicas or
