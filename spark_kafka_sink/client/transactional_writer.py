@@ -6,7 +6,7 @@ One thread, that of the caller.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
@@ -126,23 +126,21 @@ class TransactionalWriter:
         return error_for_code(code) if code else None
 
 
-class _Added(tuple[OpenTransaction, TopicPartition]):
+class _Added(NamedTuple):
     """A partition on its way into a transaction."""
 
-    __slots__ = ()
-
-    def __new__(cls, transaction: OpenTransaction, topic_partition: TopicPartition) -> _Added:
-        return super().__new__(cls, (transaction, topic_partition))
+    transaction: OpenTransaction
+    topic_partition: TopicPartition
 
 
 class _AddPartition(CoordinatorApi[_Added, bool]):
     key_type = TRANSACTION
 
     def key(self, item: _Added) -> str:
-        return item[0].transactional_id
+        return item.transaction.transactional_id
 
     def describe(self, item: _Added) -> str:
-        return f"AddPartitionsToTxn of {item[1]} to {item[0]}"
+        return f"AddPartitionsToTxn of {item.topic_partition} to {item.transaction}"
 
     def requests(self, items: Sequence[_Added]) -> Iterable[tuple[Request, Sequence[_Added]]]:
         for item in items:
