@@ -4,9 +4,8 @@ thread.
 
 from __future__ import annotations
 
-from spark_kafka_sink.producer.partition_sequences import increment_sequence
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.record.batch import HEADER_SIZE
+from spark_kafka_sink.record.batch import HEADER_SIZE, increment_sequence
 from spark_kafka_sink.record.decoder import DecodedRecord, decode_batches
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 

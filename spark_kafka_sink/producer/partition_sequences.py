@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.record.batch import MAX_SEQUENCE, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, increment_sequence
 
-MAX_SEQUENCE = 2**31 - 1
 NO_LAST_ACKED_SEQUENCE = -1
-NO_PRODUCER_ID = -1
 REMEMBERED_BATCHES = 5
 """Of so many batches a leader knows a double (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
 
@@ -28,12 +27,7 @@ class ProducerIdAndEpoch(NamedTuple):
         return self.producer_id > NO_PRODUCER_ID
 
 
-NO_PRODUCER = ProducerIdAndEpoch(NO_PRODUCER_ID, -1)
-
-
-def increment_sequence(sequence: int, increment: int) -> int:
-    """`sequence` + `increment`, going on at 0 after 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
-    return (sequence + increment) % (MAX_SEQUENCE + 1)
+NO_PRODUCER = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class PartitionSequences:

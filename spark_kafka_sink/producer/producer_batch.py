@@ -16,14 +16,12 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunCallback, RunThunk, Thunk
-from spark_kafka_sink.record.batch import HEADER_SIZE, SealedBatch, seal
+from spark_kafka_sink.record.batch import HEADER_SIZE, NO_SEQUENCE, SealedBatch, increment_sequence, seal
 from spark_kafka_sink.record.codecs import Codec
 from spark_kafka_sink.record.encoder import encode_rows
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
-
-NO_SEQUENCE = -1
 
 
 class FinalState(enum.Enum):
@@ -237,8 +235,7 @@ class ProducerBatch:
 
     @property
     def last_sequence(self) -> int:
-        from_base = self.base_sequence + self.record_count - 1
-        return from_base if from_base < 2**31 else from_base - 2**31
+        return increment_sequence(self.base_sequence, self.record_count - 1)
 
     def set_producer_state(
         self, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool

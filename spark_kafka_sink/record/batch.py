@@ -34,12 +34,18 @@ CONTROL_FLAG = 0x20
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
+MAX_SEQUENCE = 2**31 - 1
 _NO_LEADER_EPOCH = -1
 
 BEFORE_CRC = struct.Struct(">qiib")
 """Base offset, batch length, partition leader epoch, magic."""
 AFTER_CRC = struct.Struct(">hiqqqhii")
 """Attributes, last offset delta, base and max timestamp, producer id, producer epoch, base sequence, record count."""
+
+
+def increment_sequence(sequence: int, increment: int) -> int:
+    """`sequence` + `increment`, going on at 0 after 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
+    return (sequence + increment) % (MAX_SEQUENCE + 1)
 
 
 class _Stamp(NamedTuple):

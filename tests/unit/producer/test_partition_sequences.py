@@ -7,14 +7,13 @@ import pytest
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
 from spark_kafka_sink.producer.partition_sequences import (
-    MAX_SEQUENCE,
     NO_PRODUCER,
     PartitionSequences,
     ProducerIdAndEpoch,
     SequenceTable,
-    increment_sequence,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
 
 PLACE = TopicPartition("flights", 0)
 PRODUCER = ProducerIdAndEpoch(7, 1)
