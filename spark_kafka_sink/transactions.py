@@ -32,7 +32,7 @@ from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.driver_session import is_one_off
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import driver_id
+from spark_kafka_sink.sink.mandate import driver_id, name_of_query
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
@@ -182,7 +182,7 @@ class Operator:
         except ProtocolError as error:  # those of other prefixes are to be shown all the same
             return str(error)
         when = datetime.fromtimestamp(decision.time_ms / 1000, UTC).isoformat(" ", "seconds")
-        whose = f"query {decision.query_id}" if decision.query_id else "a batch write"
+        whose = name_of_query(decision.query_id)
         what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
         if decision.is_accepted:
             return f"{what}: closed by accept, and not all of its rows are known to be committed."

@@ -47,11 +47,11 @@ class Mandate:
             return False
         if query_id != self.last_query_id:
             raise IllegalStateError(
-                f"transactional.id.prefix={self.prefix!r} belongs to {_name(self.last_query_id)}, whose batch"
-                f" {self.last_batch_id} was the last one written under it, and this is {_name(query_id)}: give every"
-                " query and every sink a transactional.id.prefix of its own. If the other one is gone for good"
-                " (a checkpoint that was deleted): python -m spark_kafka_sink.transactions forget --bootstrap-servers"
-                f" ... --prefix {self.prefix}."
+                f"transactional.id.prefix={self.prefix!r} belongs to {name_of_query(self.last_query_id)}, whose batch"
+                f" {self.last_batch_id} was the last one written under it, and this is {name_of_query(query_id)}:"
+                " give every query and every sink a transactional.id.prefix of its own. If the other one is gone for"
+                " good (a checkpoint that was deleted): python -m spark_kafka_sink.transactions forget"
+                f" --bootstrap-servers ... --prefix {self.prefix}."
             )
         if batch_id < self.last_batch_id:
             raise IllegalStateError(
@@ -63,7 +63,8 @@ class Mandate:
         return batch_id == self.last_batch_id
 
 
-def _name(query_id: str) -> str:
+def name_of_query(query_id: str) -> str:
+    """In words; an empty `query_id` is a batch write's."""
     return f"query {query_id}" if query_id else "a batch write"
 
 
