@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-_QUERY_ID: Final = "sql.streaming.queryId"
-"""Spark's local property of a streaming query's thread."""
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Spark's local property of a streaming query's thread, which its tasks have too."""
 
 
 def has_own_threads() -> bool:
@@ -24,7 +24,7 @@ def has_own_threads() -> bool:
 
 def query_id_of(context: SparkContext) -> str | None:
     """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none."""
-    return context.getLocalProperty(_QUERY_ID)
+    return context.getLocalProperty(QUERY_ID)
 
 
 def running_query(df: DataFrame, context: SparkContext) -> Any | None:

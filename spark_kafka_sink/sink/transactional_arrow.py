@@ -16,6 +16,7 @@ from spark_kafka_sink.sink.driver_cluster import describe_in_process
 from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.running_query import QUERY_ID
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 from spark_kafka_sink.sink.write_report import task_report
 
@@ -51,7 +52,7 @@ def streaming_task() -> TaskIdentity:
     """Who the running task of a streaming query is. Raises IllegalStateError where Spark does not say."""
     context = _context()
     batch_id = context.getLocalProperty("streaming.sql.batchId")
-    query_id = context.getLocalProperty("sql.streaming.queryId")
+    query_id = context.getLocalProperty(QUERY_ID)
     if batch_id is None or not query_id:
         raise IllegalStateError("Spark tells this task no batch id and no query id: exactly-once delivery needs both.")
     return TaskIdentity(int(batch_id), query_id, context.partitionId(), context.attemptNumber())
