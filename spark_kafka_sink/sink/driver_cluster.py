@@ -36,6 +36,7 @@ from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
 DECISION_PARTITIONS: Final = 16
 """So that one query's decision, while it is being written, does not keep all others from reading theirs."""
@@ -142,8 +143,7 @@ class _Kept:
     asked_ms: int
 
 
-_IDLE_MS: Final = 600_000
-"""As the pool's producers."""
+_IDLE_MS: Final = IDLE_MS
 _COORDINATORS: Final[dict[tuple[int, object], _Kept]] = {}
 
 

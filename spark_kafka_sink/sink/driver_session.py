@@ -26,6 +26,7 @@ from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import IDLE_MS
 from spark_kafka_sink.sink.running_query import has_own_threads, query_id_of, running_query
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_MS: Final = 600_000
-"""As the pool's producers."""
+_IDLE_MS: Final = IDLE_MS
 _SOON_IDLE_MS: Final = 2_000
 """A batch write may be the only one of its prefix, and the next ones of others: each keeps five descriptors. So may a
 stream with `availableNow`, of which nobody here knows whether it has ended.
