@@ -21,11 +21,10 @@ from kio.schema.describe_acls.v3 import request as describe_acls
 from kio.schema.describe_acls.v3.response import DescribeAclsResponse
 from kio.schema.describe_user_scram_credentials.v0 import request as describe_scram
 from kio.schema.describe_user_scram_credentials.v0.response import DescribeUserScramCredentialsResponse
-from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8, i32
 
-from spark_kafka_sink.common.errors import LocalBrokerError, error_for_code
-from spark_kafka_sink.local.admin import Admin
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local.admin import Admin, check
 from spark_kafka_sink.local.security import SCRAM_ITERATIONS, salted_password
 
 # Numbers of org.apache.kafka.common.resource.ResourceType, .acl.AclOperation and .security.scram's ScramMechanism.
@@ -96,7 +95,7 @@ class AccessAdmin:
         )
         response = self._admin.ask(create_acls.CreateAclsRequest(creations=creations), CreateAclsResponse)
         for permission, result in zip(permissions, response.results, strict=True):
-            _check(result.error_code, f"{permission} cannot be granted: {result.error_message}")
+            check(result.error_code, f"{permission} cannot be granted: {result.error_message}")
         for permission in permissions:
             self._await(lambda server, p=permission: self._is_granted(p, server), f"{permission} is not granted")  # type: ignore[misc]
 
@@ -104,7 +103,7 @@ class AccessAdmin:
         filters = tuple(delete_acls.DeleteAclsFilter(**each.as_filter()) for each in permissions)
         response = self._admin.ask(delete_acls.DeleteAclsRequest(filters=filters), DeleteAclsResponse)
         for permission, result in zip(permissions, response.filter_results, strict=True):
-            _check(result.error_code, f"{permission} cannot be revoked: {result.error_message}")
+            check(result.error_code, f"{permission} cannot be revoked: {result.error_message}")
             self._await(lambda server, p=permission: not self._is_granted(p, server), f"{permission} still holds")  # type: ignore[misc]
 
     def set_password(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
@@ -137,7 +136,7 @@ class AccessAdmin:
     ) -> None:
         payload = alter_scram.AlterUserScramCredentialsRequest(deletions=deletions, upsertions=upsertions)
         (result,) = self._admin.ask(payload, AlterUserScramCredentialsResponse).results
-        _check(result.error_code, f"the password of {user} cannot be changed: {result.error_message}")
+        check(result.error_code, f"the password of {user} cannot be changed: {result.error_message}")
 
     def _mechanisms(self, user: str, server: str) -> set[int]:
         payload = describe_scram.DescribeUserScramCredentialsRequest(users=(describe_scram.UserName(name=user),))
@@ -147,7 +146,7 @@ class AccessAdmin:
     def _is_granted(self, permission: Permission, server: str) -> bool:
         payload = describe_acls.DescribeAclsRequest(**permission.as_filter())
         response = self._admin.ask(payload, DescribeAclsResponse, [server])
-        _check(response.error_code, f"grants cannot be read: {response.error_message}")
+        check(response.error_code, f"grants cannot be read: {response.error_message}")
         return bool(response.resources)
 
     def _await(self, condition: Callable[[str], bool], complaint: str) -> None:
@@ -157,8 +156,3 @@ class AccessAdmin:
                 if time.monotonic() > deadline:
                     raise LocalBrokerError(f"{complaint} on {server} after {self._timeout_s:g} s.")
                 time.sleep(_POLL_S)
-
-
-def _check(code: ErrorCode, message: str) -> None:
-    if code != ErrorCode.none:
-        raise error_for_code(int(code), message)

@@ -84,7 +84,7 @@ class Admin:
         )
         payload = create_topics.CreateTopicsRequest(topics=(topic,), timeout=_milliseconds(self._timeout_s))
         (result,) = self.ask(payload, CreateTopicsResponse).topics
-        _check(result.error_code, f"topic {name} cannot be created: {result.error_message or result.error_code.name}")
+        check(result.error_code, f"topic {name} cannot be created: {result.error_message or result.error_code.name}")
 
         def ready(topic: MetadataResponseTopic) -> bool:
             led = [each for each in topic.partitions if each.leader_id >= 0 and each.error_code == ErrorCode.none]
@@ -99,7 +99,7 @@ class Admin:
             timeout=_milliseconds(self._timeout_s),
         )
         (result,) = self.ask(payload, DeleteTopicsResponse).responses
-        _check(result.error_code, f"topic {name} cannot be deleted: {result.error_message or result.error_code.name}")
+        check(result.error_code, f"topic {name} cannot be deleted: {result.error_message or result.error_code.name}")
         self._await_topic(
             name, lambda topic: topic.error_code == ErrorCode.unknown_topic_or_partition, "it is still shown"
         )
@@ -107,7 +107,7 @@ class Admin:
     def describe_topic(self, name: str) -> TopicDescription:
         """Leaders and replicas of a topic, which this does not create."""
         topic = _only_topic(self.ask(_metadata_request(name), MetadataResponse))
-        _check(topic.error_code, f"topic {name} cannot be described: {topic.error_code.name}")
+        check(topic.error_code, f"topic {name} cannot be described: {topic.error_code.name}")
         partitions = (
             PartitionDescription(
                 int(each.partition_index),
@@ -167,7 +167,8 @@ def _only_topic(response: MetadataResponse) -> MetadataResponseTopic:
     return topic
 
 
-def _check(code: ErrorCode, message: str) -> None:
+def check(code: ErrorCode, message: str) -> None:
+    """Raise the error of a server's code, where there is one, with `message`."""
     if code != ErrorCode.none:
         raise error_for_code(int(code), message)
 
