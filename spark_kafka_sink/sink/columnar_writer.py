@@ -43,7 +43,7 @@ def deliver_arrow(
     delivery = delivery or TaskDelivery(config, pool)
     try:
         for batch in joined(batches, lambda: _is_spread(delivery)):
-            _send(config, delivery, batch)
+            delivery.send_each(_columns_by_topic(config, batch))
             del batch  # not kept while the next one is read
         delivery.finish()
     finally:
@@ -54,10 +54,6 @@ def deliver_arrow(
 def _is_spread(delivery: TaskDelivery) -> bool:
     """Whether a batch costs much by the number of its partitions; said of the topics that the last one went to."""
     return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
-
-
-def _send(config: SinkConfig, delivery: TaskDelivery, batch: pa.RecordBatch) -> None:
-    delivery.send_each(_columns_by_topic(config, batch))
 
 
 def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:
