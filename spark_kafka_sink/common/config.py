@@ -16,7 +16,6 @@ from typing import Any, Final
 from spark_kafka_sink.common import option_parsers as parsers
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import OptionRow, field_name_of, key_of, option, parse_value, row_of, table_of
-from spark_kafka_sink.common.secret import Secret as Secret
 from spark_kafka_sink.common.security_config import JAVA_ONLY_SECURITY, SecurityConfig
 
 INT_MAX: Final = 2**31 - 1
