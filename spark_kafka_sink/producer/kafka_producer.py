@@ -34,7 +34,7 @@ from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
 from spark_kafka_sink.producer.metrics import ProducerMetrics
-from spark_kafka_sink.producer.partitioner import StickyPartitioner
+from spark_kafka_sink.producer.partitioner import Partitioners
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
@@ -97,7 +97,8 @@ class KafkaProducer(TransactionMethods):
             pool=self._pool,
             drain_rules=self._transaction_manager or NoDrainRules(),
         )
-        self._partitioners: dict[str, StickyPartitioner] = {}
+        is_adaptive = self.config.partitioner_adaptive_partitioning_enable
+        self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng)
         self._is_closed = False
         self.sender = Sender(
             config=self.config,
@@ -107,7 +108,7 @@ class KafkaProducer(TransactionMethods):
             accumulator=self._accumulator,
             transaction_manager=self._transaction_manager,
             metrics=self._metrics,
-            on_loads=self._update_loads,
+            on_loads=self._partitioners.update_loads,
             clock=self._clock,
         )
         on_wait = self.sender.wakeup_for_metadata
@@ -278,7 +279,7 @@ class KafkaProducer(TransactionMethods):
         groups: Iterable[tuple[int, int, int]] = block.groups
         chosen = block.partitions
         if partitions is None:
-            groups = self._partitioner(topic).assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
+            groups = self._partitioners[topic].assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
             chosen = [partition for partition, _, _ in groups]
         self._join_transaction(topic, chosen, send)
         self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
@@ -292,18 +293,7 @@ class KafkaProducer(TransactionMethods):
         count = cluster.partition_count_for_topic(topic) or 1
         if key is not None and not self.config.partitioner_ignore_keys:
             return partition_for_key(key, count)
-        return self._partitioner(topic).take(size, cluster, count)
-
-    def _partitioner(self, topic: str) -> StickyPartitioner:
-        if (partitioner := self._partitioners.get(topic)) is None:
-            is_adaptive = self.config.partitioner_adaptive_partitioning_enable
-            made = StickyPartitioner(topic, self._accumulator.sizes, is_adaptive, self._rng)
-            partitioner = self._partitioners.setdefault(topic, made)
-        return partitioner
-
-    def _update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
-        if (partitioner := self._partitioners.get(topic)) is not None:
-            partitioner.update_loads(queue_sizes, available_count)
+        return self._partitioners[topic].take(size, cluster, count)
 
     def _ensure_valid_size(self, topic: str, size: int) -> None:
         config = self.config

@@ -101,3 +101,22 @@ class StickyPartitioner:
                 return chosen
         others = [info.partition for info in available if info.partition != self._partition]
         return self._rng.choice(others or [available[0].partition])
+
+
+class Partitioners(dict[str, StickyPartitioner]):
+    """The choice for each topic that is asked for by `[...]`."""
+
+    def __init__(self, sizes: BatchSizes, is_adaptive: bool, rng: random.Random) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._is_adaptive = is_adaptive
+        self._rng = rng
+
+    def __missing__(self, topic: str) -> StickyPartitioner:
+        # of threads that ask at once the first one's counts
+        return self.setdefault(topic, StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng))
+
+    def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
+        """As `StickyPartitioner.update_loads`; of topics that nobody has asked for it makes nothing."""
+        if (partitioner := self.get(topic)) is not None:
+            partitioner.update_loads(queue_sizes, available_count)

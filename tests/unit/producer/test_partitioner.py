@@ -11,7 +11,7 @@ import pytest
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.node_availability import NodeAvailability
-from spark_kafka_sink.producer.partitioner import PartitionLoads, StickyPartitioner
+from spark_kafka_sink.producer.partitioner import Partitioners, PartitionLoads, StickyPartitioner
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -219,3 +219,18 @@ def test_no_time_limit_means_always_available() -> None:
     availability = NodeAvailability(0)
     availability.update(1, False, 0)
     assert 1 not in availability.unavailable(10**9)
+
+
+def test_a_topic_has_one_partitioner_and_none_before_it_is_asked_for() -> None:
+    made = Partitioners(BatchSizes(100), True, random.Random(3))
+    made.update_loads(TOPIC, {0: 5, 1: 0}, 2)
+    assert not made
+    assert made[TOPIC] is made[TOPIC]
+    assert made[TOPIC] is not made["others"]
+
+
+def test_the_loads_of_a_topic_are_told_to_its_partitioner() -> None:
+    made, cluster = Partitioners(BatchSizes(100), True, random.Random(3)), cluster_of(True, True)
+    of_topic = made[TOPIC]
+    made.update_loads(TOPIC, {1: 0}, 2)
+    assert set(draws(of_topic, cluster, 20)) == {1}
