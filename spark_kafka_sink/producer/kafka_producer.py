@@ -82,6 +82,10 @@ class KafkaProducer(TransactionMethods):
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._process_id = os.getpid()
+        self._largest_batch = min(
+            (self.config.max_request_size, "max.request.size"), (self.config.buffer_memory, "buffer.memory")
+        )
+        """Bytes of the largest record with a batch's header, and the setting that says so."""
         self._metadata = metadata or self.make_metadata(self.config, self._clock, self._rng)
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = ApiVersions()
@@ -273,8 +277,8 @@ class KafkaProducer(TransactionMethods):
                 part = columns.slice(first, last - first)
                 self._send_block(topic, part, own, cluster, on_completion, max_block_ms, send)
             return
-        limit = min(self.config.max_request_size, self.config.buffer_memory) - HEADER_SIZE
-        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms(), limit)
+        limit, _ = self._largest_batch
+        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms(), limit - HEADER_SIZE)
         self._ensure_valid_size(topic, block.largest_record)
         groups: Iterable[tuple[int, int, int]] = block.groups
         chosen = block.partitions
@@ -296,8 +300,7 @@ class KafkaProducer(TransactionMethods):
         return self._partitioners[topic].take(size, cluster, count)
 
     def _ensure_valid_size(self, topic: str, size: int) -> None:
-        config = self.config
-        limit, name = min((config.max_request_size, "max.request.size"), (config.buffer_memory, "buffer.memory"))
+        limit, name = self._largest_batch
         if size + HEADER_SIZE > limit:
             raise RecordTooLargeError(
                 f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than {name}={limit}: raise {name}"
