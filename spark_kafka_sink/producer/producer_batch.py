@@ -16,9 +16,9 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunCallback, RunThunk, Thunk
+from spark_kafka_sink.producer.row_run import RowRun
 from spark_kafka_sink.record.batch import HEADER_SIZE, NO_SEQUENCE, SealedBatch, increment_sequence, seal
 from spark_kafka_sink.record.codecs import Codec
-from spark_kafka_sink.record.encoder import encode_rows
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
@@ -28,26 +28,6 @@ class FinalState(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     ABORTED = "aborted"
-
-
-class _RowRun:
-    """Rows that were appended one by one and wait to be encoded together."""
-
-    __slots__ = ("base_offset_delta", "headers", "keys", "place", "timestamps_ms", "values")
-
-    def __init__(self, place: int, base_offset_delta: int) -> None:
-        self.place = place
-        self.base_offset_delta = base_offset_delta
-        self.keys: list[bytes | None] = []
-        self.values: list[bytes | None] = []
-        self.headers: list[Headers] = []
-        self.timestamps_ms: list[int] = []
-
-    def cut(self, end: int) -> None:
-        """Keep the rows before number `end` of the batch."""
-        rows = end - self.base_offset_delta
-        for column in (self.keys, self.values, self.headers, self.timestamps_ms):
-            del column[rows:]
 
 
 class ProducerBatch:
@@ -99,8 +79,8 @@ class ProducerBatch:
         self._chunks: list[SizedBuffer | None] = []
         self._empty_places = 0
         self._unfilled: dict[int, RunThunk] = {}
-        self._row_runs: list[_RowRun] = []
-        self._open_row_run: _RowRun | None = None
+        self._row_runs: list[RowRun] = []
+        self._open_row_run: RowRun | None = None
         self._allocations: list[SharedAllocation] = []
         self._own_bytes = 0
         self._sealed: SealedBatch | None = None
@@ -140,7 +120,7 @@ class ProducerBatch:
         """
         run = self._open_row_run
         if run is None:
-            run = _RowRun(len(self._chunks), self.record_count)
+            run = RowRun(len(self._chunks), self.record_count)
             self._row_runs.append(run)
             self._chunks.append(None)
             self._open_row_run = run
@@ -287,9 +267,7 @@ class ProducerBatch:
 
     def _encode_rows(self) -> None:
         for run in self._row_runs:
-            encoded = encode_rows(
-                run.keys, run.values, run.headers, run.timestamps_ms, run.base_offset_delta, self.base_timestamp_ms
-            )
+            encoded = run.encode(self.base_timestamp_ms)
             self._chunks[run.place] = encoded.chunk
             self.largest_record = max(self.largest_record, encoded.largest_record)
         self._row_runs = []
