@@ -1,4 +1,4 @@
-"""Waits that grow. Knows one formula, used for metadata refreshes, reconnects and connection set-up time-outs alike."""
+"""Waits that grow. Knows one formula, used for metadata refreshes, reconnects, set-up time-outs and retries alike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The client's view of the cluster, and when it must be fetched anew.
 
-Shared by the application threads, which read and ask for updates, and by the I/O thread, which brings them. Every
-method takes the re-entrant lock; whoever waits for an update waits on `condition`, which is of that lock.
+Shared by the application threads, which read and ask for updates, and by the I/O thread, which brings them. The view
+is an immutable value, read without a lock, as is why a connection was lost; a re-entrant lock guards all else. Whoever
+waits for an update waits on `condition`, which is of that lock.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class OpenTransaction(NamedTuple):
 
 
 class EndTxnStatus(Enum):
-    """How the end of a transaction went. The middle three tell nothing about what became of its records: the
+    """How the end of a transaction went. The three after DONE tell nothing about what became of its records: the
     coordinator holds another transaction, or none, under this id.
     """
 

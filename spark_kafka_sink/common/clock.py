@@ -1,7 +1,8 @@
 """Time as an argument.
 
 A loop's owner holds a `Clock` and reads it; everything below takes `now_ms`. Times are whole milliseconds of a
-monotonic clock and mean nothing outside the process; `wall_ms` is the time of day, for record timestamps alone.
+monotonic clock and mean nothing outside the process; `wall_ms` is the time of day, for what others read or have said:
+the timestamps of records, decisions and reports, the end of a token.
 """
 
 from __future__ import annotations

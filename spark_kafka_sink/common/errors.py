@@ -31,7 +31,7 @@ class KafkaError(Exception):
         super().__init__(message or self.sentence or type(self).__name__)
 
 
-# ---- raised before any I/O -----------------------------------------------------------------------------------------
+# ---- settings, columns, misuse, the embedded broker ----------------------------------------------------------------
 
 
 class ConfigError(KafkaError):

@@ -23,7 +23,7 @@ _HOST = re.compile(r"[\w.%:-]+")
 
 
 class RefusalError(Exception):
-    """What a check says about a value; `_parse_value` adds the option's name."""
+    """What a check says about a value; `option_table.parse_value` adds the option's name."""
 
 
 def whole_number(value: object) -> int:

@@ -1,8 +1,9 @@
 """How connections are secured: the rows of the settings' table for TLS and SASL, and the rules between them.
 
 Names, types and defaults are Kafka's (org.apache.kafka.common.config.SslConfigs and SaslConfigs of 4.x), but for the
-stores' type, which is PEM here, and `sasl.allow.cleartext.credentials`, which is our own. A setting that would have no
-effect is refused rather than ignored: who gives a truststore believes that connections are encrypted.
+stores' type, which is PEM here, and the time that a token endpoint has, to which Kafka sets no limit. Our own are
+`sasl.allow.cleartext.credentials` and `sasl.oauthbearer.token.provider`. A setting that would have no effect is refused
+rather than ignored: who gives a truststore believes that connections are encrypted.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""L4: the producer. The only room that starts a thread, the Sender's."""
+"""L4: the producer. Starts one thread, the Sender's."""

@@ -1,7 +1,7 @@
 """The requests of a transaction, one maker each, and what each error code in their answers leads to.
 
 A `TransactionalRequest` is a value in the manager's queue: how to build it, where it goes, what its answer says. It
-decides nothing; the manager does, by the table here. Sender thread, under the manager's lock. Reference:
+decides nothing; the manager does, by the table here. Any thread that holds the manager's lock. Reference:
 org.apache.kafka.clients.producer.internals.TransactionManager's TxnRequestHandler classes (KIP-98, KIP-447, KIP-890).
 """
 

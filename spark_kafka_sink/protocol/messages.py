@@ -23,7 +23,7 @@ MessageType: TypeAlias = Any
 
 
 class ApiKey(IntEnum):
-    """The requests a producer and its coordinator traffic need."""
+    """The requests that we send: to produce, for transactions, to read back, to create a topic, to log in."""
 
     PRODUCE = 0
     FETCH = 1

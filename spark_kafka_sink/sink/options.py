@@ -35,7 +35,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "includeheaders": "it steers Spark's source; this sink writes headers whenever there is a 'headers' column",
     "kafka.transactional.id": "the rows of many tasks cannot share one transactional id; leave it out",
 }
-"""Options with a meaning elsewhere, or later: lower-case key → why not here."""
+"""Options with a meaning elsewhere: lower-case key → why not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SinkConfig:
     """Where every row goes; None: each row says so in its `topic` column."""
     is_exactly_once: bool = False
     transactional_id_prefix: str | None = None
-    """None: it is made of the checkpoint location or the query id."""
+    """None: it is made of the checkpoint location or the query id; a batch write has a new one."""
     decision_topic: str = DECISION_TOPIC
     metrics_ports: range | None = None
     """Where a worker may show its producer's metrics to Prometheus."""
