@@ -25,6 +25,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
@@ -77,7 +78,7 @@ class TransactionalWriter:
                     f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
                 )
             if not error.retriable:
-                raise _named(error, topic_partition)
+                raise retold(error, f"{topic_partition}: {error}")
             last = str(error)
             if error.invalid_metadata:
                 self._client.await_metadata_update(timer)
@@ -155,9 +156,3 @@ class _AddPartition(CoordinatorApi[_Added, bool]):
         ]
         refused = next((error_for_code(code) for code in codes if code), None)
         return dict.fromkeys(items, refused or True) if codes else {}
-
-
-def _named(error: KafkaError, place: TopicPartition) -> KafkaError:
-    named = type(error)(f"{place}: {error}")
-    named.error_code = error.error_code
-    return named

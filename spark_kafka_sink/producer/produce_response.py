@@ -31,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
@@ -319,9 +320,7 @@ def _to_epoch_ms(moment: datetime | None) -> int | None:
 def _with_place(error: KafkaError, batch: ProducerBatch) -> KafkaError:
     """The error with the topic or topic-partition in its text."""
     place = batch.topic_partition.topic if isinstance(error, AuthorizationError) else str(batch.topic_partition)
-    told = type(error)(f"{place}: {error}")
-    told.error_code = error.error_code
-    return told
+    return retold(error, f"{place}: {error}")
 
 
 def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:

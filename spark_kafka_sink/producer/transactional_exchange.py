@@ -28,6 +28,7 @@ from spark_kafka_sink.common.errors import (
     UnknownProducerIdError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer import transactional_requests as requests
 from spark_kafka_sink.producer.partition_sequences import ProducerIdAndEpoch
 from spark_kafka_sink.producer.pending_operation import PendingOperation, TransactionalResult
@@ -313,9 +314,7 @@ class TransactionalExchange(TransactionManager):
             if self.last_error.retriable and self.state is State.ABORTABLE_ERROR:
                 # a record's time-out, say: a commit that raised it again would be called again, for ever
                 raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
-            told = type(self.last_error)(text)
-            told.error_code = self.last_error.error_code
-            raise told
+            raise retold(self.last_error, text)
 
 
 def _as_fenced(error: KafkaError, refusal: Refusal) -> KafkaError:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, TopicAuthorizationError, error_for_code
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import (
@@ -88,9 +89,7 @@ class Refusal(NamedTuple):
 
     def error(self) -> KafkaError:
         said = error_for_code(self.error_code)
-        error = type(said)(f"{self.place}: {self.text or said}")
-        error.error_code = said.error_code
-        return error
+        return retold(said, f"{self.place}: {self.text or said}")
 
 
 class Priority(enum.IntEnum):

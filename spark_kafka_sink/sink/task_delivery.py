@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.network.acknowledgements import acknowledge_now
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
@@ -147,8 +148,4 @@ class TaskDelivery:
 def _located(error: KafkaError, run: RunMetadata) -> KafkaError:
     """`error`, or another of its class with the topic-partition in its text where that is missing."""
     place = f"{run.topic}-{run.partition}"
-    if place in str(error):
-        return error
-    located = type(error)(f"{place}: {error}")
-    located.error_code = error.error_code
-    return located
+    return error if place in str(error) else retold(error, f"{place}: {error}")
