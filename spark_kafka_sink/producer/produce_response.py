@@ -190,9 +190,10 @@ class BatchOutcomes:
         told = self.expiry_error(batch) if error.retriable and timed_out else _with_place(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:
-            told = type(told)(
+            told = retold(
+                told,
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
-                f" {error}"
+                f" {error}",
             )
         self._fail(batch, told, own, now_ms)
         self._accumulator.deallocate(batch)

@@ -33,6 +33,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, driver_id
 
@@ -214,9 +215,10 @@ class ExactlyOnceDriver:
         unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
         for each in outcomes:
             if each.status not in _UNKNOWN and each.error is not None:
-                raise type(each.error)(
+                raise retold(
+                    each.error,
                     f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {each.error}"
-                    " It is finished when the query is started again, which must be within transaction.timeout.ms."
+                    " It is finished when the query is started again, which must be within transaction.timeout.ms.",
                 )
         if unknown:
             self._check_markers(driver, decision, [task for task in decision.tasks if task.transaction[0] in unknown])
@@ -362,9 +364,10 @@ def _told_to_count(decision: Decision, prefix: str) -> Iterator[None]:
     try:
         yield
     except KafkaError as error:
-        raise type(error)(
+        raise retold(
+            error,
             f"Batch {decision.batch_id} of {prefix} is committed: its rows count, and must not be written again. What"
-            f" failed is the note of that, which the next start writes: {error.__cause__ or error}"
+            f" failed is the note of that, which the next start writes: {error.__cause__ or error}",
         ) from error
 
 

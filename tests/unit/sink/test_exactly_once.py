@@ -15,7 +15,14 @@ from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerFencedError
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    error_for_code,
+)
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -159,6 +166,24 @@ def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
     bench.cluster.scripts.remove(script)
     assert driver.begin().last_batch_id == 4
     assert bench.state("P/0") == "CompleteCommit"
+
+
+def test_a_refusal_of_a_code_without_a_class_keeps_the_code_whatever_is_said_with_it(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise error_for_code(89)
+
+    told = told_by_a_task(bench, driver.begin())
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(89), times=None)
+    with pytest.raises(BrokerError, match="its commit did not end") as commit:
+        driver.commit([told])
+    assert commit.value.error_code == 89
+    bench.cluster.scripts.remove(script)
+    monkeypatch.setattr(ExactlyOnceDriver, "_note_finished", refused)
+    with pytest.raises(BrokerError, match="is committed: its rows count") as note:
+        driver.begin()
+    assert note.value.error_code == 89
 
 
 def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothing(
