@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Final
+from typing import Final, Self
 
 FOREVER_MS: Final = 2**63 - 1
 """A delay that no deadline reaches: "nothing but an event from the network will change this"."""
@@ -25,6 +25,11 @@ class ExponentialBackoff:
         self._jitter = jitter
         self._rng = rng
         self._is_constant = max_ms <= initial_ms
+
+    @classmethod
+    def doubling(cls, initial_ms: int, max_ms: int, rng: random.Random) -> Self:
+        """As all of Kafka's clients have it: each wait is twice the one before, spread by a fifth."""
+        return cls(initial_ms, 2, max_ms, 0.2, rng)
 
     def backoff_ms(self, attempts: int) -> int:
         """The wait after `attempts` earlier failures, in ms; 0 gives about `initial_ms`."""

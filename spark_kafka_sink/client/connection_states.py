@@ -17,9 +17,6 @@ from spark_kafka_sink.network.transport import Address
 Resolver = Callable[[str, int], Sequence[Address]]
 """(host, port) → every address of the host, the preferred first. Raises KafkaError where there is none."""
 
-_BACKOFF_BASE: Final = 2
-_BACKOFF_JITTER: Final = 0.2
-
 
 class ConnectionState(enum.Enum):
     """A connection's life: DISCONNECTED → CONNECTING → CHECKING_API_VERSIONS → READY, and back."""
@@ -97,12 +94,8 @@ class ClusterConnectionStates:
         rng: random.Random,
     ) -> None:
         self.reconnect_backoff_ms = reconnect_backoff_ms
-        self._reconnect_backoff = ExponentialBackoff(
-            reconnect_backoff_ms, _BACKOFF_BASE, reconnect_backoff_max_ms, _BACKOFF_JITTER, rng
-        )
-        self._setup_timeout = ExponentialBackoff(
-            setup_timeout_ms, _BACKOFF_BASE, setup_timeout_max_ms, _BACKOFF_JITTER, rng
-        )
+        self._reconnect_backoff = ExponentialBackoff.doubling(reconnect_backoff_ms, reconnect_backoff_max_ms, rng)
+        self._setup_timeout = ExponentialBackoff.doubling(setup_timeout_ms, setup_timeout_max_ms, rng)
         self._resolve = resolve
         self._connections: dict[str, _NodeConnection] = {}
 

@@ -59,7 +59,7 @@ class Coordinator:
         self.writer = TransactionalWriter(
             self._calls,
             clock,
-            ExponentialBackoff(_FIRST_BACKOFF_MS, 2, max(retry_backoff_ms, _FIRST_BACKOFF_MS), 0.2, rng),
+            ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, max(retry_backoff_ms, _FIRST_BACKOFF_MS), rng),
         )
         self.creation = TopicCreation(client, metadata, clock)
 

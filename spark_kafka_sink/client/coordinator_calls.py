@@ -82,7 +82,7 @@ class CoordinatorCalls:
         self.metadata = metadata
         self.clock = clock
         self.lookup = CoordinatorLookup(client)
-        self._backoff = ExponentialBackoff(_FIRST_BACKOFF_MS, 2, _MAX_BACKOFF_MS, 0.2, rng)
+        self._backoff = ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""

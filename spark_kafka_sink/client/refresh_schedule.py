@@ -5,12 +5,8 @@ around every call.
 from __future__ import annotations
 
 import random
-from typing import Final
 
 from spark_kafka_sink.client.backoff import NEVER_MS, ExponentialBackoff
-
-_BACKOFF_BASE: Final = 2
-_BACKOFF_JITTER: Final = 0.2
 
 
 class RefreshSchedule:
@@ -24,7 +20,7 @@ class RefreshSchedule:
         self.expire_ms = expire_ms
         self.last_refresh_ms = NEVER_MS
         self.last_successful_refresh_ms = NEVER_MS
-        self._backoff = ExponentialBackoff(backoff_ms, _BACKOFF_BASE, backoff_max_ms, _BACKOFF_JITTER, rng)
+        self._backoff = ExponentialBackoff.doubling(backoff_ms, backoff_max_ms, rng)
         self._failures = 0
         self._failure_pause_ms = self._backoff.backoff_ms(0)
         self._equivalent_responses = 0

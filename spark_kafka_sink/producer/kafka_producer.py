@@ -145,7 +145,7 @@ class KafkaProducer(TransactionMethods):
         return TransactionManager(backoff) if config.enable_idempotence else None
 
     def _retry_backoff(self) -> ExponentialBackoff:
-        return ExponentialBackoff(self.config.retry_backoff_ms, 2, self.config.retry_backoff_max_ms, 0.2, self._rng)
+        return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "failed" if self.has_failed else "open"
