@@ -93,7 +93,6 @@ class ClusterConnectionStates:
         resolve: Resolver,
         rng: random.Random,
     ) -> None:
-        self.reconnect_backoff_ms = reconnect_backoff_ms
         self._reconnect_backoff = ExponentialBackoff.doubling(reconnect_backoff_ms, reconnect_backoff_max_ms, rng)
         self._setup_timeout = ExponentialBackoff.doubling(setup_timeout_ms, setup_timeout_max_ms, rng)
         self._resolve = resolve
