@@ -28,6 +28,7 @@ from spark_kafka_sink.client.transaction_values import (
 )
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    AuthenticationError,
     IllegalStateError,
     KafkaError,
     KafkaTimeoutError,
@@ -178,6 +179,7 @@ class ExactlyOnceDriver:
         """End what the tasks left open, if it is certain that the batch is not decided; whether all of it was ended.
 
         A decided batch is left alone, and so is one that may be: the next driver of the prefix finishes or aborts it.
+        Raises AuthenticationError where a node did not let us in, and KafkaError where another request fails.
         """
         driver = mandate.driver
         (ended,) = self._cluster.end([driver], committed=False)
@@ -192,6 +194,7 @@ class ExactlyOnceDriver:
                 return False  # another process has decided it between the look and the fence
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
         elif ended.status is not EndTxnStatus.DONE:
+            _raise_refusal([ended])
             return False
         named = [outcome.written for outcome in outcomes if outcome.written is not None]
         aborted = self._abort_all([task.transaction for task in named])
@@ -202,6 +205,7 @@ class ExactlyOnceDriver:
         ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in _UNKNOWN]
         left = self._others_open(driver, ended_ones)
         others = self._abort_all(left) if left and self._is_current(driver) else ()
+        _raise_refusal((*aborted, *others))
         if any(each.status in _STAYS_OPEN for each in (*aborted, *others)):
             return False
         # Else they are committed, and what was ended above was the note of that: version 1 tells no epochs apart.
@@ -325,6 +329,13 @@ class ExactlyOnceDriver:
             if each.status in _STAYS_OPEN:
                 log.warning("%s stays open until its time-out: %s", each.transaction, each.error)
         return outcomes
+
+
+def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
+    """Of a node that does not let us in, so that the client with its certificates is given up."""
+    for each in outcomes:
+        if isinstance(each.error, AuthenticationError):
+            raise each.error
 
 
 def _check_agreement(outcomes: Sequence[TaskOutcome]) -> None:

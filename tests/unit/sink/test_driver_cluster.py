@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -13,7 +14,7 @@ from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
 from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import EndTxnStatus, TransactionState
+from spark_kafka_sink.client.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction, TransactionState
 from spark_kafka_sink.client.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
@@ -24,6 +25,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
+from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import (
     KafkaDriverCluster,
     connect,
@@ -31,6 +33,7 @@ from spark_kafka_sink.sink.driver_cluster import (
     process_coordinator,
     process_driver,
 )
+from spark_kafka_sink.sink.mandate import TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -143,6 +146,41 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest
     fail(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
     fail(KafkaTimeoutError("Not described within 1000 ms."))
     assert seen == ["made", "KafkaTimeoutError", "closed", "SslAuthenticationError", "made", "KafkaTimeoutError"]
+
+
+@pytest.mark.parametrize("whose", ["P/driver", "P/0"])
+def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
+    monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Bug: an abort by format told nothing of the refusal, the client was kept, and the next batch's commit was refused
+    too, though the certificate had been renewed.
+    """
+    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+    bench = CoordinatorBench()
+    connected = Mock(return_value=bench.coordinator)
+    monkeypatch.setattr(driver_cluster, "connect", connected)
+    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(bench.coordinator, "close", Mock())
+    with process_driver(CONFIG, "P") as driver:
+        mandate = driver.begin()
+    (left,) = bench.open("P/0")
+    end = KafkaDriverCluster.end
+
+    def refused(
+        of: KafkaDriverCluster, transactions: Sequence[OpenTransaction], *, committed: bool
+    ) -> list[EndTxnOutcome]:
+        if transactions[0].transactional_id != whose:
+            return end(of, transactions, committed=committed)
+        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, *each[1:3], refusal) for each in transactions]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "end", refused)
+        with pytest.raises(SslAuthenticationError, match="expired"), process_driver(CONFIG, "P") as driver:
+            driver.abort(mandate, [TaskOutcome(mandate, 0, "", 0, 1, TaskTransaction(left, 0, 1))])
+    assert connected.call_count == 1
+    with process_driver(CONFIG, "P") as driver:
+        driver.begin()
+    assert connected.call_count == 2
 
 
 def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_are_tasks() -> None:
