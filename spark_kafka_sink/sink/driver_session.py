@@ -124,6 +124,11 @@ class DriverSession:
             del self._driver
             coordinator.close()
 
+    @property
+    def keeps_connections(self) -> bool:
+        """Between the batches of a stream."""
+        return self._coordinator is not None and self._last is not None
+
     def rest(self, *, is_one_of_many: bool = False) -> None:
         """Close the connections where nobody has used them for ten minutes, or for two seconds after a batch write or
         where there are many, and let go of them: what they know of the cluster is 75 KB and more.
@@ -193,8 +198,10 @@ def session(prefix: str) -> DriverSession:
     found = _SESSIONS.setdefault((own, prefix), DriverSession(prefix))
     others = [other for (pid, _), other in list(_SESSIONS.items()) if pid == own and other is not found]
     others.sort(key=lambda other: other.used_ms, reverse=True)
-    for place, other in enumerate(others):
-        other.rest(is_one_of_many=place >= _MOST_RESTING)
+    resting = 0
+    for other in others:
+        other.rest(is_one_of_many=resting >= _MOST_RESTING)
+        resting += other.keeps_connections
     return found
 
 

@@ -348,6 +348,18 @@ def test_of_many_streams_one_after_the_other_only_the_last_keep_connections(
     assert session("table-8")._coordinator is None
 
 
+def test_batch_writes_take_no_stream_its_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: after 32 batch writes with a prefix each, a stream connected and logged in anew for every batch."""
+    clock = FakeClock()
+    monkeypatch.setattr(driver_session, "SystemClock", lambda: clock)
+    bench.run(0)
+    for number in range(33):
+        session(f"table-{number}").run(CONFIG, None, lambda *_: [])
+        clock.sleep_ms(2_001)
+    bench.run(1)
+    assert bench.connections == ["made"] + ["made", "closed"] * 33
+
+
 def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
