@@ -189,7 +189,8 @@ class ExactlyOnceDriver:
             # nothing was ended, so the epoch is still the one under which a task that is late may begin
             held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
             next_ = self._cluster.init_producer_id(driver.transactional_id, held)
-            last = self._cluster.last_decision()
+            # under a new prefix nobody but the batch's own commit decides, and that is over
+            last = None if self._is_new else self._cluster.last_decision()
             if last is not None and last.batch_id != mandate.last_batch_id:
                 return False  # another process has decided it between the look and the fence
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)

@@ -153,6 +153,19 @@ def test_a_batch_write_that_fails_before_any_task_ends_leaves_nothing_open(
     assert "0 of 1 tasks had finished; their transactions were aborted." in caplog.text
 
 
+def test_a_write_without_a_prefix_that_fails_looks_for_no_decision_of_its_own(bench: CoordinatorBench) -> None:
+    """Bug: under version 1 its abort read all that others had decided, and waited for who had died while deciding."""
+    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=True))
+    leave_open(bench)
+    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    bench.raw.write(bench.raw.begin("others/driver"), place, "half a decision")
+    started_ms = bench.rig.now_ms
+    writer.abort([None])
+    assert bench.state("orders/0") == "CompleteAbort"
+    assert bench.asked(ApiKey.FETCH) == []
+    assert bench.rig.now_ms - started_ms < 1_000
+
+
 def test_a_streams_batch_that_fails_is_aborted_by_another_writer_by_what_its_tasks_told(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
