@@ -207,6 +207,7 @@ static PyObject *chunks_of(PyTypeObject *type, PyObject *out, uint8_t *start, co
 /* ---- Python's side: buffers in, checked ------------------------------------------------------------------------- */
 
 enum { ORDER, TIMES, COUNTS, RUNS, OUT, COLUMNS, VIEWS = COLUMNS + 9 };
+static const int64_t MOST = (int64_t)1 << 59; /* so many of anything, in bytes, are a number still */
 
 /* A view of `object`'s bytes, empty for None. */
 static int view_of(PyObject *object, Py_buffer *view, int flags)
@@ -267,6 +268,10 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
             goto release;
         }
         places = run[4 * index + 1];
+    }
+    if (places > MOST || rows < 0 || rows > MOST || key_from < 0 || key_from > MOST || value_from < 0 || value_from > MOST) {
+        PyErr_SetString(PyExc_ValueError, "a number of rows is out of bounds");
+        goto release;
     }
     records of = {.order = views[ORDER].buf, .times = views[TIMES].buf, .counts = views[COUNTS].buf, .now = now,
                   .rows = rows, .places = places, .has_key = views[COLUMNS].buf != NULL,

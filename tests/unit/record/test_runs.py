@@ -185,6 +185,32 @@ def test_what_has_a_byte_less_than_the_rows_want_is_refused_before_it_is_read(sh
         call_kernel(GIVEN | {short: memoryview(GIVEN[short]).cast("B")[:-1]}, bytearray(500))
 
 
+LAST = 2**61
+COLUMN = (np.arange(ROWS + 1, dtype=np.int32), b"abcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("rows", "run", "order", "valid_from"),
+    [
+        pytest.param(ROWS, (LAST - 1, LAST, 0, NOW), np.zeros(ROWS + 1, np.int64)[1:], 0, id="places"),
+        pytest.param(2**62, (0, ROWS, 0, NOW), None, 0, id="rows"),
+        pytest.param(ROWS, (0, ROWS, 0, NOW), None, -8, id="bits below"),
+        pytest.param(ROWS, (0, ROWS, 0, NOW), None, 2**63 - ROWS, id="bits above"),
+    ],
+)
+@pytest.mark.parametrize("is_key", [True, False])
+def test_numbers_whose_bytes_are_no_number_are_refused_before_anything_is_read(
+    rows: int, run: tuple[int, int, int, int], order: Any, valid_from: int, is_key: bool
+) -> None:
+    """Bug: counted in bytes they came out small, or below nothing, and what lies outside of a buffer was read."""
+    if not has_kernel():
+        return
+    odd = (*COLUMN, np.full(ROWS, 255, np.uint8)[4:], valid_from)
+    key, value = (odd, (*COLUMN, None, 0)) if is_key else ((*COLUMN, None, 0), odd)
+    with pytest.raises(ValueError, match="out of bounds"):
+        _kernel.encode(rows, NOW, order, None, None, runs(run), bytearray(500), key, value, (None, None))
+
+
 def test_nothing_is_kept_of_a_call() -> None:
     if not has_kernel():
         return
