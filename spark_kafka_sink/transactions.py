@@ -25,7 +25,14 @@ from spark_kafka_sink.client.transaction_values import (
 )
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import AuthorizationError, ConfigError, IllegalStateError, KafkaError, ProtocolError
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigError,
+    IllegalStateError,
+    KafkaError,
+    ProtocolError,
+)
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
@@ -36,6 +43,7 @@ from spark_kafka_sink.sink.mandate import driver_id, name_of_query
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+_NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
 _COLUMNS: Final = ("transactional id", "state", "age", "time-out")
 
 
@@ -89,7 +97,7 @@ class Operator:
             raise IllegalStateError(f"No batch of {prefix} waits to be committed: there is nothing to accept.")
         ended = cluster.end(last.transactions, committed=True)
         for each in ended:
-            if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, AuthorizationError):
+            if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
                 raise IllegalStateError(
                     f"Batch {last.batch_id} stays as it is, for rows of it may not be lost: {each.error} Accept it when"
                     " that can be asked."

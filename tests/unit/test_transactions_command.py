@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
+from support.fake_selector import _Connection
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
@@ -22,8 +23,10 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
     RecordTooLargeError,
+    SslAuthenticationError,
     TopicAuthorizationError,
 )
+from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -225,6 +228,34 @@ def test_a_batch_is_not_closed_while_rows_of_it_may_still_be_committed(bench: Op
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
     bench.operator.show(PREFIX)
     assert "22:13:20+00:00: committed.\n" in bench.said()
+
+
+def test_a_batch_is_not_closed_while_a_coordinator_lets_nobody_in(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it was closed, and the next start aborted what is there, which could have been committed."""
+    bench.cluster.coordinators |= {"orders/0": 2, "orders/1": 2}
+    bench.decide(0)
+    selector = bench.rig.selector
+    connect = selector._finish_connect
+    refusal = SslAuthenticationError("Node 2's certificate has expired.")
+
+    def refuse(connection: _Connection) -> None:
+        if connection.node_id != 2:
+            connect(connection)
+            return
+        selector._lose(connection, ChannelKind.AUTHENTICATION_FAILED, refusal, selector.disconnected)
+
+    bench.client.disconnect_async(bench.rig.node(2))
+    bench.client.poll_no_wakeup()
+    bench.rig.clock.sleep_ms(2_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(selector, "_finish_connect", refuse)
+        with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is.*certificate has expired"):
+            bench.operator.accept(PREFIX)
+    bench.rig.clock.sleep_ms(2_000)
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
 def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> None:
