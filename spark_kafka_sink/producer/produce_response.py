@@ -152,7 +152,10 @@ class BatchOutcomes:
             self._transaction_manager.handle_completed_batch(batch)
         if not batch.is_done:
             self._metrics.batch_acknowledged(now_ms)
-        batch.complete(outcome.base_offset if outcome.error is None else -1, outcome.log_append_time_ms)
+        stamped_ms = outcome.log_append_time_ms
+        if batch.attempts and stamped_ms == batch.max_timestamp_ms:  # what leaders say of a double, whoever set it
+            stamped_ms = None
+        batch.complete(outcome.base_offset if outcome.error is None else -1, stamped_ms)
         self._accumulator.deallocate(batch)
 
     def _split(self, batch: ProducerBatch, now_ms: int) -> None:

@@ -37,11 +37,14 @@ class StoredBatch(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """Where the batch lies, or why it does not. A duplicate has the offset of the first."""
+    """Where the batch lies, or why it does not. A duplicate has the offset of the first, and its latest timestamp for
+    the time when it was appended, whether the broker or the producer set it.
+    """
 
     error_code: int
     base_offset: int = -1
     is_duplicate: bool = False
+    log_append_time: int = -1
 
 
 class AbortedTransaction(NamedTuple):
@@ -151,7 +154,7 @@ class PartitionLog:
         for batch in state.batches:
             if (batch.base_sequence, batch.last_sequence) == (header.base_sequence, header.last_sequence):
                 self.duplicates += 1
-                return AppendResult(0, batch.base_offset, is_duplicate=True)
+                return AppendResult(0, batch.base_offset, is_duplicate=True, log_append_time=header.max_timestamp)
         if header.base_sequence != (state.last_sequence + 1) % SEQUENCE_MODULUS:
             return AppendResult(OUT_OF_ORDER_SEQUENCE)
         return None

@@ -86,6 +86,7 @@ def _append(
     return values | {
         "error_code": result.error_code,
         "base_offset": result.base_offset,
+        "log_append_time": result.log_append_time,
         "log_start_offset": partition.log.log_start_offset,
     }
 

@@ -290,6 +290,20 @@ def test_log_append_time_takes_the_place_of_the_records_own() -> None:
     assert (stamped.metadata.timestamp_ms, own.metadata.timestamp_ms) == (1_700_000_000_123, 6)
 
 
+def test_records_whose_acknowledgement_was_lost_keep_their_own_times() -> None:
+    """Leaders call the latest timestamp of a batch that they have already the time when it was appended."""
+    harness = warm({"linger.ms": "5"})
+    harness.cluster.on(PRODUCE, faults.close_after(), times=1)
+    rows = [harness.send(b"%d" % time_ms, timestamp_ms=time_ms) for time_ms in (5, 6)]
+    harness.settle()
+    harness.cluster.on(PRODUCE, faults.close_after(), times=1)
+    run = harness.send_columns(RecordColumns.from_rows([b"a", b"b"], timestamps_ms=[7, 8]))
+    harness.settle()
+    assert harness.cluster.log(TOPIC, 0).duplicates == 2
+    assert [row.metadata and row.metadata.timestamp_ms for row in rows] == [5, 6]
+    assert [(told.timestamp_ms, error) for told, error in run.runs] == [(-1, None)]
+
+
 @pytest.mark.parametrize("error_code", [2, 3, 5, 6, 7, 19, 20, 56, 74, 100])
 def test_retriable_errors_are_tried_again(error_code: int) -> None:
     """Rows 16, 23, 26."""
