@@ -32,6 +32,8 @@ class TransactionContent:
         self._asked_for: set[TopicPartition] = set()
         self._inside: set[TopicPartition] = set()
         self._has_started = False
+        self.is_in_doubt = False
+        """Whether it has started is not known: what may have started it was not answered."""
 
     @property
     def is_empty(self) -> bool:
@@ -43,6 +45,12 @@ class TransactionContent:
     def start(self) -> None:
         """Something is in the transaction that is not a record, or is there already."""
         self._has_started = True
+        self.is_in_doubt = False
+
+    def may_have_started(self) -> None:
+        """It has to be ended in case it did."""
+        if not self._has_started:
+            self._has_started = self.is_in_doubt = True
 
     def add(self, topic_partition: TopicPartition, transaction_version: int) -> None:
         """A record of the partition belongs to the transaction."""
@@ -63,11 +71,11 @@ class TransactionContent:
         """The coordinator has taken `partitions` in."""
         self._asked_for -= partitions
         self._inside |= partitions
-        self._has_started = True
+        self.start()
 
     def forget(self) -> None:
         """The transaction has ended, or another begins."""
         self._new.clear()
         self._asked_for.clear()
         self._inside.clear()
-        self._has_started = False
+        self._has_started = self.is_in_doubt = False

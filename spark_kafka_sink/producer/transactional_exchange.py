@@ -233,6 +233,7 @@ class TransactionalExchange(TransactionManager):
             self._queue.in_flight = None
             if body is None:  # a copy may arrive yet, also of what nobody waits for any more
                 self._must_bump_epoch |= request.may_be_late
+                request.is_in_doubt = True
             if self.has_fatal_error or request.result.is_done:
                 return
             if body is None:
@@ -251,6 +252,15 @@ class TransactionalExchange(TransactionManager):
     def _on_refusal(self, request: TransactionalRequest, refusal: Refusal, now_ms: int) -> None:
         action = requests.action_for(refusal.error_code)
         error = refusal.error()
+        if self.state in _LOST and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
+            if request.is_in_doubt:
+                self._content.may_have_started()
+            request.result.finish(error)  # nobody waits for it any more, and the topic may never come back
+            return
+        is_end = request.priority is Priority.END_TXN
+        if is_end and self._content.is_in_doubt and refusal.error_code == requests.INVALID_TXN_STATE:
+            request.succeeded(None)  # it had not: there is nothing to be ended
+            return
         if action is Action.FIND_COORDINATOR:
             self._queue.forget_coordinator(request)
         if action <= Action.FIND_COORDINATOR:
@@ -262,7 +272,7 @@ class TransactionalExchange(TransactionManager):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
             self._queue.clear()
             request.result.finish(error)
-        elif action is Action.ABORT and self.state in _LOST and request.priority is not Priority.END_TXN:
+        elif action is Action.ABORT and self.state in _LOST and not is_end:
             request.result.finish(error)
         elif action is Action.FAIL or self.state not in _MAY_BECOME_ABORTABLE:
             self.fail(_as_fenced(error, refusal))

@@ -32,7 +32,10 @@ from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 COORDINATOR_NOT_AVAILABLE: Final = 15
+INVALID_TXN_STATE: Final = 48
 CONCURRENT_TRANSACTIONS: Final = 51
+NOTHING_ADDED: Final = frozenset({3, 55})
+"""One of the partitions is not there (UNKNOWN_TOPIC_OR_PARTITION), so the others were not attempted."""
 _LEFT_OUT: Final = "The answer does not mention it."
 _OFFSET_NOT_GRANTED: Final = "Not authorized for the topic that the offset is of: grant READ on it."
 
@@ -117,6 +120,8 @@ class TransactionalRequest:
     result: TransactionalResult
     attempts: int = field(default=0)
     not_before_ms: int = field(default=0)
+    is_in_doubt: bool = field(default=False)
+    """An attempt was not answered, and may have been heard."""
 
     @property
     def adds_to_transaction(self) -> bool:

@@ -51,6 +51,18 @@ def test_what_is_not_a_record_starts_it_too() -> None:
     assert not content.is_empty
 
 
+def test_one_that_may_have_started_is_to_be_ended_and_in_doubt_until_something_is_in_it() -> None:
+    content = TransactionContent()
+    content.may_have_started()
+    content.may_have_started()
+    assert not content.is_empty
+    assert content.is_in_doubt
+    content.give_in(frozenset({A}))
+    assert not content.is_in_doubt
+    content.may_have_started()
+    assert not content.is_in_doubt
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_next_transaction_begins_with_nothing(version: int) -> None:
     content = TransactionContent()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.transaction_harness import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -28,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
     KafkaError,
+    KafkaTimeoutError,
     ProducerFencedError,
     SaslAuthenticationError,
     TopicAuthorizationError,
@@ -67,6 +71,28 @@ def test_a_refusal_that_is_over_explains_nothing_later(caplog: pytest.LogCapture
     assert harness.manager.reason_to_wait(PLACE) is None
     assert harness.manager.reason_to_wait(TopicPartition(TOPIC, 1)) is None  # not in the transaction either
     assert "was refused" not in caplog.text
+
+
+@pytest.mark.parametrize("first_attempt", [None, faults.close_before(), faults.close_after()])
+def test_an_abort_does_not_wait_for_a_partition_that_is_gone(first_attempt: faults.Hook | None) -> None:
+    """Its coordinator would refuse it for ever. An attempt that was not answered may have begun the transaction."""
+    settings = {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}
+    harness = TransactionHarness(1, settings, partitions=2).started()
+
+    def make_anew(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
+        answer = first_attempt(cluster, exchange, proceed) if first_attempt is not None else None
+        cluster.delete_topic(TOPIC)
+        cluster.create_topic(TOPIC, 1)
+        return answer or proceed()
+
+    harness.cluster.on(ADD_PARTITIONS, make_anew)
+    deliveries = [harness.send(b"%d" % partition, partition=partition) for partition in (0, 1)]
+    harness.settle()
+    assert all(isinstance(delivery.error, KafkaTimeoutError) for delivery in deliveries)
+    harness.producer.abort_transaction()
+    assert not harness.coordinated.partitions
+    harness.commit(b"next")
+    assert harness.committed() == [b"next"]
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
