@@ -90,6 +90,8 @@ class BatchOutcomes:
         self._guarantees_order = guarantees_order
         self._told_too_large: dict[str, int] = {}
         """By topic, the size of the smallest batch that was warned of as too large."""
+        self._throttles: dict[int, tuple[int, int]] = {}
+        """By node that has throttled us, for how long it did so last, and until when, in ms."""
 
     def handle_response(self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]) -> None:
         """Settle every batch of a request by its response, or by the want of one."""
@@ -108,7 +110,10 @@ class BatchOutcomes:
     def _handle_body(
         self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch], now_ms: int
     ) -> None:
-        self._metrics.response_received(response.latency_ms, to_ms(response.body.throttle_time), now_ms)
+        throttle_ms = to_ms(response.body.throttle_time)
+        if throttle_ms:
+            self._throttles[int(response.destination)] = throttle_ms, now_ms + throttle_ms
+        self._metrics.response_received(response.latency_ms, throttle_ms, now_ms)
         outcomes = _outcomes(response.body)
         refused = {tp: outcome for tp, outcome in outcomes.items() if outcome.error is not None}
         leaders = {tp: outcome.leader for tp, outcome in refused.items() if outcome.leader is not None}
@@ -230,12 +235,15 @@ class BatchOutcomes:
             why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}"
         elif batch.is_in_flight:
             why = "they were sent and not answered"
-        elif self._metadata.fetch().leader_for(batch.topic_partition) is None:
+        elif (leader := self._metadata.fetch().leader_for(batch.topic_partition)) is None:
             why = self._why_no_leader(batch.topic_partition)
         else:
             manager = self._transaction_manager
             reason = None if manager is None else manager.reason_to_wait(batch.topic_partition)
             why = reason or "they could not be sent; is its broker reachable?"
+            throttle_ms, until_ms = self._throttles.get(leader.id, (0, batch.created_ms))
+            if reason is None and until_ms > batch.created_ms:
+                why = f"{why} It asked to be left alone for {throttle_ms} ms: is there a quota?"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
             f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"

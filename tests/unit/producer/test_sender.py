@@ -757,6 +757,24 @@ def test_records_that_expire_while_their_broker_alone_cannot_be_reached_say_so()
     assert str(delivery.error).endswith(": they could not be sent; is its broker reachable?")
 
 
+def test_records_that_expire_while_their_broker_throttles_us_say_so() -> None:
+    harness = warm(SHORT)
+    harness.cluster.throttle_ms = 12_000
+    harness.send(b"a")
+    harness.settle()
+    harness.cluster.throttle_ms = 0
+    delivery = harness.send(b"b")
+    harness.settle()
+    assert str(delivery.error).endswith("It asked to be left alone for 12000 ms: is there a quota?")
+    harness.run_for(12_000)
+    harness.network.cut(0)
+    harness.network.refusing.add(0)
+    harness.run_for(10)
+    later = harness.send(b"c")
+    harness.settle()
+    assert "quota" not in str(later.error)
+
+
 def test_what_expired_while_the_process_slept_is_not_sent_after_it_was_told_so() -> None:
     harness = warm({**SHORT, "connections.max.idle.ms": "-1"})
     delivery = harness.send(b"late")
