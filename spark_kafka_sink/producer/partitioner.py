@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import random
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import attrgetter
 
-from spark_kafka_sink.common.cluster import Cluster
+from spark_kafka_sink.common.cluster import Cluster, TopicPartition
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.record.block import Block
 
@@ -97,10 +98,16 @@ class StickyPartitioner:
         loads = self._loads
         if loads is not None:
             chosen = loads.draw(self._rng)
-            if any(info.partition == chosen for info in available):
+            if cluster.leader_for(TopicPartition(self._topic, chosen)) is not None:
                 return chosen
-        others = [info.partition for info in available if info.partition != self._partition]
-        return self._rng.choice(others or [available[0].partition])
+        # No look at each: of thousands of partitions it would cost more than the records of a small batch.
+        own = -1 if self._partition is None else self._partition
+        place = bisect_left(available, own, key=attrgetter("partition"))
+        is_there = place < len(available) and available[place].partition == own
+        if not is_there or len(available) == 1:
+            return self._rng.choice(available).partition
+        drawn = self._rng.randrange(len(available) - 1)  # of the others
+        return available[drawn + (drawn >= place)].partition
 
 
 class Partitioners(dict[str, StickyPartitioner]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -74,6 +75,40 @@ def test_with_no_leader_at_all_any_partition_will_do_and_is_kept() -> None:
     made, cluster = partitioner(1_000), cluster_of(False, False)
     assert len(draws(made, cluster, 20, size=10)) == 1
     assert set(draws(partitioner(), cluster, 100)) == {0, 1}
+
+
+def test_a_choice_looks_at_few_partitions_however_many_there_are() -> None:
+    class Many(tuple[PartitionInfo, ...]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[PartitionInfo]:
+            for info in super().__iter__():
+                Many.looks += 1
+                yield info
+
+        def __getitem__(self, index: int) -> PartitionInfo:  # type: ignore[override]
+            Many.looks += 1
+            return super().__getitem__(index)
+
+    cluster = cluster_of(*[True] * 5_000)
+    vars(cluster)["_available_partitions_by_topic"] = {TOPIC: Many(cluster.partitions)}
+    made = partitioner()
+    assert draws(made, cluster, 100).total() == 100
+    assert Many.looks < 100 * 20
+    made.update_loads({**dict.fromkeys(range(5_000), 3), 7: 0}, 5_000)
+    assert draws(made, cluster, 100).total() == 100
+    assert Many.looks < 200 * 20
+
+
+def test_each_of_the_others_is_as_likely() -> None:
+    """Also where some have no leader, so that places among those that have one are no partitions."""
+    cluster = cluster_of(False, True, True, False, True, True)
+    made = partitioner()
+    taken = [made.take(100, cluster, 6) for _ in range(4_000)]
+    assert all(one != two for one, two in pairwise(taken))
+    counts = Counter(pairwise(taken))
+    assert len(counts) == 12
+    assert all(260 <= count <= 410 for count in counts.values())
 
 
 def test_a_single_partition_is_kept() -> None:
