@@ -140,6 +140,24 @@ static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, co
     return at;
 }
 
+/* Kafka's hash of a key (org.apache.kafka.common.utils.Utils.murmur2). */
+static uint32_t murmur2(const uint8_t *key, int64_t length)
+{
+    const uint32_t m = 0x5BD1E995;
+    uint32_t hash = 0x9747B28C ^ (uint32_t)length, word;
+    for (; length >= 4; key += 4, length -= 4) {
+        word = (key[0] | (uint32_t)key[1] << 8 | (uint32_t)key[2] << 16 | (uint32_t)key[3] << 24) * m;
+        hash = hash * m ^ (word ^ word >> 24) * m;
+    }
+    if (length > 0) {
+        for (word = 0; length > 0; length--)
+            word = word << 8 | key[length - 1];
+        hash = (hash ^ word) * m;
+    }
+    hash = (hash ^ hash >> 13) * m;
+    return hash ^ hash >> 15;
+}
+
 /* ---- Python's side: chunks out ---------------------------------------------------------------------------------- */
 
 /* The bytes of a run, for reading. A slice of a memoryview would be three times the work to make and to give back: a
@@ -311,7 +329,41 @@ release:
     return result;
 }
 
+static PyObject *hash(PyObject *module, PyObject *arguments)
+{
+    PyObject *given[3];
+    if (!PyArg_ParseTuple(arguments, "OOO", &given[0], &given[1], &given[2]))
+        return NULL;
+    Py_buffer views[3];
+    int taken = 0;
+    PyObject *result = NULL;
+    for (; taken < 3; taken++)
+        if (PyObject_GetBuffer(given[taken], &views[taken], taken == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+            goto release;
+    int64_t rows = views[2].len / 4, row = 0;
+    column keys = {.offsets = views[0].buf, .data = views[1].buf, .data_size = views[1].len};
+    if (!wants(&views[0], 4 * (rows + 1), "key"))
+        goto release;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint32_t *hashed = views[2].buf; row < rows; row++) {
+        int64_t length = length_of(&keys, row);
+        if (length < 0)
+            break;
+        hashed[row] = murmur2(keys.data + keys.offsets[row], length);
+    }
+    Py_END_ALLOW_THREADS
+    if (row < rows)
+        PyErr_SetString(PyExc_ValueError, "a key is out of bounds");
+    else
+        result = Py_NewRef(Py_None);
+release:
+    while (taken-- > 0)
+        PyBuffer_Release(&views[taken]);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"hash", hash, METH_VARARGS, "Write the hash of each key as 32 bits: offsets, data, room. See murmur2.py."},
     {"encode", encode, METH_VARARGS, "Write the records of all runs; returns a list of their chunks. See block.py."},
     {NULL, NULL, 0, NULL},
 };
