@@ -251,7 +251,9 @@ class Metadata:
             answered = {topic.name for topic in response.topics}  # what others met before was told, or is kept
             self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
             self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)
-            for known in [known for known in self._leader_epochs if not self.retain_topic(known.topic, False, now_ms)]:
+            followed = {known.topic for known in self._leader_epochs}
+            gone = {topic for topic in followed if not self.retain_topic(topic, False, now_ms)}
+            for known in [known for known in self._leader_epochs if known.topic in gone] if gone else ():
                 del self._leader_epochs[known]
             cluster_id = self._cache.cluster_id
             listeners = list(self._cluster_listeners) if cluster_id != previous_id else []

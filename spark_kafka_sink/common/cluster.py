@@ -96,6 +96,13 @@ class Cluster:
         nodes = tuple(Node(-1 - index, host, port) for index, (host, port) in enumerate(addresses))
         return cls(nodes=nodes, is_bootstrap_configured=True)
 
+    def take_indexes(self, one: Cluster, other: Cluster) -> None:
+        """Put the indexes of this view together from those of two of the same nodes, each with topics of its own. For
+        whoever made it.
+        """
+        for name in ("_info_by_topic_partition", "leaders", "_partitions_by_topic", "_available_partitions_by_topic"):
+            vars(self)[name] = getattr(one, name) | getattr(other, name)
+
     @cached_property
     def _nodes_by_id(self) -> dict[int, Node]:
         return {node.id: node for node in self.nodes}

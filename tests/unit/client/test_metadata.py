@@ -321,6 +321,38 @@ def test_a_partial_update_lets_go_of_topics_not_wanted_any_more(metadata: SomeTo
     assert metadata.fetch().invalid_topics == frozenset()
 
 
+def test_new_topics_are_added_to_the_view_that_there_is(metadata: SomeTopics) -> None:
+    """Made anew for each topic, as one send after the other brings them, views took most of its time."""
+    metadata.wanted = {"t", "u", "v"}
+    of_t = topic("t", partition(), partition(number=1, leader=None), topic_id=ID_A)
+    of_u = topic("u", partition("u", leader=1), topic_id=ID_B)
+    update(metadata, response(of_t))
+    known = metadata.fetch().partitions
+    update(metadata, response(of_u), is_partial=True)
+    update(metadata, response(topic("v", error=3)), is_partial=True)
+    added = metadata.fetch()
+    assert all(one is other for one, other in zip(added.partitions, known, strict=False))
+    whole = SomeTopics(metadata.wanted)
+    update(whole, response(of_t, of_u, topic("v", error=3)))
+    expected = whole.fetch()
+    assert added == expected
+    for name in ("_info_by_topic_partition", "_partitions_by_topic", "_available_partitions_by_topic"):
+        assert name in vars(added)
+        assert getattr(added, name) == getattr(expected, name)
+    assert added.leaders == expected.leaders
+    for node_id in NODES:
+        assert added.partitions_for_node(node_id) == expected.partitions_for_node(node_id)
+
+
+def test_a_node_that_has_moved_is_elsewhere_for_the_topics_known_before(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition())))
+    assert metadata.fetch().leader_for(T0) == NODES[0]
+    nodes = NODES | {0: Node(0, "elsewhere", 9092)}
+    update(metadata, MetadataResponse(nodes, (topic("u", partition("u")),), "c", 1), is_partial=True)
+    assert metadata.fetch().leader_for(T0) == nodes[0]
+    assert metadata.fetch().leader_for(TopicPartition("u", 0)) == nodes[0]
+
+
 def test_internal_invalid_and_unauthorized_topics_are_told_apart_and_survive_a_partial_update(
     metadata: SomeTopics,
 ) -> None:
