@@ -9,9 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
+from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -27,21 +26,12 @@ from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
-from spark_kafka_sink.sink.options import SinkConfig
-
-CONFIG = SinkConfig.from_options(
-    {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
-)
+from spark_kafka_sink.sink.mandate import TaskOutcome
 
 
 @pytest.fixture
 def bench() -> CoordinatorBench:
     return CoordinatorBench()
-
-
-def driver_of(bench: CoordinatorBench, prefix: str) -> ExactlyOnceDriver:
-    return ExactlyOnceDriver(prefix, KafkaDriverCluster(bench.coordinator, CONFIG, prefix), lambda: 0)
 
 
 @pytest.fixture
@@ -84,13 +74,6 @@ def test_a_batch_without_rows_is_neither_decided_nor_skipped(driver: ExactlyOnce
     for outcomes in ([], [empty]):
         assert driver.commit(outcomes) == Committed(None, False, None)
     assert driver.begin().last_batch_id is None
-
-
-def told_by_a_task(bench: CoordinatorBench, mandate: Mandate, timeout_ms: int = 60_000) -> TaskOutcome:
-    """Of one that has left its transaction open."""
-    open_ = bench.raw.begin(f"{mandate.prefix}/0", timeout_ms=timeout_ms)
-    bench.raw.write(open_, TopicPartition("t", 0), "row")
-    return TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))
 
 
 @pytest.mark.parametrize(("age_ms", "is_decided"), [(47_000, True), (49_000, False)])
@@ -138,17 +121,6 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
             driver.begin()
     else:
         assert driver.begin().last_batch_id == 4
-
-
-def refused_to_task_0(error_code: int) -> faults.Hook:
-    """The end of its transaction alone; the driver's own ends."""
-
-    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        if exchange.request.transactional_id != "P/0":
-            return proceed()
-        return faults.fail_with(error_code)(cluster, exchange, proceed)
-
-    return refuse
 
 
 @pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
