@@ -176,6 +176,21 @@ def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopi
     assert metadata.time_to_next_update(1_000) <= 120, "a new interest starts over"
 
 
+@pytest.mark.parametrize("stale", [topic("t", error=5), topic("t", partition(error=5))], ids=["topic", "partition"])
+def test_what_stays_without_a_leader_is_asked_for_ever_more_slowly(metadata: SomeTopics, stale: TopicMetadata) -> None:
+    for _ in range(6):
+        update(metadata, response(stale))
+    assert metadata.update_requested()
+    assert metadata.time_to_next_update(1_000) >= 800
+
+
+def test_where_no_epoch_can_tell_what_is_new_every_answer_is(metadata: SomeTopics) -> None:
+    for _ in range(6):
+        update(metadata, response(topic("t", partition()), reliable=False))
+    metadata.request_update(reset_equivalent_backoff=False)
+    assert metadata.time_to_next_update(1_000) <= 120
+
+
 def test_a_newer_epoch_is_news(metadata: SomeTopics) -> None:
     for epoch in range(6):
         update(metadata, response(topic("t", partition(epoch=epoch))))
@@ -449,6 +464,14 @@ def test_unreliable_epochs_are_not_believed(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=1, epoch=2)), reliable=False))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
     assert metadata.last_seen_leader_epoch(T0) is None
+    update(metadata, response(topic("t", partition(leader=2, epoch=3))))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 3)
+
+
+def test_an_answer_without_topic_id_does_not_make_a_topic_another(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=2))))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
 
 
 def test_an_answer_without_epoch_is_taken_as_it_is(metadata: SomeTopics) -> None:
@@ -468,6 +491,7 @@ def test_a_newer_epoch_heard_of_elsewhere_makes_the_leader_unknown_and_asks_for_
     assert metadata.update_requested()
     assert metadata.partition_metadata_if_current(T0) is None
     assert metadata.current_leader(T0) == LeaderAndEpoch(None, 6)
+    assert not metadata.update_last_seen_epoch_if_newer(T0, 0)
     with pytest.raises(ValueError, match="t-0"):
         metadata.update_last_seen_epoch_if_newer(T0, -1)
 
@@ -490,6 +514,12 @@ def test_a_newer_leader_named_by_a_response_is_applied_without_an_update(metadat
     assert not metadata.update_requested()
     update(metadata, response(topic("t", partition(leader=0, epoch=5), topic_id=ID_A)))
     assert metadata.cache.partitions[T0].leader_id == 8, "the hint's epoch counts against an older answer"
+
+
+def test_a_leader_that_a_response_names_is_applied_where_no_epoch_was_known(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=0)), reliable=False))
+    assert metadata.update_partition_leadership({T0: LeaderIdAndEpoch(1, 0)}, []) == {T0}
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 0)
 
 
 @pytest.mark.parametrize(
