@@ -6,16 +6,18 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from support.fake_clock import FakeClock
 from support.peer import Peer, connect, frame, lost, open_files, poll_until, receive, send_of
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError
+from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, SaslAuthenticationError
 from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.network.selector import Selector
-from spark_kafka_sink.network.transport import Address
+from spark_kafka_sink.network.transport import Address, PlainTransport
 
 # ---- the end of a connection -----------------------------------------------------------------------------------------
 
@@ -84,6 +86,60 @@ def test_a_connection_that_is_closed_while_it_hands_over_what_came_before_a_fail
     selector.close("1")
     selector.poll(20)
     assert (selector.completed_receives, selector.disconnected) == ([], {})
+
+
+class Unsendable(PlainTransport):
+    """Takes nothing more, for a reason that its socket knows nothing of; TLS has such."""
+
+    def sendmsg(self, buffers: Sequence[memoryview]) -> int:
+        raise OSError("nothing goes here")
+
+
+def test_a_failed_send_ends_a_connection_whose_peer_says_nothing(peer: Peer) -> None:
+    """Left open it would be neither ready nor lost, for ever."""
+    selector = Selector(SystemClock(), -1, make_transport=Unsendable)
+    try:
+        connection = connect(selector, peer)
+        selector.send(send_of(b"x"))
+        started = time.monotonic()
+        selector.poll(5_000)
+        assert time.monotonic() - started < 3, "the poll waited with an end to tell"
+        state = selector.disconnected["1"]
+        assert state.kind is ChannelKind.FAILED_SEND
+        assert "nothing goes here" in str(state.error)
+        assert connection.recv(1) == b""
+    finally:
+        selector.close_all()
+
+
+@pytest.mark.parametrize("step", ["begin", "advance", "receive"])
+def test_a_login_that_fails_at_any_step_ends_its_connection(peer: Peer, step: str) -> None:
+    class Refused:
+        is_complete = False
+
+        def __getattr__(self, called: str) -> Callable[..., None]:
+            def call(*_: object) -> None:
+                if called == step:
+                    raise SaslAuthenticationError("not with this one")
+
+            return call
+
+    def make(*_: object) -> Any:
+        return Refused()
+
+    selector = Selector(SystemClock(), -1, make_authenticator=make)
+    try:
+        selector.connect("1", peer.address)
+        connection = peer.accept()
+        connection.sendall(frame(b"challenge"))
+        state = lost(selector)
+        assert state.kind is ChannelKind.AUTHENTICATION_FAILED
+        assert "not with this one" in str(state.error)
+        assert selector.completed_receives == []
+        selector.poll(0)
+        assert selector.disconnected == {}
+    finally:
+        selector.close_all()
 
 
 def test_a_reset_is_told_with_its_reason(selector: Selector, peer: Peer) -> None:
