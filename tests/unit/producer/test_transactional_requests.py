@@ -178,6 +178,16 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
     assert requests.txn_offset_commit("t", PRODUCER, group, offsets, 2, done, RESULT).request.latest_version == 5
 
 
+def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
+    """Not those of records, which the error's own sentence tells of."""
+    request = requests.txn_offset_commit("t", PRODUCER, GroupMetadata("g"), {PLACES[0]: (7, None)}, 2, done, RESULT)
+    topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": 29}]}]
+    (refusal,) = request.refusals(answer(28, 4, {"topics": topics}))
+    assert isinstance(refusal.error(), TopicAuthorizationError)
+    assert "group g, b-1: " in str(refusal.error())
+    assert "grant READ on it" in str(refusal.error())
+
+
 @pytest.mark.parametrize(("transaction_version", "latest"), [(1, 4), (2, 5)])
 @pytest.mark.parametrize("committed", [True, False])
 def test_an_end_says_which_and_in_the_version_of_its_transaction(
