@@ -112,22 +112,28 @@ def test_a_failed_send_ends_a_connection_whose_peer_says_nothing(peer: Peer) -> 
         selector.close_all()
 
 
-@pytest.mark.parametrize("step", ["begin", "advance", "receive"])
-def test_a_login_that_fails_at_any_step_ends_its_connection(peer: Peer, step: str) -> None:
-    class Refused:
+def selector_with_login(failing_step: str) -> Selector:
+    """Its login fails at that step, or never comes to an end."""
+
+    class Login:
         is_complete = False
 
         def __getattr__(self, called: str) -> Callable[..., None]:
             def call(*_: object) -> None:
-                if called == step:
+                if called == failing_step:
                     raise SaslAuthenticationError("not with this one")
 
             return call
 
     def make(*_: object) -> Any:
-        return Refused()
+        return Login()
 
-    selector = Selector(SystemClock(), -1, make_authenticator=make)
+    return Selector(SystemClock(), -1, make_authenticator=make)
+
+
+@pytest.mark.parametrize("step", ["begin", "advance", "receive"])
+def test_a_login_that_fails_at_any_step_ends_its_connection(peer: Peer, step: str) -> None:
+    selector = selector_with_login(step)
     try:
         selector.connect("1", peer.address)
         connection = peer.accept()
@@ -138,6 +144,16 @@ def test_a_login_that_fails_at_any_step_ends_its_connection(peer: Peer, step: st
         assert selector.completed_receives == []
         selector.poll(0)
         assert selector.disconnected == {}
+    finally:
+        selector.close_all()
+
+
+def test_nothing_is_taken_to_be_sent_before_the_login(peer: Peer) -> None:
+    selector = selector_with_login("none")
+    try:
+        connect(selector, peer)
+        with pytest.raises(IllegalStateError, match="no connection '1' to send on"):
+            selector.send(send_of(b"x"))
     finally:
         selector.close_all()
 
