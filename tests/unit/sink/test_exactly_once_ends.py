@@ -42,6 +42,14 @@ def test_who_goes_on_and_does_not_know_what_was_decided_last_reads_it(
     assert driver.begin(ProducerIdAndEpoch(*next_[1:3])).last_batch_id == 4
 
 
+def test_the_next_mandate_tells_what_was_decided_last(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    """By which a batch that comes again is known, and a query that is not the prefix's own."""
+    committed = driver.commit([replace(told_by_a_task(bench, driver.begin()), query_id="another")])
+    assert not committed.was_skipped
+    mandate = driver.begin()
+    assert (mandate.last_batch_id, mandate.last_query_id, mandate.last_rows) == (4, "another", 1)
+
+
 def test_who_goes_on_and_knows_what_was_decided_last_does_not_read_it(
     bench: CoordinatorBench, driver: ExactlyOnceDriver
 ) -> None:
@@ -63,6 +71,21 @@ def test_a_task_whose_transaction_its_coordinator_has_forgotten_is_not_decided_o
     with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .* of partition 0 is unknown\. "):
         driver.commit([told])
     assert driver.begin().last_batch_id is None
+
+
+def test_a_driver_that_its_coordinator_has_forgotten_decides_nothing(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgotten(self: KafkaDriverCluster, *given: Any) -> None:
+        write(self, *given)
+        del bench.cluster.transactions.transactions["P/driver"]
+
+    write = KafkaDriverCluster.write_decision
+    told = told_by_a_task(bench, driver.begin())
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", forgotten)
+    with pytest.raises(ProducerFencedError, match="batch 4 is not decided here"):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
 
 
 @each_version
