@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthenticationError
 from spark_kafka_sink.network.tls import TlsTransport, _pieces
 from spark_kafka_sink.network.tls_failures import handshake_failure, later_failure
-from spark_kafka_sink.network.transport import Address
+from spark_kafka_sink.network.transport import WOULD_BLOCK, Address
 
 RECORD = 16_384
 NODE = "Node 1 at 10.0.0.1:9093"
@@ -189,3 +189,35 @@ def test_a_failure_behind_good_bytes_of_the_same_read_is_told_though_the_peer_sa
     assert transport.has_buffered(), "there is something to be had of which the socket tells nothing"
     with pytest.raises(DisconnectError, match="Node 1: TLS failed"):
         transport.recv_into(memoryview(buffer)[3:])
+
+
+class WantsAfterThree(BrokenAfterThree):
+    """Three bytes go either way, then OpenSSL wants something of the socket first."""
+
+    def __init__(self, wanted: type[ssl.SSLError]) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+    def send(self, buffer: memoryview) -> int:
+        return self._three()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._three()
+
+    def _three(self) -> int:
+        self.calls += 1
+        if self.calls > 1:
+            raise self.wanted
+        return 3
+
+
+@pytest.mark.parametrize("wanted", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
+@pytest.mark.parametrize("is_sending", [True, False])
+def test_whatever_openssl_wants_of_the_socket_is_no_failure(wanted: type[ssl.SSLError], is_sending: bool) -> None:
+    """To write in order to read, and the other way round, where a peer asks for other keys."""
+    address = Address(socket.AF_INET, ("127.0.0.1", 1), "localhost")
+    transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", WantsAfterThree(wanted)))
+    buffer = memoryview(bytearray(10))
+    counts = [transport.sendmsg([buffer]) if is_sending else transport.recv_into(buffer) for _ in range(2)]
+    assert counts == [3, WOULD_BLOCK]
+    assert not transport.has_buffered()
