@@ -105,7 +105,59 @@ def test_a_batch_is_decided_committed_and_noted(bench: OperatorBench) -> None:
     assert (last.batch_id, last.is_finished, last.rows, last.tasks) == (0, True, 2, ())
     assert committed.decision is not None
     bench.operator.show(None)
-    assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in bench.said()
+    said = bench.said()
+    assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in said
+    assert "No decision" not in said
+
+
+def test_an_open_transaction_is_shown_with_its_age_and_its_time_out(bench: OperatorBench) -> None:
+    """By which an operator tells what is stuck, and how long there is left to finish it."""
+    bench.raw.write(bench.raw.begin("orders/0", timeout_ms=900_000), TopicPartition("t", 0), "row")
+    started_ms = bench.rig.now_ms
+    Operator(bench.coordinator, CONFIG, bench.out, lambda: started_ms + 1_123_400).show(PREFIX)
+    assert re.search(
+        r"^transactional id +state +age +time-out\norders/0 +Ongoing +1,123 s +900 s$", bench.said(), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_whose_end_takes_its_time_is_shown_as_open(bench: OperatorBench, committed: bool) -> None:
+    open_ = bench.raw.begin("orders/0")
+    bench.raw.write(open_, TopicPartition("t", 0), "row")
+    bench.cluster.transactions.marker_delay_ms = 1_000_000
+    bench.end([open_], committed=committed)
+    bench.operator.show(PREFIX)
+    assert re.search(f"^orders/0 +Prepare{'Commit' if committed else 'Abort'} ", bench.said(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_cluster_on_which_nothing_was_ever_decided_is_shown_as_that(bench: OperatorBench, prefix: str | None) -> None:
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once"}
+    config = SinkConfig.from_options({**options, "decision.topic": "there-is-none"})
+    Operator(bench.coordinator, config, bench.out, lambda: WALL_MS).show(prefix)
+    of = "" if prefix is None else " of orders"
+    assert bench.said() == f"No decision{of} in there-is-none.\nNo transaction is open.\n"
+
+
+def test_what_somebody_else_wrote_among_the_decisions_hides_none(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    stranger = bench.raw.begin("stranger")
+    bench.raw.write(stranger, bench.cluster_of_driver.place, "a record without a key")
+    bench.commit(stranger)
+    bench.operator.show(None)
+    assert "orders: batch 0 of query q, 2 rows" in bench.said()
+
+
+def test_where_nothing_was_decided_there_is_nothing_to_accept(bench: OperatorBench) -> None:
+    with pytest.raises(IllegalStateError, match="No batch of orders waits to be committed"):
+        bench.operator.accept(PREFIX)
+
+
+@pytest.mark.parametrize("arguments", [[], *([name, "--yes"] for name in ("finish", "abort", "accept", "forget"))])
+def test_a_command_and_a_prefix_must_be_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--bootstrap-servers", "h:1"] if arguments else [])
+    assert "required: " + ("--prefix" if arguments else "command") in capsys.readouterr().err
 
 
 def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
