@@ -16,6 +16,7 @@ from spark_kafka_sink.client import coordinator_calls
 from spark_kafka_sink.client.consumer_network_client import WakeupError
 from spark_kafka_sink.client.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.errors import (
+    BrokerError,
     GroupAuthorizationError,
     InvalidTopicError,
     KafkaTimeoutError,
@@ -303,6 +304,15 @@ def test_a_first_answer_that_refuses_has_had_no_effect(bench: Bench) -> None:
     for part in ("'id'", "broker-0", "grant WRITE"):
         assert part in str(outcome.error)
     assert len(bench.asked(END)) == 1
+
+
+def test_a_refusal_that_has_no_class_of_its_own_keeps_its_number(bench: Bench) -> None:
+    (open_,) = bench.open("id")
+    bench.cluster.on(END, faults.fail_with(44))
+    outcome = bench.commit(open_)
+    assert outcome.error is not None
+    assert (type(outcome.error), outcome.error.error_code) == (BrokerError, 44)
+    assert "'id'" in str(outcome.error)
 
 
 def test_a_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> None:
