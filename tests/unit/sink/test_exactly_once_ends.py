@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import driver_of, refused_to_task_0, told_by_a_task
+from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerFencedError
@@ -220,6 +221,20 @@ def test_a_driver_that_is_taken_over_while_it_aborts_leaves_the_rest_to_its_succ
 
     monkeypatch.setattr(KafkaDriverCluster, "describe", be_taken_over)
     assert not driver.abort(told.mandate, [told])
+
+
+def test_an_abort_with_the_last_epoch_of_a_producer_id_ends_what_is_open() -> None:
+    """Under version 1 the driver begins anew before it looks, and then has another producer id."""
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    first = driver.begin().driver
+    bench.cluster.transactions.transactions["P/driver"].epoch = MAX_EPOCH - 1
+    mandate = driver.begin()
+    assert (mandate.driver.producer_id, mandate.driver.producer_epoch) == (first.producer_id, MAX_EPOCH)
+    told_by_a_task(bench, mandate)
+    assert driver.abort(mandate, [])
+    assert bench.cluster.transactions.transactions["P/driver"].producer_id != first.producer_id
+    assert bench.state("P/0") == "CompleteAbort"
 
 
 def test_what_its_coordinator_does_not_abort_is_asked_for_once(
