@@ -24,6 +24,7 @@ from spark_kafka_sink.common.errors import (
     OutOfOrderSequenceError,
     ProducerFencedError,
     RecordTooLargeError,
+    SaslAuthenticationError,
     TopicAuthorizationError,
     TransactionAbortableError,
     TransactionalIdAuthorizationError,
@@ -104,6 +105,7 @@ def test_the_first_error_is_the_one_that_is_told(version: int) -> None:
         (31, ClusterAuthorizationError),
         (49, InvalidPidMappingError),
         (53, TransactionalIdAuthorizationError),
+        (58, SaslAuthenticationError),
         (90, ProducerFencedError),
     ],
 )
