@@ -36,7 +36,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, driver_id
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, check_agreement, compare_rows, driver_id
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +152,9 @@ class ExactlyOnceDriver:
         if not outcomes:
             return Committed(None, False, None)
         first = outcomes[0]
-        _check_agreement(outcomes)
+        check_agreement(outcomes)
         if first.was_skipped:
-            _compare_rows(outcomes)
+            compare_rows(outcomes)
             return Committed(None, True, None)
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
@@ -337,33 +337,6 @@ def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
     for each in outcomes:
         if isinstance(each.error, AuthenticationError):
             raise each.error
-
-
-def _check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
-    """Raises IllegalStateError where the tasks are not those of one batch."""
-    for what in ("batch_id", "query_id", "mandate", "was_skipped"):
-        if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
-            raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
-    partitions = [outcome.partition for outcome in outcomes]
-    if len(set(partitions)) < len(partitions):
-        raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
-
-
-def _compare_rows(outcomes: Sequence[TaskOutcome]) -> None:
-    """Warn where what is skipped cannot be what was committed: an older copy of the checkpoint that is one batch behind
-    looks like a restart.
-    """
-    mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
-    if rows != mandate.last_rows:
-        log.warning(
-            "Batch %d of %s was committed before with %d rows, and is skipped with %d: its input is not the same."
-            " Either the checkpoint is an older copy, and rows of this batch are missing in Kafka, or the query gives"
-            " other rows when a batch is run again.",
-            mandate.last_batch_id,
-            mandate.prefix,
-            mandate.last_rows,
-            rows,
-        )
 
 
 def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:

@@ -1,11 +1,13 @@
-"""What the driver tells the tasks of an exactly-once batch, what they tell it, and the rule by which a task knows
-whether its batch is written already. Plain values that pickle; JSON where they travel as a column.
+"""What the driver tells the tasks of an exactly-once batch, what they tell it, and what follows from either: whether a
+task's batch is written already, and whether what the tasks tell is of one batch. Plain values that pickle; JSON where
+they travel as a column.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +15,8 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.sink.decision import TaskTransaction
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +113,30 @@ def driver_id(prefix: str) -> str:
 def task_id(prefix: str, partition: int, attempt: int) -> str:
     """A second attempt has an id of its own: it cannot fence a first one that finished."""
     return f"{prefix}/{partition}" if attempt == 0 else f"{prefix}/{partition}.{attempt}"
+
+
+def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
+    """Raises IllegalStateError where the tasks are not those of one batch."""
+    for what in ("batch_id", "query_id", "mandate", "was_skipped"):
+        if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
+            raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
+    partitions = [outcome.partition for outcome in outcomes]
+    if len(set(partitions)) < len(partitions):
+        raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
+
+
+def compare_rows(outcomes: Sequence[TaskOutcome]) -> None:
+    """Warn where what is skipped cannot be what was committed: an older copy of the checkpoint that is one batch behind
+    looks like a restart.
+    """
+    mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
+    if rows != mandate.last_rows:
+        log.warning(
+            "Batch %d of %s was committed before with %d rows, and is skipped with %d: its input is not the same."
+            " Either the checkpoint is an older copy, and rows of this batch are missing in Kafka, or the query gives"
+            " other rows when a batch is run again.",
+            mandate.last_batch_id,
+            mandate.prefix,
+            mandate.last_rows,
+            rows,
+        )
