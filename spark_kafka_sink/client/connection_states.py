@@ -105,10 +105,6 @@ class ClusterConnectionStates:
         connection = self._connections.get(node_id)
         return connection is None or (connection.state in _DOWN and self._backoff_left(connection, now_ms) == 0)
 
-    def is_backing_off(self, node_id: str, now_ms: int) -> bool:
-        connection = self._connections.get(node_id)
-        return connection is not None and connection.state in _DOWN and self._backoff_left(connection, now_ms) > 0
-
     def connection_delay(self, node_id: str, now_ms: int) -> int:
         """How long until something can change by itself: the rest of the backoff while down, of the set-up time while
         connecting.

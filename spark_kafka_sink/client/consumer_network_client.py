@@ -116,12 +116,6 @@ class ConsumerNetworkClient:
     def has_pending_requests(self, node: Node | None = None) -> bool:
         return self.pending_request_count(node) > 0
 
-    def await_pending_requests(self, node: Node, timer: Timer) -> bool:
-        """Poll until nothing is pending to the node; False where time ran out first."""
-        while self.has_pending_requests(node) and not timer.is_expired:
-            self.poll(timer)
-        return not self.has_pending_requests(node)
-
     # ---- nodes -----------------------------------------------------------------------------------------------------
 
     def least_loaded_node(self) -> Node | None:
@@ -131,24 +125,6 @@ class ConsumerNetworkClient:
     def has_ready_nodes(self) -> bool:
         with self._lock:
             return self._client.has_ready_nodes(self._clock.now_ms())
-
-    def is_unavailable(self, node: Node) -> bool:
-        """Disconnected, and not to be tried again yet."""
-        with self._lock:
-            return self._client.connection_failed(node) and (
-                self._client.connection_delay(node, self._clock.now_ms()) > 0
-            )
-
-    def maybe_raise_authentication_error(self, node: Node) -> None:
-        with self._lock:
-            error = self._client.authentication_error(node)
-        if error is not None:
-            raise error
-
-    def try_connect(self, node: Node) -> None:
-        """Begin to connect where that is possible, without anything to send."""
-        with self._lock:
-            self._client.ready(node, self._clock.now_ms())
 
     def disconnect_async(self, node: Node) -> None:
         """Let the next poll close the connection; what is pending there fails with DisconnectError."""
@@ -182,7 +158,7 @@ class ConsumerNetworkClient:
             self.poll(timer, future)
         return future.is_done()
 
-    def poll(self, timer: Timer, condition: PollCondition | None = None, disable_wakeup: bool = False) -> None:
+    def poll(self, timer: Timer, condition: PollCondition | None = None) -> None:
         """Send what can be sent and take in what came. Waits while there is nothing, and `condition` says it should.
 
         Raises WakeupError after `wakeup`, and what metadata met: a refusal by a node, an unauthorized or invalid topic.
@@ -196,24 +172,12 @@ class ConsumerNetworkClient:
             timer.update()
             # Before anything can begin to connect again, which would hide that the connection had failed.
             self._check_disconnects()
-            if not disable_wakeup:
-                self._maybe_raise_wakeup()
+            self._maybe_raise_wakeup()
             self._try_send(timer.now_ms)
             self._fail_expired(timer.now_ms)
             self._unsent.clean()
         self._fire_completed()
         self._metadata.maybe_raise_any_error()
-
-    def poll_no_wakeup(self) -> None:
-        """One poll that neither waits nor is ended by `wakeup`."""
-        self.poll(Timer(self._clock, 0), disable_wakeup=True)
-
-    def transmit_sends(self) -> None:
-        """Send what can be sent now, and nothing else: raises no one's errors."""
-        now_ms = self._clock.now_ms()
-        with self._lock:
-            self._try_send(now_ms)
-            self._client.poll(0, now_ms)
 
     def wakeup(self) -> None:
         """End the poll under way, or the next, with WakeupError. From any thread."""

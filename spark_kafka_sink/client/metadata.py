@@ -146,22 +146,10 @@ class Metadata:
     def note_connection_failure(self, reason: str) -> None:
         self._connection_failure = reason
 
-    def last_seen_leader_epoch(self, topic_partition: TopicPartition) -> int | None:
-        with self._lock:
-            return self._leader_epochs.get(topic_partition)
-
-    def partition_metadata_if_current(self, topic_partition: TopicPartition) -> PartitionMetadata | None:
-        """What is cached, unless a newer leader epoch was heard of since."""
+    def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
+        """The leader and its epoch; where the partition is not cached the last epoch that was heard of."""
         with self._lock:
             metadata = self._cache.partitions.get(topic_partition)
-            epoch = self._leader_epochs.get(topic_partition)
-            is_current = metadata is not None and (epoch is None or metadata.leader_epoch == epoch)
-            return metadata if is_current else None
-
-    def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
-        """The leader and its epoch; no leader where a newer epoch was heard of than its leader."""
-        with self._lock:
-            metadata = self.partition_metadata_if_current(topic_partition)
             if metadata is None:
                 return LeaderAndEpoch(None, self._leader_epochs.get(topic_partition))
             leader = self._cache.nodes.get(metadata.leader_id) if metadata.leader_id is not None else None
@@ -207,18 +195,6 @@ class Metadata:
                 partial = self.new_metadata_request_builder_for_new_topics()
             request = partial if partial is not None else self.new_metadata_request_builder()
             return MetadataRequestAndVersion(request, self._request_version, partial is not None)
-
-    def update_last_seen_epoch_if_newer(self, topic_partition: TopicPartition, leader_epoch: int) -> bool:
-        """A response other than a metadata response tells of an epoch: a newer one than ours asks for an update."""
-        if leader_epoch < 0:
-            raise ValueError(f"leader epoch {leader_epoch} of {topic_partition} is negative")
-        with self._lock:
-            known = self._leader_epochs.get(topic_partition)
-            if known is None or leader_epoch <= known:
-                return False
-            self._leader_epochs[topic_partition] = leader_epoch
-            self._need_full_update = True
-            return True
 
     # ---- changes ---------------------------------------------------------------------------------------------------
 

@@ -82,10 +82,6 @@ class MetadataCache:
             is_bootstrap_configured=self.is_bootstrap,
         )
 
-    @cached_property
-    def topic_names(self) -> Mapping[UUID, str]:
-        return {topic_id: topic for topic, topic_id in self.topic_ids.items()}
-
     def leader_epoch(self, topic_partition: TopicPartition) -> int | None:
         """The leader epoch as cached, or None where partition or epoch is not known."""
         metadata = self.partitions.get(topic_partition)

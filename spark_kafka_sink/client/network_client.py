@@ -1,5 +1,5 @@
-"""Requests out, responses in, over one connection a node. Owned by the thread that polls; `wakeup`, `initiate_close`
-and `new_client_request` may be called from any.
+"""Requests out, responses in, over one connection a node. Owned by the thread that polls; `wakeup` and
+`new_client_request` may be called from any.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class NetworkClient:
         self._aborted: list[ClientResponse] = []
         self._has_news = False
         """Metadata came in this poll."""
-        self._is_active = True
         self._is_closed = False
         self._on_internal_response: dict[ApiKey, _InternalHandler] = {
             ApiKey.METADATA: self._on_metadata,
@@ -106,9 +105,6 @@ class NetworkClient:
         return not self._metadata_updater.is_update_due(now_ms) and self._connections.can_send_request(
             node.id_string, now_ms
         )
-
-    def connection_delay(self, node: Node, now_ms: int) -> int:
-        return self._states.connection_delay(node.id_string, now_ms)
 
     def poll_delay_ms(self, node: Node, now_ms: int) -> int:
         return self._states.poll_delay_ms(node.id_string, now_ms)
@@ -314,23 +310,14 @@ class NetworkClient:
     def wakeup(self) -> None:
         self._selector.wakeup()
 
-    @property
-    def is_active(self) -> bool:
-        return self._is_active
-
-    def initiate_close(self) -> None:
-        self._is_active = False
-        self.wakeup()
-
     def close(self) -> None:
-        self._is_active = False
         if not self._is_closed:
             self._is_closed = True
             self._selector.close_all()
             self._metadata_updater.close()
 
     def _ensure_active(self) -> None:
-        if not self._is_active:
+        if self._is_closed:
             raise DisconnectError("The client is closed.")
 
 

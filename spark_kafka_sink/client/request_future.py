@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 OnSuccess = Callable[[T], None]
 OnFailure = Callable[[KafkaError], None]
@@ -42,10 +41,6 @@ class RequestFuture(Generic[T]):
 
     def failed(self) -> bool:
         return self.is_done() and self._error is not None
-
-    def is_retriable(self) -> bool:
-        """Failed, with an error after which sending again may succeed."""
-        return self.is_done() and self._error is not None and self._error.retriable
 
     def should_block(self) -> bool:
         """Whether it is worth waiting; makes a future a `PollCondition`."""
@@ -84,25 +79,6 @@ class RequestFuture(Generic[T]):
                 self._listeners.append((on_success, on_failure))
                 return
         self._notify(on_success, on_failure)
-
-    def compose(
-        self,
-        on_success: Callable[[T, RequestFuture[S]], None],
-        on_failure: Callable[[KafkaError, RequestFuture[S]], None] | None = None,
-    ) -> RequestFuture[S]:
-        """A future of another type, which the two functions complete or fail; without `on_failure` the error passes
-        on.
-        """
-        composed: RequestFuture[S] = RequestFuture()
-
-        def failed(error: KafkaError) -> None:
-            if on_failure is None:
-                composed.fail(error)
-            else:
-                on_failure(error, composed)
-
-        self.add_listener(lambda value: on_success(value, composed), failed)
-        return composed
 
     def chain(self, other: RequestFuture[T]) -> None:
         """Let `other` end as this one does."""

@@ -54,7 +54,7 @@ class Selectable(Protocol):
 
 class KafkaClient(Protocol):
     """Requests to nodes and their responses (org.apache.kafka.clients.KafkaClient). One thread uses it, but for
-    `wakeup`, `initiate_close` and `new_client_request`, which any thread may call.
+    `wakeup` and `new_client_request`, which any thread may call.
     """
 
     def ready(self, node: Node, now_ms: int) -> bool:
@@ -65,12 +65,10 @@ class KafkaClient(Protocol):
         """The same without connecting. No node is ready while a metadata update is due: it goes first."""
         ...
 
-    def connection_delay(self, node: Node, now_ms: int) -> int:
-        """ms until the node's connection can change by itself; FOREVER_MS while it is connected."""
-        ...
-
     def poll_delay_ms(self, node: Node, now_ms: int) -> int:
-        """The same, counting a throttle."""
+        """ms until the node's connection can change by itself, or a throttle ends; FOREVER_MS while it is connected and
+        not throttled.
+        """
         ...
 
     def connection_failed(self, node: Node) -> bool:
@@ -119,13 +117,6 @@ class KafkaClient(Protocol):
 
     def wakeup(self) -> None:
         """End a poll that waits. From any thread."""
-        ...
-
-    @property
-    def is_active(self) -> bool: ...
-
-    def initiate_close(self) -> None:
-        """Let no new poll begin, and wake the one that waits. From any thread."""
         ...
 
     def close(self) -> None:

@@ -299,7 +299,7 @@ def test_a_batch_is_not_closed_while_a_coordinator_lets_nobody_in(
         selector._lose(connection, ChannelKind.AUTHENTICATION_FAILED, refusal, selector.disconnected)
 
     bench.client.disconnect_async(bench.rig.node(2))
-    bench.client.poll_no_wakeup()
+    bench.client.poll(bench.timer(0))
     bench.rig.clock.sleep_ms(2_000)
     with monkeypatch.context() as patch:
         patch.setattr(selector, "_finish_connect", refuse)

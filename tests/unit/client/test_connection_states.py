@@ -54,7 +54,6 @@ def test_a_node_never_tried_may_be_connected_to_at_once() -> None:
     assert states.connection_delay(NODE, 0) == 0
     assert states.last_attempt_ms(NODE) == NEVER_MS
     assert not states.is_disconnected(NODE)
-    assert not states.is_backing_off(NODE, 0)
 
 
 def test_the_states_follow_one_another_from_connecting_to_ready() -> None:
@@ -86,10 +85,8 @@ def test_a_lost_node_is_left_alone_for_the_backoff() -> None:
     states.disconnected(NODE, 1_000)
     delay_ms = states.connection_delay(NODE, 1_000)
     assert 40 <= delay_ms <= 60
-    assert states.is_backing_off(NODE, 1_000 + delay_ms - 1)
     assert not states.can_connect(NODE, 1_000 + delay_ms - 1)
     assert states.can_connect(NODE, 1_000 + delay_ms)
-    assert not states.is_backing_off(NODE, 1_000 + delay_ms)
 
 
 def test_the_backoff_grows_with_each_failure_to_its_maximum_and_starts_over_when_ready() -> None:

@@ -74,13 +74,11 @@ def test_a_node_that_is_not_ready_holds_no_other_up() -> None:
     assert bench.client.pending_request_count(bench.rig.node(1)) == 0
 
 
-def test_nothing_is_sent_before_a_poll_and_transmit_sends_sends_without_raising(bench: Bench) -> None:
+def test_nothing_is_sent_before_a_poll(bench: Bench) -> None:
     bench.rig.connect(0)
     future = bench.client.send(bench.rig.node(0), ASK)
     assert not bench.rig.client.has_in_flight_requests()
-    bench.rig.metadata.fatal_error(SaslAuthenticationError())
-    bench.client.wakeup()
-    bench.client.transmit_sends()
+    bench.client.poll(bench.timer(0))
     assert bench.rig.client.has_in_flight_requests()
     assert not future.is_done()
 
@@ -106,7 +104,7 @@ def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert isinstance(future.error, DisconnectError)
-    assert future.is_retriable()
+    assert future.error.retriable
 
 
 def test_a_connection_that_cannot_be_made_fails_what_was_not_sent(bench: Bench) -> None:
@@ -116,7 +114,6 @@ def test_a_connection_that_cannot_be_made_fails_what_was_not_sent(bench: Bench) 
     bench.finish(future, timeout_ms=1_000)
     assert isinstance(future.error, DisconnectError)
     assert "broker-0" in str(future.error)
-    assert bench.client.is_unavailable(node)
     assert not bench.client.has_pending_requests()
 
 
@@ -154,7 +151,7 @@ def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: py
     rig = bench.rig
     node = rig.connect(0)
     sent = bench.client.send(node, ASK)
-    bench.client.transmit_sends()
+    bench.client.poll(bench.timer(0))
     rig.network.stalled.add(0)
     unsent = bench.client.send(node, ASK)
     error = SaslAuthenticationError("wrong password")
@@ -164,12 +161,6 @@ def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: py
         bench.client.poll(bench.timer(10))
     assert sent.error is error
     assert unsent.error is error
-    with pytest.raises(SaslAuthenticationError):
-        bench.client.maybe_raise_authentication_error(node)
-
-
-def test_a_node_that_refused_nobody_raises_nothing(bench: Bench) -> None:
-    bench.client.maybe_raise_authentication_error(bench.rig.node(0))
 
 
 def test_a_node_too_old_fails_it_with_the_versions(bench: Bench) -> None:
@@ -185,7 +176,7 @@ def test_disconnect_async_fails_what_is_pending_to_the_node_with_the_next_poll()
     bench.rig.network.held |= {0, 1}
     sent = bench.client.send(node, ASK)
     kept = bench.client.send(other, ASK)
-    bench.client.transmit_sends()
+    bench.client.poll(bench.timer(0))
     unsent = bench.client.send(node, ASK)
     bench.client.disconnect_async(node)
     assert not sent.is_done()
@@ -224,7 +215,7 @@ def test_whatever_another_thread_queues_wakes_the_poll(bench: Bench) -> None:
     assert waited(bench, 50) == 50
     bench.client.send(node, ASK)
     assert bench.rig.selector._is_woken
-    bench.client.poll_no_wakeup()
+    bench.client.poll(bench.timer(0))
     assert not bench.rig.selector._is_woken
     bench.client.disconnect_async(node)
     assert bench.rig.selector._is_woken
@@ -289,30 +280,11 @@ def test_wakeup_ends_the_next_poll_once_and_loses_no_response(bench: Bench) -> N
     assert future.succeeded()
 
 
-def test_poll_no_wakeup_neither_waits_nor_hears_a_wakeup(bench: Bench) -> None:
-    bench.client.wakeup()
-    before_ms = bench.rig.now_ms
-    bench.client.poll_no_wakeup()
-    assert bench.rig.now_ms == before_ms
-    with pytest.raises(WakeupError):
-        bench.client.poll(bench.timer(0))
-
-
 def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
     values = {"topics": [{"name": "t", "error_code": 29}]}
     bench.rig.cluster.on(int(ApiKey.METADATA), faults.change(lambda answer: answer | values))
     with pytest.raises(TopicAuthorizationError, match="t"):
         bench.client.await_metadata_update(bench.timer())
-
-
-def test_pending_requests_to_a_node_can_be_waited_for(bench: Bench) -> None:
-    node = bench.rig.node(0)
-    futures = [bench.client.send(node, ASK) for _ in range(3)]
-    assert bench.client.await_pending_requests(node, bench.timer())
-    assert all(future.succeeded() for future in futures)
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
-    bench.client.send(node, ASK)
-    assert not bench.client.await_pending_requests(node, bench.timer(500))
 
 
 # ---- metadata and nodes --------------------------------------------------------------------------------------------
@@ -340,13 +312,11 @@ def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:
     node = bench.rig.node(0)
     assert bench.client.least_loaded_node() == node
     assert not bench.client.has_ready_nodes()
-    bench.client.try_connect(node)
-    assert bench.rig.states.is_connecting("0")
-    assert not bench.client.is_unavailable(node)
     bench.rig.connect(0)
     assert bench.client.has_ready_nodes()
     bench.client.close()
-    assert not bench.rig.client.is_active
+    with pytest.raises(DisconnectError):
+        bench.rig.poll()
 
 
 def test_the_default_time_out_is_the_clients(bench: Bench) -> None:

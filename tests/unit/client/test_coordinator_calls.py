@@ -388,7 +388,7 @@ def test_a_wakeup_ends_the_call_and_what_was_under_way_is_dropped(bench: Bench) 
     with pytest.raises(WakeupError):
         bench.commit(open_)
     bench.rig.network.stalled.clear()
-    bench.client.poll_no_wakeup()
+    bench.client.poll(bench.timer(0))
     assert bench.client.pending_request_count() == 0
     assert bench.asked(END) == []
 

@@ -109,7 +109,7 @@ def test_an_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
     assert info.in_sync_replicas == (NODES[0], NODES[1])
     assert info.offline_replicas == (Node(9, "", -1),)
     assert [each.partition for each in cluster.available_partitions_for_topic("t")] == [0]
-    assert metadata.cache.topic_names == {ID_A: "t"}
+    assert metadata.cache.topic_ids == {"t": ID_A}
     assert metadata.cache.leader_epoch(T0) == 5
     assert metadata.cache.leader_epoch(TopicPartition("x", 0)) is None
 
@@ -288,14 +288,14 @@ def test_topics_that_nobody_wants_are_not_kept(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("x", partition("x"), topic_id=ID_B)))
     assert metadata.fetch().topics == {"t"}
     assert metadata.topic_ids == {"t": ID_A}
-    assert metadata.last_seen_leader_epoch(TopicPartition("x", 0)) is None
+    assert metadata.current_leader(TopicPartition("x", 0)).epoch is None
 
 
 def test_epochs_of_topics_not_wanted_any_more_are_forgotten(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     metadata.wanted.discard("t")
     update(metadata, response())
-    assert metadata.last_seen_leader_epoch(T0) is None
+    assert metadata.current_leader(T0).epoch is None
 
 
 def test_a_full_update_replaces_and_a_partial_one_is_laid_over(metadata: SomeTopics) -> None:
@@ -412,7 +412,7 @@ def test_an_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None
     update(metadata, response(topic("t", partition(leader=0, epoch=5), topic_id=ID_A)))
     update(metadata, response(topic("t", partition(leader=1, epoch=4), topic_id=ID_A)))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
-    assert metadata.last_seen_leader_epoch(T0) == 5
+    assert metadata.current_leader(T0).epoch == 5
     update(metadata, response(topic("t", partition(leader=1, epoch=5), topic_id=ID_A)))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 5)
     update(metadata, response(topic("t", partition(leader=2, epoch=6), topic_id=ID_A)))
@@ -450,7 +450,7 @@ def test_a_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
     update(metadata, response(topic("t", partition(leader=1, epoch=2), topic_id=ID_B)))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 2)
-    assert metadata.last_seen_leader_epoch(T0) == 2
+    assert metadata.current_leader(T0).epoch == 2
 
 
 def test_without_topic_ids_epochs_still_only_grow(metadata: SomeTopics) -> None:
@@ -463,7 +463,7 @@ def test_unreliable_epochs_are_not_believed(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9))))
     update(metadata, response(topic("t", partition(leader=1, epoch=2)), reliable=False))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
-    assert metadata.last_seen_leader_epoch(T0) is None
+    assert metadata.current_leader(T0).epoch is None
     update(metadata, response(topic("t", partition(leader=2, epoch=3))))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 3)
 
@@ -478,22 +478,6 @@ def test_an_answer_without_epoch_is_taken_as_it_is(metadata: SomeTopics) -> None
     update(metadata, response(topic("t", partition(leader=0, epoch=9))))
     update(metadata, response(topic("t", partition(leader=1, epoch=None))))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
-
-
-def test_a_newer_epoch_heard_of_elsewhere_makes_the_leader_unknown_and_asks_for_an_update(
-    metadata: SomeTopics,
-) -> None:
-    update(metadata, response(topic("t", partition(epoch=5))))
-    assert not metadata.update_last_seen_epoch_if_newer(T0, 5)
-    assert not metadata.update_last_seen_epoch_if_newer(TopicPartition("u", 0), 5)
-    assert not metadata.update_requested()
-    assert metadata.update_last_seen_epoch_if_newer(T0, 6)
-    assert metadata.update_requested()
-    assert metadata.partition_metadata_if_current(T0) is None
-    assert metadata.current_leader(T0) == LeaderAndEpoch(None, 6)
-    assert not metadata.update_last_seen_epoch_if_newer(T0, 0)
-    with pytest.raises(ValueError, match="t-0"):
-        metadata.update_last_seen_epoch_if_newer(T0, -1)
 
 
 # ---- leader hints ------------------------------------------------------------------------------------------------
@@ -540,7 +524,7 @@ def test_a_hint_that_is_old_incomplete_or_of_an_unknown_node_is_passed_over(
 def test_a_hint_for_a_partition_that_is_not_cached_is_passed_over(metadata: SomeTopics) -> None:
     update(metadata, response())
     assert metadata.update_partition_leadership({T0: LeaderIdAndEpoch(1, 6)}, []) == set()
-    assert metadata.last_seen_leader_epoch(T0) is None
+    assert metadata.current_leader(T0).epoch is None
 
 
 # ---- listeners, errors, close ------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@ from __future__ import annotations
 import logging
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from support.client_rig import RECONNECT_BACKOFF_MS, REQUEST_TIMEOUT_MS, SETUP_TIMEOUT_MS, ClientRig
@@ -339,7 +338,7 @@ def test_reconnects_wait_out_the_backoff(rig: ClientRig) -> None:
     attempts = []
     node = rig.node(0)
     for _ in range(4_000):
-        if rig.client.connection_delay(node, rig.now_ms) == 0 and not rig.states.is_connecting("0"):
+        if rig.states.connection_delay("0", rig.now_ms) == 0 and not rig.states.is_connecting("0"):
             attempts.append(rig.now_ms)
         rig.client.ready(node, rig.now_ms)
         rig.poll()
@@ -421,7 +420,7 @@ def test_close_connection_forgets_node_and_requests(rig: ClientRig) -> None:
     assert heard == []
     assert not rig.client.has_in_flight_requests()
     assert not rig.client.connection_failed(rig.node(0))
-    assert rig.client.connection_delay(rig.node(0), rig.now_ms) == 0
+    assert rig.states.connection_delay("0", rig.now_ms) == 0
 
 
 def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
@@ -473,7 +472,7 @@ def test_a_refused_node_is_not_stormed(rig: ClientRig, caplog: pytest.LogCapture
         rig.poll()
     assert not rig.client.ready(rig.node(0), rig.now_ms)
     assert rig.selector.connection_ids == []
-    assert rig.client.connection_delay(rig.node(0), rig.now_ms) >= RECONNECT_BACKOFF_MS * 1.5
+    assert rig.states.connection_delay("0", rig.now_ms) >= RECONNECT_BACKOFF_MS * 1.5
 
 
 # ---- throttling ----------------------------------------------------------------------------------------------------
@@ -487,7 +486,7 @@ def test_a_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig
     assert not rig.client.ready(node, rig.now_ms)
     assert not rig.client.has_ready_nodes(rig.now_ms)
     assert rig.client.poll_delay_ms(node, rig.now_ms) == 700
-    assert rig.client.connection_delay(node, rig.now_ms) == FOREVER_MS
+    assert rig.states.connection_delay("0", rig.now_ms) == FOREVER_MS
     rig.clock.advance(699)
     assert not rig.client.ready(node, rig.now_ms)
     rig.clock.advance(1)
@@ -610,18 +609,13 @@ def test_a_poll_waits_no_longer_than_it_is_told(rig: ClientRig) -> None:
     assert rig.now_ms - before_ms == 1_234
 
 
-@pytest.mark.parametrize("end", ["initiate_close", "close"])
-def test_after_the_end_nothing_is_polled_or_sent(rig: ClientRig, end: str) -> None:
-    ends: dict[str, Callable[[], Any]] = {"initiate_close": rig.client.initiate_close, "close": rig.client.close}
+def test_after_the_end_nothing_is_polled_or_sent(rig: ClientRig) -> None:
     request = rig.client.new_client_request("0", ASK, rig.now_ms, True)
-    assert rig.client.is_active
-    ends[end]()
-    assert not rig.client.is_active
+    rig.client.close()
     with pytest.raises(DisconnectError):
         rig.poll()
     with pytest.raises(DisconnectError):
         rig.client.send(request, rig.now_ms)
-    rig.client.close()
     rig.client.close()
     assert rig.metadata.is_closed
     assert rig.selector.connection_ids == []

@@ -8,7 +8,6 @@ from spark_kafka_sink.client.request_future import RequestFuture
 from spark_kafka_sink.common.errors import (
     DisconnectError,
     IllegalStateError,
-    InvalidTopicError,
     KafkaError,
     NotCoordinatorError,
 )
@@ -27,14 +26,12 @@ def test_a_completed_future_has_its_value() -> None:
     assert future.value() == 3
 
 
-def test_a_failed_future_has_its_error_and_says_whether_to_try_again() -> None:
+def test_a_failed_future_has_its_error() -> None:
     future = RequestFuture[int].failure(DisconnectError())
     assert future.failed()
     assert not future.succeeded()
-    assert future.is_retriable()
     with pytest.raises(DisconnectError):
         future.value()
-    assert not RequestFuture[int].failure(InvalidTopicError()).is_retriable()
 
 
 def test_none_is_a_value() -> None:
@@ -97,25 +94,6 @@ def test_a_chained_future_ends_the_same_way() -> None:
         end(source)
         assert other.succeeded() == source.succeeded()
         assert other.failed() == source.failed()
-
-
-def test_a_composed_future_is_what_the_functions_make_of_it() -> None:
-    source: RequestFuture[int] = RequestFuture()
-    text: RequestFuture[str] = source.compose(lambda value, future: future.complete(str(value)))
-    source.complete(4)
-    assert text.value() == "4"
-
-
-def test_a_composed_future_passes_an_error_on_unless_told_otherwise() -> None:
-    error = DisconnectError("gone")
-    source: RequestFuture[int] = RequestFuture()
-    passed: RequestFuture[str] = source.compose(lambda value, future: future.complete(str(value)))
-    mended: RequestFuture[str] = source.compose(
-        lambda value, future: future.complete(str(value)), lambda failure, future: future.complete(str(failure))
-    )
-    source.fail(error)
-    assert passed.error is error
-    assert mended.value() == "gone"
 
 
 def test_another_thread_can_wait_for_it() -> None:
