@@ -370,6 +370,6 @@ def test_a_skipped_batch_that_has_another_number_of_rows_now_is_warned_of(
     skipped = [TaskOutcome(again, 4, "q", index, count, None, True) for index, count in enumerate(counts)]
     with caplog.at_level("WARNING", "spark_kafka_sink"):
         assert driver.commit(skipped).was_skipped
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("exactly_once")]
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("mandate")]
     assert len(told) == warnings
     assert all(f"Batch 4 of P was committed before with 3 rows, and is skipped with {rows}" in text for text in told)
