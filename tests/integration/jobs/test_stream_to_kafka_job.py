@@ -134,9 +134,15 @@ def test_sigterm_stops_the_job_after_the_batch_and_the_next_start_goes_on(
 
     first = run_until_batches(2)
     assert "Stopping once the batch under way is done" in first
-    run_until_batches(1)
-    values = [int(value) for value in read_topic(kafka_broker.bootstrap_servers, topic)["value"].to_pylist()]
-    assert set(values) == set(range(max(values) + 1)), "no row is lost between the two runs"
+    second = run_until_batches(1)
+    done = sum(int(told.replace(",", "")) for told in re.findall(r"^([\d,]+) rows in", first + second, re.MULTILINE))
+    values = {int(value) for value in read_topic(kafka_broker.bootstrap_servers, topic)["value"].to_pylist()}
+    # The stop may end the next batch as it begins, of which some tasks' rows are there then: the next start writes it.
+    lost = set(range(done)) - values
+    assert done > 0
+    assert not lost, (
+        f"{len(lost)} of {done} rows of finished batches are not there: {sorted(lost)[:5]}\n{first}{second}"
+    )
 
 
 def test_a_signal_before_the_query_runs_is_heeded_too(
