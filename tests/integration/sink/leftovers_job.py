@@ -16,9 +16,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from support.spark_leftovers import Look, await_none
 
-from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
-IDLE_S: Final = ProducerPool.__init__.__defaults__[0] / 1000  # type: ignore[index]
+IDLE_S: Final = IDLE_MS / 1000
 """As the test has it in every Python of this job, in place of ten minutes."""
 
 

@@ -407,9 +407,9 @@ def test_a_query_stopped_in_mid_batch_leaves_nothing_behind_and_loses_no_row(
 
 
 SOON_IDLE = """
-from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink import producer_pool
 
-ProducerPool.__init__.__defaults__ = (2_000,)
+producer_pool.IDLE_MS = 2_000
 """
 
 
