@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -10,6 +11,16 @@ def at_least_one(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    try:
+        given = float(text)
+    except ValueError:
+        given = math.nan
+    if not 0 <= given < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return given
 
 
 def path_in_a_folder(text: str) -> Path:

@@ -6,14 +6,15 @@
     python jobs/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
 
 A cell is keys, codec, partitions and bytes of a value. In every cell the contenders take turns, `--rounds` times; each
-time one gets a new process and a new topic, writes a warm-up run and then `--runs` timed ones, of the same rows that
-Spark makes as they are asked for. The medians of all timed runs are shown, and their ratios to Spark's JVM sink in the
-same cell: the rates depend on the machine, the ratios hardly. All share one embedded broker, on the same processors;
-its JVM has the flags of Kafka's own start script, as users' brokers have, and not those of a test's quick start, which
-makes TLS slow. Before every cell processes that are not counted write to it until its compilers rest, as those of a
-broker in use do. With --security SSL the contenders write over TLS; tables compare that with PLAINTEXT if both are
-measured. Processor seconds are those of the client (Spark's JVM and its Python workers), without the broker. Each topic
-must hold as many records as were written. What fails is told and left out, and the job then exits 1.
+time one gets a new process and a new topic, writes for `--warm-up` seconds, as what streams for hours has, and then
+`--runs` timed runs, of the same rows that Spark makes as they are asked for. The medians of all timed runs are shown,
+and their ratios to Spark's JVM sink in the same cell: the rates depend on the machine, the ratios hardly. All share one
+embedded broker, on the same processors; its JVM has the flags of Kafka's own start script, as users' brokers have, and
+not those of a test's quick start, which makes TLS slow. Before every cell processes that are not counted write to it
+until its compilers rest, as those of a broker in use do. With --security SSL the contenders write over TLS; tables
+compare that with PLAINTEXT if both are measured. Processor seconds are those of the client (Spark's JVM and its Python
+workers), without the broker. Each topic must hold as many records as were written. What fails is told and left out, and
+the job then exits 1.
 
 Every client has its own default settings but for the codec; `--option` sets one for all. --latency measures
 micro-batches of 1,000 rows as well, --plot draws (PNG and SVG). Contenders whose package is not installed are left out:
@@ -63,7 +64,8 @@ JVM_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
 WORKER = Path(__file__).with_name("benchmark_contenders.py")
 BASE = "jvm"
 LATENCY_ROWS = 1000
-BROKER = {"log.segment.delete.delay.ms": 1000}  # so that what was measured leaves the disk at once
+BROKER = {"log.segment.delete.delay.ms": 1000, "log.retention.check.interval.ms": 1000}
+"""So that what was measured leaves the memory at once, before it is on the disk."""
 AT_REST = 0.03
 """Of a processor, what a broker's compilers take that has been in use for long."""
 MOST_WARM_UPS = 8
@@ -157,6 +159,7 @@ class Bench:
             topic,
             records,
             runs,
+            self._settings.warm_up,
             self._settings.cores,
             self._jars if needs_jars else (),
             self._settings.option,
@@ -170,7 +173,7 @@ class Bench:
             told = run_process(work, self._settings.timeout)
             if counted is not None:
                 found = count_records(self._broker.bootstrap_servers, work.topic) - partitions
-                expected = work.records * (work.runs + 1)
+                expected = work.records * (work.runs + int(told[-1]["warm_ups"]))
                 counted.records_found += found
                 counted.records_expected += expected
                 if found != expected:
@@ -252,7 +255,8 @@ def measure(
         "machine": machine(),
         "broker": f"Kafka {CURRENT.version}, {BROKER_NOTE}",
         "settings": {
-            name: getattr(settings, name) for name in ("records", "rounds", "runs", "cores", "security", "option")
+            name: getattr(settings, name)
+            for name in ("records", "rounds", "runs", "warm_up", "cores", "security", "option")
         },
         "rates": rates,
         "latencies": measured,

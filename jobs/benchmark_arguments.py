@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from argument_types import at_least_one, file_to_write, path_in_a_folder
+from argument_types import at_least_one, file_to_write, path_in_a_folder, seconds
 from benchmark_cells import Cell
 from benchmark_contenders import CONTENDERS, STREAMS
 
@@ -65,8 +65,11 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--records", type=at_least_one, default=8_000_000, help="of a run [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=2, help="processes of each contender [%(default)s]")
     parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
+    parser.add_argument(
+        "--warm-up", type=seconds, default=20, help="seconds that each process writes before it is timed [%(default)s]"
+    )
     parser.add_argument("--cores", type=at_least_one, default=2, help="of Spark [%(default)s]")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for a process [%(default)s]")
+    parser.add_argument("--timeout", type=seconds, default=900, help="seconds for a process [%(default)s]")
     parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")
     parser.add_argument("--latency", action="store_true", help="measure micro-batches too, of the first cell's kind")
     every = ",".join(STREAMS)

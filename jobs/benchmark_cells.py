@@ -52,7 +52,9 @@ class Assignment:
     records: int
     """Of each run; in a measurement of latency, of each micro-batch."""
     runs: int
-    """Timed ones: as many records more are written before, to warm up. In a measurement of latency, micro-batches."""
+    """Timed ones. In a measurement of latency, micro-batches."""
+    warm_up_s: float
+    """Seconds of writing before the timed runs, in runs as they are: at least one."""
     cores: int
     jars: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)

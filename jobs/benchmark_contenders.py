@@ -282,13 +282,16 @@ def tell(**result: float) -> None:
 def measure_rate(session: SparkSession, work: Assignment) -> None:
     df = session.range(0, work.records, 1, work.cores).selectExpr(*columns(Cell.parse(work.cell), "id"))
     run = CONTENDERS[work.contender].run
-    run(df, work)
+    warm_ups, began = 0, time.perf_counter()
+    while not warm_ups or time.perf_counter() - began < work.warm_up_s:
+        run(df, work)
+        warm_ups += 1
     for _ in range(work.runs):
         cpu_s, started = cpu_seconds(), time.perf_counter()
         run(df, work)
         seconds = time.perf_counter() - started
         tell(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
-    tell(worker_peak_bytes=worker_peak_bytes())
+    tell(worker_peak_bytes=worker_peak_bytes(), warm_ups=warm_ups)
 
 
 def measure_latency(session: SparkSession, work: Assignment) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from read_topic import topic_reader
 
@@ -18,14 +19,22 @@ class Broker(Protocol):
 
     def secured_servers(self, listener: str) -> str: ...
 
-    def create_topic(self, name: str, partitions: int = 1) -> None: ...
+    def create_topic(
+        self, name: str, partitions: int = 1, *, config: Mapping[str, str | int] | None = None
+    ) -> None: ...
 
     def delete_topic(self, name: str) -> None: ...
 
 
+KEPT: Final = {"segment.bytes": 64 << 20, "retention.bytes": 64 << 20}
+"""Of each partition, by the broker that the benchmark starts: what a process writes in a minute, several gigabytes,
+would have the kernel slow its writers down until the disk has caught up, and disks would be compared.
+"""
+
+
 def warm_topic(broker: Broker, topic: str, partitions: int) -> None:
     """Create a topic and write every partition once: the first append to one opens its files."""
-    broker.create_topic(topic, partitions=partitions)
+    broker.create_topic(topic, partitions=partitions, config=KEPT)
     producer = KafkaProducer({"bootstrap.servers": broker.bootstrap_servers, "client.id": "benchmark"})
     try:
         sent = [producer.send(topic, b"first", partition=partition) for partition in range(partitions)]

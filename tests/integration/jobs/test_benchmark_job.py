@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.read_topic import read_topic
 from spark_kafka_sink.local import Admin, EmbeddedKafka
@@ -18,7 +19,20 @@ from spark_kafka_sink.local import Admin, EmbeddedKafka
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 CELL = "keyed-lz4-4-100"
 RECORDS = 10_000
-TINY = ["--cells", CELL, "--records", str(RECORDS), "--rounds", "1", "--runs", "1", "--timeout", "100"]
+TINY = [
+    "--cells",
+    CELL,
+    "--records",
+    str(RECORDS),
+    "--rounds",
+    "1",
+    "--runs",
+    "1",
+    "--warm-up",
+    "0",
+    "--timeout",
+    "100",
+]
 
 
 @pytest.fixture
@@ -70,6 +84,7 @@ def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
         "records": RECORDS,
         "rounds": 1,
         "runs": 1,
+        "warm_up": 0.0,
         "cores": 2,
         "security": ["PLAINTEXT"],
         "option": {"linger.ms": "7"},
@@ -127,10 +142,39 @@ def test_over_tls_each_contender_trusts_the_broker_and_is_compared_with_plaintex
 
 
 @pytest.mark.parametrize(
+    ("warm_up_s", "warm_ups"), [(20.0, 3), (0.0, 1)], ids=["as long as asked for", "at least once"]
+)
+def test_a_process_writes_until_it_is_warm_before_it_is_timed(
+    benchmark: ModuleType,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    warm_up_s: float,
+    warm_ups: int,
+) -> None:
+    contenders = importlib.import_module("benchmark_contenders")
+    clock = [100.0]
+    written = []
+
+    def write(df: DataFrame, _work: Any) -> None:
+        written.append(df.count())
+        clock[0] += 8
+
+    monkeypatch.setattr(contenders.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(contenders, "CONTENDERS", {"write": contenders.Contender("", write)})
+    work = benchmark.Assignment("write", CELL, "", "topic", records=7, runs=2, warm_up_s=warm_up_s, cores=1)
+    contenders.measure_rate(spark, work)
+    assert written == [7] * (warm_ups + 2)
+    *timed, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["seconds"] for line in timed] == [8, 8]
+    assert last["warm_ups"] == warm_ups
+
+
+@pytest.mark.parametrize(
     ("script", "complaint"),
     [
         (
-            """print('{"seconds": 1, "cpu_s": 1}'); print('{"worker_peak_bytes": 0}')""",
+            """print('{"seconds": 1, "cpu_s": 1}'); print('{"worker_peak_bytes": 0, "warm_ups": 1}')""",
             "its topic holds 0 records of 20,000",
         ),
         ("import sys; sys.exit('no memory left')", "ended with code 1. The end of its log:\nno memory left"),
