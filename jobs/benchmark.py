@@ -168,21 +168,30 @@ class Bench:
         )
 
     def _on_topic(self, work: Assignment, partitions: int, counted: Rate | None) -> list[dict[str, float]]:
-        warm_topic(self._broker, work.topic, partitions)
         try:
-            told = run_process(work, self._settings.timeout)
-            if counted is not None:
-                found = count_records(self._broker.bootstrap_servers, work.topic) - partitions
-                expected = work.records * (work.runs + int(told[-1]["warm_ups"]))
-                counted.records_found += found
-                counted.records_expected += expected
-                if found != expected:
-                    raise MeasurementError(
-                        f"{work.contender} in {work.cell}: its topic holds {found:,} records of {expected:,}"
-                    )
-        finally:
+            warm_topic(self._broker, work.topic, partitions)
+            try:
+                told = run_process(work, self._settings.timeout)
+                if counted is not None:
+                    self._count(work, partitions, int(told[-1]["warm_ups"]), counted)
+            except MeasurementError:
+                with suppress(KafkaError):  # why it failed is what matters
+                    self._broker.delete_topic(work.topic)
+                raise
             self._broker.delete_topic(work.topic)
+        except KafkaError as error:
+            raise MeasurementError(f"{work.contender} in {work.cell}, its topic: {error}") from error
         return told
+
+    def _count(self, work: Assignment, partitions: int, warm_ups: int, counted: Rate) -> None:
+        found = count_records(self._broker.bootstrap_servers, work.topic) - partitions
+        expected = work.records * (work.runs + warm_ups)
+        counted.records_found += found
+        counted.records_expected += expected
+        if found != expected:
+            raise MeasurementError(
+                f"{work.contender} in {work.cell}: its topic holds {found:,} records of {expected:,}"
+            )
 
 
 class Failures:

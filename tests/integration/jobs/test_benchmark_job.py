@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.read_topic import read_topic
+from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
@@ -225,6 +226,25 @@ def test_before_a_cell_is_measured_processes_that_are_not_counted_warm_the_broke
     results = benchmark.measure(kafka_broker, settings, compiled_s=lambda: sum(compiling_s[: len(started)]))
     assert [started.count(cell) for cell in cells] == processes  # the last one of each is measured
     assert len(results["failures"]) == 2
+
+
+def test_a_topic_that_does_not_go_costs_its_process_alone(
+    benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the job ended, and an hour's figures with it."""
+
+    class StubbornAdmin(Admin):
+        def delete_topic(self, name: str) -> None:
+            super().delete_topic(name)
+            if "-hand_over-" in name:
+                raise LocalBrokerError("it is still shown after 30 s")
+
+    told = [{"seconds": 1.0, "cpu_s": 1.0}, {"worker_peak_bytes": 0, "warm_ups": 1}]
+    monkeypatch.setattr(benchmark, "run_process", lambda *_: told)
+    settings = benchmark.parse_arguments([*TINY, "--contenders", "hand_over,noop_source"])
+    results = benchmark.measure(StubbornAdmin(kafka_broker.bootstrap_servers), settings)
+    assert results["failures"] == [f"hand_over in {CELL}, its topic: it is still shown after 30 s"]
+    assert [rate["contender"] for rate in results["rates"]] == ["noop_source"]
 
 
 def test_the_broker_is_warmed_up_by_a_contender_that_writes_to_it(
