@@ -183,6 +183,7 @@ class EmbeddedKafka:
             port.release()
         self._ports.clear()
         if self._claim is not None:
+            fcntl.flock(self._claim, fcntl.LOCK_UN)  # a child that was forked holds the file open as well
             self._claim.close()
             self._claim = None
 

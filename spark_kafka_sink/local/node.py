@@ -153,6 +153,8 @@ class Node:
     def suspend(self) -> None:
         """SIGSTOP: connections stay open and nothing answers. Returns when every thread of the JVM has stopped."""
         process = self._require_process()
+        if self._suspended:  # the kernel tells of a stop once
+            return
         process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(ChildProcessError):  # it ended before
             os.waitpid(process.pid, os.WUNTRACED)

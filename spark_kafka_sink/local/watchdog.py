@@ -15,14 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+from weakref import WeakSet
 
-# Lines are "+ PID" for a process to end and "- PID" for one that has ended. The folder may resist for as long as a
+# Lines are "+ PID" for a process to end, "- PID" for one that has ended, and "." where no more will come: a child that
+# was forked meanwhile may hold the pipe open. The folder may resist for as long as a
 # killed JVM is still writing into it.
 _GUARD = """
 pids=
 while read -r sign pid; do
   case $sign in
     +) pids="$pids $pid" ;;
+    .) break ;;
     -) left=; for p in $pids; do [ "$p" = "$pid" ] || left="$left $p"; done; pids=$left ;;
   esac
 done
@@ -45,6 +48,18 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "LC_ALL": "C.UTF-8"} if sys.getfilesystemencoding() == "utf-8" else dict(os.environ)
 
 
+_open: WeakSet[Watchdog] = WeakSet()
+
+
+def _let_go() -> None:
+    """In a forked child: with the pipe open there the guard would not see this process end."""
+    for watchdog in _open:
+        watchdog._pipe.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 class Watchdog:
     """Guards the processes that it starts. Not thread-safe."""
 
@@ -62,10 +77,11 @@ class Watchdog:
             cwd="/",
         )
         os.close(read_end)
+        _open.add(self)
 
     def spawn(self, command: Sequence[str | Path], *, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start a guarded process in `folder`; what it prints goes to `output`. Its pid is the command's own."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["/bin/sh", "-c", _ANNOUNCE, "sh", *command],
             stdin=self._pipe,
             stdout=output,
@@ -74,14 +90,23 @@ class Watchdog:
             cwd=folder,
             env=_environment(),
         )
+        self._tell(f"+ {process.pid}")  # before a close that comes at once
+        return process
 
     def forget(self, pid: int) -> None:
         """Call when a process has been reaped: its pid may belong to somebody else from now on."""
-        with contextlib.suppress(BrokenPipeError):  # the guard was killed: there is nobody to tell
-            self._pipe.write(f"- {pid}\n".encode())
+        self._tell(f"- {pid}")
 
     def close(self) -> None:
         """Kill what is left, remove the folder, and wait until both are done."""
+        self._tell(".")
         self._pipe.close()
+        _open.discard(self)
         if self._guard.wait(_GUARD_TIMEOUT_S) and self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _tell(self, line: str) -> None:
+        if self._pipe.closed:  # in a forked child, whose processes these are not
+            return
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed: there is nobody to tell
+            self._pipe.write(f"{line}\n".encode())

@@ -234,6 +234,7 @@ def test_a_suspended_node_is_still_when_that_is_said_and_can_be_killed(
         node.begin_start()
         assert not node.suspended
         node.suspend()
+        node.suspend()  # bug: it waited for ever, as a stop is told of once
         assert state_of(node.pid) == "T"
         assert node.running
         assert node.suspended

@@ -54,6 +54,29 @@ def test_a_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
     assert (tmp_path / "out").exists(), "a folder that was not given is not removed"
 
 
+def test_a_forked_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
+    """Bug: it held the guard's pipe open, as a pool of processes does: `stop` waited 30 s and raised TimeoutExpired."""
+    folder = tmp_path / "doomed"
+    folder.mkdir()
+    watchdog = Watchdog(folder)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        is_closed = watchdog._pipe.closed
+        watchdog.forget(1)  # as where `running` is asked for there
+        os.read(read_end, 1)
+        os._exit(0 if is_closed else 1)
+    os.close(read_end)
+    try:
+        watchdog.close()
+        assert not folder.exists()
+    finally:
+        os.close(write_end)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "the guard would not see that this process was killed"
+
+
 def test_a_guard_that_was_killed_keeps_nobody_from_ending_in_order(tmp_path: Path) -> None:
     """Bug: after `pkill kafka` a cluster's `running` and `stop` raised BrokenPipeError, and its folder stayed."""
     folder = tmp_path / "doomed"
