@@ -22,7 +22,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -33,7 +33,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
-from spark_kafka_sink import KafkaError, KafkaSink
+from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
+from spark_kafka_sink.common.properties_file import read_properties
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -100,40 +101,6 @@ class Settings:
 
     def sink_options(self) -> dict[str, str]:
         return {name: value for name, value in self.of.items() if name in SINK_OPTIONS or name.startswith("kafka.")}
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """The `name=value` lines of a file. # and ! begin a comment, a backslash at the end continues the line."""
-    found: dict[str, str] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error}.") from None
-    for number, line in _logical_lines(text):
-        name, equals, value = line.partition("=")
-        if not equals:  # it is not shown: it may be the second line of a key
-            raise UsageError(
-                f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
-                " backslash."
-            )
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Without blank ones and comments, each with the number of its last line. A comment does not go on, and a line that
-    goes on holds none.
-    """
-    begun, number = "", 0
-    for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
-        if begun or not line.startswith(("#", "!")):
-            begun += line.removesuffix("\\")
-            if not line.endswith("\\"):
-                if begun.strip():
-                    yield number, begun.strip()
-                begun = ""
-    if begun.strip():
-        yield number, begun.strip()
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
@@ -301,8 +268,12 @@ class StopWish:
 def follow(query: StreamingQuery, table: ProgressTable, stop: StopWish, grace_s: float) -> None:
     """Until the query ends, or is asked to. Raises StreamingQueryException when it fails."""
     deadline = None
+    seen = None
     while not query.awaitTermination(POLL_SECONDS):
-        table.show(query.recentProgress)
+        last = query.lastProgress
+        if last is not None and (last.batchId, last.timestamp) != seen:
+            seen = last.batchId, last.timestamp
+            table.show(query.recentProgress)  # a hundred of them, each a few calls into the JVM
         if not stop.is_there:
             continue
         if deadline is None:
@@ -348,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
     stop.listen()
     try:
         settings = parse_arguments(arguments)
-    except (UsageError, OSError) as error:
+    except (UsageError, ConfigError, OSError) as error:
         return fail(error, 2)
     try:
         run(settings, stop)

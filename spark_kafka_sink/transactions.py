@@ -33,6 +33,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     ProtocolError,
 )
+from spark_kafka_sink.common.properties_file import read_properties
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
@@ -282,14 +283,11 @@ def _parser() -> argparse.ArgumentParser:
 def _properties(path: Path) -> dict[str, object]:
     """Of a query's options those that lead to the cluster and to its decisions. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"--properties {path} cannot be read: {why}.") from error
-    lines = (line.strip() for line in text.splitlines())
-    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
-    found = ((key.strip().lower(), value.strip()) for key, _, value in pairs)  # in any case, as for the query
-    return {key: value for key, value in found if key.startswith(KAFKA_PREFIX) or key == _DECISION_TOPIC}
+        found = read_properties(path)
+    except OSError as error:
+        raise ConfigError(f"--properties {path} cannot be read: {error.strerror}.") from error
+    options = {name.lower(): value for name, value in found.items()}  # in any case, as for the query
+    return {name: value for name, value in options.items() if name.startswith(KAFKA_PREFIX) or name == _DECISION_TOPIC}
 
 
 if __name__ == "__main__":

@@ -544,7 +544,35 @@ def test_a_file_of_another_encoding_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes("# größe\n".encode("latin-1"))
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
-    assert out.getvalue() == f"ConfigError: --properties {tmp_path / 'p'} cannot be read: it is not UTF-8.\n"
+    assert out.getvalue().startswith(f"ConfigError: {tmp_path / 'p'} is not UTF-8: ")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_the_querys_file_is_read_as_the_job_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a line that goes on was cut off without a word: a login had no password, of the servers one was asked."""
+    (tmp_path / "p").write_text(
+        "! ours\nkafka.bootstrap.servers=h1:9093,\\\n  h2:9093\nkafka.security.protocol=SASL_PLAINTEXT\n"
+        "kafka.sasl.mechanism=SCRAM-SHA-256\n"
+        "kafka.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\\n"
+        '  username="ada" password="secret-word";\n'
+    )
+    bench = OperatorBench()
+    configs = []
+    monkeypatch.setattr(transactions, "connect", lambda config: configs.append(config) or bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p")], out) == 0, out.getvalue()
+    (config,) = configs
+    assert config.bootstrap_servers == (("h1", 9093), ("h2", 9093))
+    assert "secret-word" not in out.getvalue()
+
+
+def test_a_line_of_the_querys_file_that_is_none_is_told_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("kafka.bootstrap.servers=h1:9093\nsecret-word\n")
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
+    assert out.getvalue().startswith(f"ConfigError: {tmp_path / 'p'}: line 2 is not name=value")
+    assert "secret-word" not in out.getvalue()
 
 
 def test_the_decision_topic_comes_from_the_querys_file_or_from_the_flag(

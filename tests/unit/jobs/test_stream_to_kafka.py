@@ -14,7 +14,6 @@ from jobs.stream_to_kafka import (
     UsageError,
     follow,
     parse_arguments,
-    read_properties,
     readable,
     source_schema,
 )
@@ -25,36 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
-
-
-def test_a_properties_file_has_comments_continued_lines_and_values_with_equals(tmp_path: Path) -> None:
-    file = tmp_path / "job.properties"
-    file.write_text("# comment\n! too\n\n a = 1\nb=x = y\nc = one, \\\n    two\n")
-    assert read_properties(file) == {"a": "1", "b": "x = y", "c": "one, two"}
-
-
-def test_a_line_without_equals_is_named_by_its_number_and_not_shown_for_it_may_be_a_keys(tmp_path: Path) -> None:
-    file = tmp_path / "job.properties"
-    file.write_text("# of a job\nkafka.ssl.keystore.key=-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEI\n")
-    with pytest.raises(UsageError, match=r"job\.properties: line 3 is not name=value") as caught:
-        read_properties(file)
-    assert "MC4C" not in str(caught.value)
-
-
-def test_a_comment_ends_with_its_line_whatever_that_ends_with(tmp_path: Path) -> None:
-    """As java.util.Properties has it; the setting below it would be lost without a word."""
-    file = tmp_path / "job.properties"
-    file.write_text("# such as C:\\data\\\n# or\\\na = 1\nb = one, \\\n  two\nc = x\\\n#y\n")
-    assert read_properties(file) == {"a": "1", "b": "one, two", "c": "x#y"}
-    file.write_text("a = 1\\\n\nb = 2\\")
-    assert read_properties(file) == {"a": "1", "b": "2"}
-
-
-def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "job.properties"
-    file.write_bytes("topic=Gebühren\n".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"job\.properties is not UTF-8: .* position 9"):
-        read_properties(file)
 
 
 def test_the_example_with_the_rate_source_writes_rows() -> None:
@@ -127,7 +96,7 @@ def test_json_that_is_no_schema_is_a_wrong_setting_not_a_stack_trace(text: str) 
 
 
 def progress(batch_id: int, rows: int, ms: int) -> SimpleNamespace:
-    return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms)
+    return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms, timestamp=f"of {batch_id}")
 
 
 def test_each_batch_with_rows_gets_one_aligned_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +147,7 @@ class FakeQuery:
         self.ends_after = ends_after
         self.status = {"isTriggerActive": is_active}
         self.waits = 0
+        self.asked = 0
         self.stopped_after: int | None = None
 
     def awaitTermination(self, _: float) -> bool:  # noqa: N802 - PySpark's name
@@ -185,9 +155,18 @@ class FakeQuery:
         return self.waits > self.ends_after
 
     @property
-    def recentProgress(self) -> list[Any]:  # noqa: N802 - PySpark's name
+    def _progress(self) -> list[Any]:
         done = range(self.waits // self.looks)
         return [progress(number, 10, 100) for number in done]
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802 - PySpark's name
+        return (self._progress or [None])[-1]
+
+    @property
+    def recentProgress(self) -> list[Any]:  # noqa: N802 - PySpark's name
+        self.asked += 1
+        return self._progress
 
     def stop(self) -> None:
         self.stopped_after = self.waits
@@ -203,6 +182,7 @@ def followed(query: FakeQuery, *, is_asked: bool, grace_s: float = 60.0) -> Prog
 def test_a_query_is_followed_to_its_end() -> None:
     query = FakeQuery(looks=2, ends_after=7)
     assert followed(query, is_asked=False).batches == 4, "the batch that ended with the query too"
+    assert query.asked == 4, "a query that rests is not asked for all its batches five times a second"
     assert query.stopped_after is None
 
 
