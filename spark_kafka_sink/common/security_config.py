@@ -14,6 +14,7 @@ from typing import Final
 
 from spark_kafka_sink.common import jaas
 from spark_kafka_sink.common import option_parsers as parsers
+from spark_kafka_sink.common.cipher_suites import TlsChoice, tls_choice
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.jaas import JaasConfig, parse_jaas_config
 from spark_kafka_sink.common.option_table import option
@@ -181,6 +182,12 @@ class SecurityConfig:
         return self.security_protocol in {"SSL", "SASL_SSL"}
 
     @property
+    def tls_choice(self) -> TlsChoice:
+        """Raises ConfigError where ssl.cipher.suites has one that is not offered, or leaves no version."""
+        versions = [name for name in self.ssl_enabled_protocols if not (self.ssl_protocol == "TLSv1.2" < name)]
+        return tls_choice(versions, self.ssl_cipher_suites)
+
+    @property
     def uses_sasl(self) -> bool:
         return self.security_protocol in {"SASL_PLAINTEXT", "SASL_SSL"}
 
@@ -208,6 +215,8 @@ class SecurityConfig:
         for is_broken, text in (_TLS_RULES if self.uses_tls else ()) + (_SASL_RULES if self.uses_sasl else ()):
             if is_broken(self):
                 raise ConfigError(text.format(config=self))
+        if self.uses_tls:
+            _ = self.tls_choice
 
 
 _Rules = tuple[tuple[Callable[[SecurityConfig], bool], str], ...]
@@ -317,6 +326,22 @@ _SASL_RULES: Final[_Rules] = (
         ),
         "sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client.id and .client.secret"
         " (or clientId and clientSecret in sasl.jaas.config).",
+    ),
+    (
+        lambda c: c.sasl_mechanism == "AWS_MSK_IAM" and bool(c.jaas_option("awsRoleExternalId")),
+        "sasl.jaas.config: awsRoleExternalId is of the Java module alone; name a profile that says it.",
+    ),
+    (
+        lambda c: c.sasl_mechanism == "AWS_MSK_IAM" and bool(c.jaas_option("awsStsRegion")),
+        "sasl.jaas.config: awsStsRegion is of the Java module alone; name a profile that says it.",
+    ),
+    (
+        lambda c: (
+            c.sasl_mechanism == "AWS_MSK_IAM"
+            and bool(c.jaas_option("awsProfileName"))
+            and bool(c.jaas_option("awsRoleArn"))
+        ),
+        "sasl.jaas.config: awsProfileName and awsRoleArn are both given: leave one out.",
     ),
     (
         lambda c: c.sasl_mechanism == "GSSAPI" and not (c.sasl_kerberos_service_name or c.jaas_option("serviceName")),

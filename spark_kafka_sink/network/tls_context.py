@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping
 from typing import Final
 
 from spark_kafka_sink.common.errors import ConfigError
@@ -18,23 +17,6 @@ from spark_kafka_sink.network.tls_stores import Identity, client_identity, file_
 _log = logging.getLogger(__name__)
 
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-
-_SUITES_OF_1_3: Final = frozenset({"TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"})
-_SUITES_OF_1_2: Final[Mapping[str, str]] = {
-    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA384": "ECDHE-ECDSA-AES256-SHA384",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA384": "ECDHE-RSA-AES256-SHA384",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256": "ECDHE-RSA-AES128-SHA256",
-    "TLS_DHE_RSA_WITH_AES_256_GCM_SHA384": "DHE-RSA-AES256-GCM-SHA384",
-    "TLS_DHE_RSA_WITH_AES_128_GCM_SHA256": "DHE-RSA-AES128-GCM-SHA256",
-}
-"""Standard name (RFC 5246, as Java has it) → OpenSSL's. Those with forward secrecy alone."""
 
 
 def tls_context(config: SecurityConfig) -> ssl.SSLContext:
@@ -58,34 +40,11 @@ def tls_context(config: SecurityConfig) -> ssl.SSLContext:
 
 
 def _set_versions(context: ssl.SSLContext, config: SecurityConfig) -> None:
-    versions = [name for name in config.ssl_enabled_protocols if not (config.ssl_protocol == "TLSv1.2" < name)]
-    if config.ssl_cipher_suites is not None:
-        versions = _set_suites(context, config.ssl_cipher_suites, versions)
-    context.minimum_version = _VERSIONS[versions[0]]
-    context.maximum_version = _VERSIONS[versions[-1]]
-
-
-def _set_suites(context: ssl.SSLContext, suites: tuple[str, ...], versions: list[str]) -> list[str]:
-    """Which of the TLS versions are left with these suites."""
-    known = {**_SUITES_OF_1_2, **{name: name for name in _SUITES_OF_1_2.values()}}
-    older = [known[suite] for suite in suites if suite in known]
-    newer = _SUITES_OF_1_3.intersection(suites)
-    if strange := [suite for suite in suites if suite not in known and suite not in newer]:
-        choice = ", ".join((*sorted(_SUITES_OF_1_3), *_SUITES_OF_1_2))
-        raise ConfigError(f"ssl.cipher.suites: {strange[0]!r} is not offered here. There are {choice}.")
-    if newer and newer != _SUITES_OF_1_3:
-        raise ConfigError(
-            "ssl.cipher.suites: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"
-            f" ({', '.join(sorted(_SUITES_OF_1_3))}), or none, and TLS 1.3 is not spoken."
-        )
-    left = [name for name in versions if (newer if name == "TLSv1.3" else older)]
-    if not left:
-        raise ConfigError(
-            f"ssl.cipher.suites has none for the TLS versions that may be spoken ({', '.join(versions)})."
-        )
-    if older:
-        context.set_ciphers(":".join(older))
-    return left
+    choice = config.tls_choice
+    if choice.older_suites:
+        context.set_ciphers(":".join(choice.older_suites))
+    context.minimum_version = _VERSIONS[choice.versions[0]]
+    context.maximum_version = _VERSIONS[choice.versions[-1]]
 
 
 def _trust(context: ssl.SSLContext, config: SecurityConfig) -> None:

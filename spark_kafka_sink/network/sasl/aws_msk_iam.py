@@ -37,7 +37,7 @@ def region_of(hosts: Iterable[str]) -> str:
 def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
     """Signs with the default credentials, a profile (awsProfileName), or an assumed role (awsRoleArn).
 
-    Raises ConfigError where the package is missing, or an option is given that it has no way to follow.
+    Raises ConfigError where the package is missing.
     """
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer  # noqa: N813
@@ -46,12 +46,7 @@ def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
             "sasl.mechanism=AWS_MSK_IAM needs AWS's signer: pip install 'spark-kafka-sink[aws]'."
         ) from error
     options = {name: value.reveal() for name, value in jaas.options} if jaas is not None else {}
-    for name in ("awsRoleExternalId", "awsStsRegion"):
-        if name in options:
-            raise ConfigError(f"sasl.jaas.config: {name} is of the Java module alone; name a profile that says it.")
     profile, role = options.get("awsProfileName"), options.get("awsRoleArn")
-    if profile and role:
-        raise ConfigError("sasl.jaas.config: awsProfileName and awsRoleArn are both given: leave one out.")
     sign: Callable[[], tuple[str, int]] = lambda: signer.generate_auth_token(region)  # noqa: E731
     if profile:
         sign = lambda: signer.generate_auth_token_from_profile(region, profile)  # noqa: E731

@@ -91,7 +91,11 @@ def test_defaults_are_kafkas_but_for_those_that_say_so() -> None:
         ("ssl.enabled.protocols", ["TLSv1.3"], ("TLSv1.3",)),
         ("ssl.endpoint.identification.algorithm", "", ""),
         ("ssl.endpoint.identification.algorithm", "HTTPS", "https"),
-        ("ssl.cipher.suites", "A,B,A", ("A", "B")),
+        (
+            "ssl.cipher.suites",
+            "DHE-RSA-AES128-GCM-SHA256,TLS_DHE_RSA_WITH_AES_256_GCM_SHA384,DHE-RSA-AES128-GCM-SHA256",
+            ("DHE-RSA-AES128-GCM-SHA256", "TLS_DHE_RSA_WITH_AES_256_GCM_SHA384"),
+        ),
         ("ssl.truststore.certificates", f"\n{CERTIFICATE}\n", Secret(CERTIFICATE)),
     ],
 )
@@ -275,6 +279,21 @@ def test_pem_text_for_a_path_is_refused_and_not_shown_for_a_key_may_be_in_it(key
             },
             "not its name",
         ),
+        *(
+            (
+                {
+                    "security_protocol": "SASL_SSL",
+                    "sasl_mechanism": "AWS_MSK_IAM",
+                    "sasl_jaas_config": f"IAMLoginModule required {options};",
+                },
+                text,
+            )
+            for options, text in (
+                ('awsProfileName="hunter2" awsRoleArn="b"', "both given"),
+                ('awsRoleArn="b" awsRoleExternalId="hunter2"', "awsRoleExternalId is of the Java module alone"),
+                ('awsStsRegion="hunter2"', "awsStsRegion is of the Java module alone"),
+            )
+        ),
     ],
 )
 def test_settings_of_a_login_that_do_not_fit_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -314,6 +333,12 @@ def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
         ({"ssl_keystore_password": "hunter2", "ssl_keystore_location": "f"}, "as ssl.key.password"),
         ({"ssl_key_password": "hunter2"}, "but no key"),
         ({"ssl_protocol": "TLSv1.2", "ssl_enabled_protocols": "TLSv1.3"}, "no version is left"),
+        ({"ssl_cipher_suites": "TLS_RSA_WITH_AES_128_CBC_SHA"}, "'TLS_RSA_WITH_AES_128_CBC_SHA' is not offered here"),
+        ({"ssl_cipher_suites": "TLS_AES_256_GCM_SHA384"}, "Name all three"),
+        (
+            {"ssl_cipher_suites": "ECDHE-RSA-AES128-GCM-SHA256", "ssl_enabled_protocols": "TLSv1.3"},
+            "has none for the TLS versions",
+        ),
     ],
 )
 def test_settings_of_tls_that_do_not_fit_are_refused(settings: dict[str, Any], text: str) -> None:

@@ -141,12 +141,6 @@ def test_suites_of_tls_1_2_are_those_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"ssl_cipher_suites": "TLS_RSA_WITH_AES_128_CBC_SHA"}, "'TLS_RSA_WITH_AES_128_CBC_SHA' is not offered here"),
-        ({"ssl_cipher_suites": "TLS_AES_256_GCM_SHA384"}, "Name all three"),
-        (
-            {"ssl_cipher_suites": "ECDHE-RSA-AES128-GCM-SHA256", "ssl_enabled_protocols": "TLSv1.3"},
-            "has none for the TLS versions",
-        ),
         (
             {"ssl_truststore_certificates": "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----"},
             "cannot be read",

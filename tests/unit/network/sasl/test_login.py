@@ -255,14 +255,6 @@ def test_a_signer_without_credentials_says_where_to_look(signer: Signer, monkeyp
 
 
 @pytest.mark.parametrize(
-    "options", ['awsProfileName="a" awsRoleArn="b"', 'awsRoleArn="b" awsRoleExternalId="c"', 'awsStsRegion="x"']
-)
-def test_msk_options_that_cannot_be_followed(signer: Signer, options: str) -> None:
-    with pytest.raises(ConfigError, match=r"sasl\.jaas\.config"):
-        mechanism("AWS_MSK_IAM", f"IAMLoginModule required {options};", MSK)
-
-
-@pytest.mark.parametrize(
     ("host", "region"),
     [
         (MSK.split(":")[0], "eu-central-1"),
