@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from spark_kafka_sink.common.config import describe_options
@@ -27,6 +28,13 @@ def split_readme() -> tuple[str, str, str]:
 def test_the_settings_table_is_the_one_in_the_code() -> None:
     _, table, _ = split_readme()
     assert table == settings_table()
+
+
+def test_examples_that_stay_on_the_disk_have_places_of_their_own() -> None:
+    """Bug: two examples had one checkpoint, and who ran both had two queries in it."""
+    paths = re.findall(r"(?:--checkpoint |checkpointLocation\", \")(/[^\s\"]+)", README.read_text())
+    assert len(paths) > 1
+    assert len(set(paths)) == len(paths)
 
 
 if __name__ == "__main__":
