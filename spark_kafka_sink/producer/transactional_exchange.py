@@ -182,15 +182,22 @@ class TransactionalExchange(TransactionManager):
 
     def fail(self, error: KafkaError) -> None:
         with self._lock:
-            if self.state is State.INITIALIZING and not self._pending.is_under_way("init_transactions"):
-                self._pending.give_up(None)  # the transaction had ended before; what comes after it cannot be
+            self._tell_of_an_end_before()
             super().fail(error)
             self._queue.clear()
             self._pending.give_up(error)
 
     def give_up(self, error: KafkaError) -> None:
         with self._lock:
+            self._tell_of_an_end_before()
             self._pending.close(error)
+
+    def _tell_of_an_end_before(self) -> None:
+        """Where the epoch after a transaction is waited for, that has ended: it is no failure of its end that nothing
+        can come after it.
+        """
+        if self.state is State.INITIALIZING and not self._pending.is_under_way("init_transactions"):
+            self._pending.give_up(None)
 
     def _enqueue_new_partitions(self) -> None:
         added = self._content.ask_for_new() if self.state in _TAKES_PARTITIONS else None

@@ -371,6 +371,26 @@ def test_closing_brings_a_commit_that_has_begun_to_its_end(version: int) -> None
     assert harness.committed() == [b"a"]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("is_forced", [True, False])
+def test_an_end_has_succeeded_though_the_producer_closes_before_the_epoch_after_it(
+    committed: bool, is_forced: bool
+) -> None:
+    """Bug: it was told as a ProducerClosedError, and who writes a committed transaction anew has it twice."""
+    harness = TransactionHarness(1).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.cluster.on(END_TXN, faults.close_after())
+    result = harness.manager.begin_commit() if committed else harness.manager.begin_abort()
+    if is_forced:
+        harness.run_until(lambda: harness.state is State.INITIALIZING)
+        harness.producer.sender.force_close()
+    harness.close()
+    assert result.is_done
+    assert result.error is None
+    assert harness.committed() == ([b"a"] if committed else [])
+
+
 @both_versions
 def test_closing_aborts_a_transaction_of_which_the_commit_fails_meanwhile(version: int) -> None:
     harness = TransactionHarness(version).started()
