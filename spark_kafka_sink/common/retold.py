@@ -1,7 +1,10 @@
-"""Errors told again with more in their text, and the same to whoever asks what they are. No state; any thread."""
+"""Errors told again, with more in their text or for each who hears of it, and the same to whoever asks what they are.
+No state; any thread.
+"""
 
 from __future__ import annotations
 
+import copy
 from typing import TypeVar
 
 from spark_kafka_sink.common.errors import KafkaError
@@ -14,3 +17,13 @@ def retold(error: E, text: str) -> E:
     told = type(error)(text)
     told.error_code = error.error_code
     return told
+
+
+def copied(error: E) -> E:
+    """`error` for one of the many that it is raised to: one object would collect the tracebacks of all, from any thread,
+    and keep their frames alive.
+    """
+    own = copy.copy(error).with_traceback(error.__traceback__)
+    own.__cause__, own.__context__ = error.__cause__, error.__context__
+    own.__suppress_context__ = error.__suppress_context__  # which to set a cause has set
+    return own

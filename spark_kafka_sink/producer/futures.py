@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.retold import copied
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +143,8 @@ class FutureRecordMetadata:
         return self._result is not None and self._result.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait up to `timeout` seconds, anew when the record's batch is split. Raises the send's KafkaError, or
-        KafkaTimeoutError when there is no outcome yet.
+        """Wait up to `timeout` seconds, anew when the record's batch is split. Raises a copy of the send's KafkaError,
+        or KafkaTimeoutError when there is no outcome yet.
         """
         result = self._result
         while result is not None:
@@ -156,7 +157,7 @@ class FutureRecordMetadata:
             result = self._result  # the batch was split: go on with the part
         error = self.exception()
         if error is not None:
-            raise error
+            raise copied(error)
         return self.metadata()
 
     def exception(self) -> KafkaError | None:

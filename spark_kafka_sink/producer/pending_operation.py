@@ -6,6 +6,7 @@ import threading
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.common.retold import copied
 
 
 class TransactionalResult:
@@ -76,7 +77,7 @@ class PendingOperation:
 
     def ensure_none(self, operation: str) -> None:
         if self._closed_by is not None:
-            raise self._closed_by
+            raise copied(self._closed_by)
         result = self._result
         if result is None or result.is_heard or (result.is_done and result.error is not None):
             return

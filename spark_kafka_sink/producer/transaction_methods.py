@@ -13,6 +13,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
@@ -139,7 +140,7 @@ class TransactionMethods:
             )
             raise self.sender.explained(late)
         if result.error is not None:
-            raise result.error
+            raise copied(result.error)
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
     def _manager(self) -> TransactionalManager:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from spark_kafka_sink.common.errors import BrokerError, ProducerFencedError, error_for_code
-from spark_kafka_sink.common.retold import retold
+import pickle
+
+from spark_kafka_sink.common.errors import BrokerError, KafkaError, ProducerFencedError, error_for_code
+from spark_kafka_sink.common.retold import copied, retold
 
 
 def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
@@ -14,3 +16,26 @@ def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
 def test_one_of_a_class_is_of_that_class() -> None:
     told = retold(ProducerFencedError(), "t-0: fenced")
     assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, 90, True)
+
+
+def test_a_copy_is_the_same_to_whoever_asks() -> None:
+    error = error_for_code(89, "at node 1: no")
+    error.__cause__ = KafkaError("why")
+    for own in (copied(error), copied(pickle.loads(pickle.dumps(copied(error))))):
+        assert (type(own), own.error_code, str(own), own.args) == (BrokerError, 89, "at node 1: no", error.args)
+    assert copied(error).__cause__ is error.__cause__
+
+
+def test_a_copy_shows_what_was_met_on_the_way_as_the_error_does() -> None:
+    with_context = KafkaError("no")
+    try:
+        try:
+            raise ValueError("first")
+        except ValueError:
+            raise with_context  # noqa: B904
+    except KafkaError:
+        pass
+    own = copied(with_context)
+    assert own.__context__ is with_context.__context__ is not None
+    assert not own.__suppress_context__
+    assert own.__traceback__ is with_context.__traceback__ is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 
 import pytest
 
@@ -65,6 +66,19 @@ def test_a_failed_future_raises_its_error_every_time() -> None:
         with pytest.raises(KafkaError, match="no"):
             future.result(0)
     assert future.exception() is error
+
+
+def test_who_hears_of_an_error_adds_nothing_to_what_others_hear() -> None:
+    """Bug: the futures of a batch raised one error, whose traceback grew by each of them and kept its frames alive."""
+    error = KafkaError("no")
+    outcome = result(error=error)
+    for index in range(100):
+        future = FutureRecordMetadata(5, 1, 1)
+        future.bind(outcome, index)
+        with pytest.raises(KafkaError, match="no") as caught:
+            future.result(0)
+        assert len(list(traceback.walk_tb(caught.value.__traceback__))) <= 3
+    assert error.__traceback__ is None
 
 
 def test_who_waits_while_the_batch_is_split_gets_the_parts_outcome() -> None:

@@ -109,3 +109,13 @@ def test_what_was_last_refused_is_forgotten_with_the_next_operation() -> None:
     pending.last_refusal = KafkaError("not yet")
     pending.begin("commit_transaction")
     assert pending.last_refusal is None
+
+
+def test_who_comes_after_the_close_is_told_by_an_error_of_its_own() -> None:
+    pending = PendingOperation()
+    error = KafkaError("closed")
+    pending.close(error)
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="closed"):
+            pending.ensure_none("begin_transaction")
+    assert error.__traceback__ is None

@@ -290,3 +290,16 @@ def test_a_record_too_large_for_the_broker_costs_the_transaction(version: int) -
         harness.producer.commit_transaction()
     assert isinstance(large.error, RecordTooLargeError)
     aborted_and_next_works(harness)
+
+
+@both_versions
+def test_a_call_of_a_transaction_raises_an_error_of_its_own(version: int) -> None:
+    """Bug: it raised that of the batch, which every future of the batch raised too: each added to its traceback."""
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    refused = harness.send(b"refused", partition=0)
+    with pytest.raises(TopicAuthorizationError, match=TOPIC) as caught:
+        harness.producer.commit_transaction()
+    assert refused.error is not None
+    assert refused.error is not caught.value
+    assert refused.error.__traceback__ is None
