@@ -53,6 +53,8 @@ class RunMetadata(NamedTuple):
 
 RecordCallback = Callable[[RecordMetadata | None, KafkaError | None], None]
 RunCallback = Callable[[RunMetadata, KafkaError | None], None]
+Harmless = type[BaseException]
+"""What a callback may raise without harm."""
 
 
 class BatchResult:
@@ -193,7 +195,7 @@ class RecordThunk:
         self.first = first
         self.future.bind(result, first)
 
-    def fire(self, harmless: type[BaseException] = BaseException) -> None:
+    def fire(self, harmless: Harmless = BaseException) -> None:
         """Call the callback. One that raises harms nobody; on the caller's own thread only Exceptions are `harmless`,
         for Ctrl-C is the caller's to hear.
         """
@@ -234,8 +236,10 @@ class RunThunk:
         self.record_count += record_count
         self.serialized_size += serialized_size
 
-    def fire(self) -> None:
-        """Call the callback: once, or where single records failed (KIP-467) once for each stretch of one outcome."""
+    def fire(self, harmless: Harmless = BaseException) -> None:
+        """Call the callback: once, or where single records failed (KIP-467) once for each stretch of one outcome. As
+        for what it raises see `RecordThunk.fire`.
+        """
         result = self._result
         assert result is not None
         for first, count, error in self._stretches(result):
@@ -249,7 +253,7 @@ class RunThunk:
             )
             try:
                 self.callback(run, error)
-            except BaseException:
+            except harmless:
                 log.exception("A send callback raised; the rows' own outcome stands")
 
     def _stretches(self, result: BatchResult) -> list[tuple[int, int, KafkaError | None]]:

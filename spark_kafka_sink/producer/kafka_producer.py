@@ -181,9 +181,11 @@ class KafkaProducer(TransactionMethods):
     ) -> FutureRecordMetadata:
         """Send one record; returns at once unless metadata or memory has to be waited for (max.block.ms).
 
-        What Kafka or the network refuses fails the future and reaches `on_completion`, which runs on the Sender's
-        thread, in order within a partition; a send in it waits for nothing. Raises ProducerClosedError,
-        SerializationError, or IllegalStateError (after a fork, outside a transaction): misuse.
+        What Kafka or the network refuses fails the future and reaches `on_completion`: on the Sender's thread, in order
+        within a partition, where a send in it waits for nothing; for a record that came into no batch (too large, no
+        metadata or memory in time) on this thread; for one that shared a batch with rows of a `send_columns` that
+        failed in the midst on that one's. Raises ProducerClosedError, SerializationError, or IllegalStateError (after
+        a fork, outside a transaction): misuse.
         """
         self._ensure_usable()
         check_place(partition, timestamp_ms)
@@ -226,8 +228,8 @@ class KafkaProducer(TransactionMethods):
         """Send every row of `columns`; returns when all are in the accumulator. max.block.ms is for each block (65,536
         rows, or a sixth of buffer.memory), as it is for each record of `send`: a call goes on while its blocks do.
 
-        `on_completion(run, error)` runs on the Sender's thread once for the rows in one batch, with those of calls with
-        the same one right before. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory),
+        `on_completion(run, error)` runs once for the rows in one batch, with those of calls with the same one right
+        before, on a thread as `send` tells. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory),
         RecordTooLargeError, what the topic was refused with; of rows taken before `on_completion` tells all the same.
         """
         self._ensure_usable()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
-from spark_kafka_sink.producer.futures import BatchResult, Headers, RecordThunk, RunCallback, RunThunk, Thunk
+from spark_kafka_sink.producer.futures import BatchResult, Harmless, Headers, RecordThunk, RunCallback, RunThunk, Thunk
 from spark_kafka_sink.producer.row_run import RowRun
 from spark_kafka_sink.record.batch import HEADER_SIZE, NO_SEQUENCE, SealedBatch, increment_sequence, seal
 from spark_kafka_sink.record.codecs import Codec
@@ -313,10 +313,18 @@ class ProducerBatch:
         return self._end(FinalState.SUCCEEDED, base_offset, log_append_time_ms, None, {})
 
     def fail(
-        self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None, *, aborted: bool = False
+        self,
+        error: KafkaError,
+        record_errors: dict[int, KafkaError] | None = None,
+        *,
+        aborted: bool = False,
+        harmless: Harmless = BaseException,
     ) -> bool:
-        """Fail every record with `error`, or those of `record_errors` (index in the batch → error) with their own."""
-        return self._end(FinalState.ABORTED if aborted else FinalState.FAILED, -1, None, error, record_errors or {})
+        """Fail every record with `error`, or those of `record_errors` (index in the batch → error) with their own.
+        What a callback raises that is not `harmless` is raised when the batch has ended.
+        """
+        state = FinalState.ABORTED if aborted else FinalState.FAILED
+        return self._end(state, -1, None, error, record_errors or {}, harmless)
 
     def _end(
         self,
@@ -325,6 +333,7 @@ class ProducerBatch:
         log_append_time_ms: int | None,
         error: KafkaError | None,
         record_errors: dict[int, KafkaError],
+        harmless: Harmless = BaseException,
     ) -> bool:
         if self.final_state is not None:
             return False
@@ -332,10 +341,15 @@ class ProducerBatch:
         if self.is_open:
             self.close_for_appends()
         self.result.set(base_offset, log_append_time_ms, error, record_errors)
-        for thunk in self.thunks:
-            thunk.fire()
-        self.thunks = []
-        self.result.mark_done()
+        rest = iter(self.thunks)
+        try:
+            for thunk in rest:
+                thunk.fire(harmless)
+        finally:
+            for thunk in rest:  # after one that raised
+                thunk.fire()
+            self.thunks = []
+            self.result.mark_done()
         return True
 
     def take_memory(self) -> tuple[int, Sequence[SharedAllocation]]:

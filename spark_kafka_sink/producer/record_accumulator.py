@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
@@ -19,7 +20,7 @@ from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.drain_rules import DrainRules
-from spark_kafka_sink.producer.futures import Headers, RecordThunk, RunCallback
+from spark_kafka_sink.producer.futures import Harmless, Headers, RecordThunk, RunCallback
 from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.ready_check import ReadyCheck
@@ -372,26 +373,25 @@ class RecordAccumulator:
     def abort_undrained(self, error: KafkaError) -> None:
         """Fail what has not been sent, as a transaction does that is aborted."""
         with self._lock:
-            undrained = (batch for batch in self._incomplete if not batch.is_in_flight and not batch.has_sequence)
-            batches = dict.fromkeys(undrained)
+            batches = dict.fromkeys(each for each in self._incomplete if not (each.is_in_flight or each.has_sequence))
         self._drop(batches, error)
 
     def _drop_unfilled(self, allocation: SharedAllocation, cause: BaseException) -> None:
-        """The append that holds `allocation` ended early, wherever: what it left without bytes can neither go nor
-        expire.
-        """
+        """The append that holds `allocation` ended early: what it left without bytes can neither go nor expire."""
         with self._lock:
             unfilled = (each for each in self._incomplete if each.record_count == 0 or each.wants_bytes_of(allocation))
             batches = dict.fromkeys(unfilled)
         why = f"The send_columns call whose rows shared a batch with these ended with {type(cause).__name__}: {cause}"
-        self._drop(batches, KafkaError(why))
+        self._drop(batches, KafkaError(why), Exception)  # on the caller's thread, whose Ctrl-C it is
 
-    def _drop(self, batches: Mapping[ProducerBatch, None], error: KafkaError) -> None:
+    def _drop(self, batches: dict[ProducerBatch, None], error: KafkaError, harmless: Harmless = BaseException) -> None:
+        """What a callback raises that is not `harmless` is raised when all have ended."""
         with self._lock:
             self._unqueue(batches)
-        for batch in batches:
-            batch.fail(error, aborted=True)
-            self.deallocate(batch)
+        with ExitStack() as last_first:
+            for batch in reversed(batches):
+                last_first.callback(self.deallocate, batch)
+                last_first.callback(batch.fail, error, aborted=True, harmless=harmless)
 
     def close(self) -> None:
         """Refuse appends from now on; what is queued goes without lingering."""

@@ -323,6 +323,27 @@ def test_records_that_shared_a_batch_with_rows_not_taken_over_are_told_why(monke
     assert harness.memory_in_use == 0
 
 
+def test_ctrl_c_in_a_callback_on_the_callers_thread_is_heard_once_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it was logged as the callback's failure and lost, as on the Sender's thread, which hears none."""
+    harness = lingering()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def breaks(*_: object) -> None:
+        raise MemoryError("no more")
+
+    future = harness.producer.send(TOPIC, b"second", partition=0, on_completion=interrupted)
+    harness.send(b"third", partition=0)
+    monkeypatch.setattr(harness.accumulator, "_fill_runs", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        harness.send_columns(COLUMNS.slice(0, 3))
+    assert future.done()
+    assert [type(each.error) for each in harness.deliveries[:3]] == [KafkaError] * 3
+    assert all(each.is_settled for each in harness.deliveries)
+    assert harness.memory_in_use == 0
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_a_transaction_that_lost_a_record_so_is_not_committed(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
