@@ -3,7 +3,7 @@
 The names are Kafka's own with `Error` for `Exception` (org.apache.kafka.common.errors; `KafkaTimeoutError` keeps its
 prefix so that it does not hide the builtin). A class says by attributes what to do about it: `retriable` (sending
 again may succeed), `invalid_metadata` (and our view of the cluster is out of date), `fatal` (the producer can do no
-more). Each takes one text and pickles with it, because Spark carries task errors to the driver.
+more; one that knows better says so of the error itself). Each takes one text and pickles, for Spark's driver to see.
 
 `error_for_code` turns a broker's error code into its class, or into a `BrokerError` that carries the code.
 """
@@ -21,7 +21,7 @@ class KafkaError(Exception):
 
     retriable: ClassVar[bool] = False
     invalid_metadata: ClassVar[bool] = False
-    fatal: ClassVar[bool] = False
+    fatal: bool = False
     error_code: int | None = None
     """The broker's error code (protocol guide, "Error Codes"), or None where the error arose on our side."""
     sentence: ClassVar[str] = ""

@@ -13,9 +13,10 @@ E = TypeVar("E", bound=KafkaError)
 
 
 def retold(error: E, text: str) -> E:
-    """Another error of the class and the code of `error`, which says `text`."""
+    """Another error of the class and the code of `error`, and as fatal, which says `text`."""
     told = type(error)(text)
     told.error_code = error.error_code
+    told.fatal = error.fatal
     return told
 
 

@@ -145,6 +145,8 @@ class TransactionManager:
             raise IllegalStateError(f"A producer that {self.state.value} cannot become one that {state.value}.")
         self.state = state
         self.last_error = error
+        if state is State.FATAL_ERROR and error is not None:
+            error.fatal = True  # whatever it is elsewhere
 
     # ---- the accumulator's questions -------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ class TransactionalExchange(TransactionManager):
             if isinstance(error, _FATAL_FOR_A_BATCH):
                 self.fail(error)
                 return
+            error.fatal = self.has_fatal_error
             self._must_bump_epoch = True
             if self.state in _MAY_BECOME_ABORTABLE:
                 self._to_abortable(error)
@@ -320,6 +321,7 @@ class TransactionalExchange(TransactionManager):
     # ---- errors, with the lock held --------------------------------------------------------------------------------
 
     def _to_abortable(self, error: KafkaError) -> None:
+        error.fatal = False  # its class may say so, for producers without transactions
         first = self.last_error if self.state is State.ABORTABLE_ERROR else None
         self._move_to(State.ABORTABLE_ERROR, first or error)
         self._pending.give_up(error)

@@ -39,3 +39,11 @@ def test_a_copy_shows_what_was_met_on_the_way_as_the_error_does() -> None:
     assert own.__context__ is with_context.__context__ is not None
     assert not own.__suppress_context__
     assert own.__traceback__ is with_context.__traceback__ is not None
+
+
+def test_one_that_its_producer_called_fatal_stays_so() -> None:
+    error = error_for_code(89)
+    error.fatal = True
+    assert retold(error, "at node 1: no").fatal
+    assert copied(error).fatal
+    assert pickle.loads(pickle.dumps(error)).fatal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
@@ -66,6 +68,24 @@ def test_a_batch_that_fails_costs_the_transaction_and_no_more(
         harness.producer.commit_transaction()
     assert isinstance(harness.send(b"too late", partition=0).error, error_class)
     aborted_and_next_works(harness)
+
+
+@both_versions
+@pytest.mark.parametrize(("error_code", "is_fatal"), [(48, False), (29, False), (49, True), (53, True), (90, True)])
+def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: int, is_fatal: bool) -> None:
+    """Bug: its class said so alone. Who aborts and tries again unless it is `fatal` gave up after INVALID_TXN_STATE from
+    a leader, and tried for ever after INVALID_PRODUCER_ID_MAPPING.
+    """
+    harness = warm(version)
+    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    refused = harness.send(b"refused", partition=0)
+    harness.settle()
+    assert harness.producer.has_failed is is_fatal
+    with pytest.raises(KafkaError, match="met an error before") as caught:
+        harness.producer.commit_transaction()
+    for error in (refused.error, caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert error is not None
+        assert error.fatal is is_fatal
 
 
 @pytest.mark.parametrize(("version", "asked"), [(1, 1), (2, 0)])
