@@ -52,7 +52,7 @@ class IncompleteBatches:
         """
         first_ms: int | None = None
         for batch in self._batches:
-            if batch.final_state is None and batch.is_filled and (first_ms is None or batch.created_ms < first_ms):
+            if not batch.is_done and batch.is_filled and (first_ms is None or batch.created_ms < first_ms):
                 first_ms = batch.created_ms
                 if not self._parts:
                     break

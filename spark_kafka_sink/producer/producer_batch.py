@@ -8,7 +8,6 @@ accumulator's lock guards it; from then on the Sender thread owns it.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,12 +21,6 @@ from spark_kafka_sink.record.codecs import Codec
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
-
-
-class FinalState(enum.Enum):
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    ABORTED = "aborted"
 
 
 class ProducerBatch:
@@ -47,7 +40,7 @@ class ProducerBatch:
         """Bytes that the largest record does not exceed, known when the batch is sealed."""
         self.is_open = True
         self.result = BatchResult(topic_partition)
-        self.final_state: FinalState | None = None
+        self.is_done = False
 
         self.attempts = 0
         self.last_attempt_ms = created_ms
@@ -87,7 +80,7 @@ class ProducerBatch:
         self._sealed_stale = False
 
     def __repr__(self) -> str:
-        state = self.final_state.value if self.final_state else "open" if self.is_open else "closed"
+        state = "done" if self.is_done else "open" if self.is_open else "closed"
         return (
             f"ProducerBatch({self.topic_partition}, {self.record_count} records, {self.size} bytes,"
             f" attempts {self.attempts}, {state})"
@@ -304,40 +297,29 @@ class ProducerBatch:
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
-    @property
-    def is_done(self) -> bool:
-        return self.final_state is not None
-
     def complete(self, base_offset: int, log_append_time_ms: int | None) -> bool:
         """Acknowledge every record, call its callbacks. False when the batch had ended before: it expired in flight."""
-        return self._end(FinalState.SUCCEEDED, base_offset, log_append_time_ms, None, {})
+        return self._end(base_offset, log_append_time_ms, None, {})
 
     def fail(
-        self,
-        error: KafkaError,
-        record_errors: dict[int, KafkaError] | None = None,
-        *,
-        aborted: bool = False,
-        harmless: Harmless = BaseException,
+        self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None, harmless: Harmless = BaseException
     ) -> bool:
         """Fail every record with `error`, or those of `record_errors` (index in the batch → error) with their own.
         What a callback raises that is not `harmless` is raised when the batch has ended.
         """
-        state = FinalState.ABORTED if aborted else FinalState.FAILED
-        return self._end(state, -1, None, error, record_errors or {}, harmless)
+        return self._end(-1, None, error, record_errors or {}, harmless)
 
     def _end(
         self,
-        state: FinalState,
         base_offset: int,
         log_append_time_ms: int | None,
         error: KafkaError | None,
         record_errors: dict[int, KafkaError],
         harmless: Harmless = BaseException,
     ) -> bool:
-        if self.final_state is not None:
+        if self.is_done:
             return False
-        self.final_state = state
+        self.is_done = True
         if self.is_open:
             self.close_for_appends()
         self.result.set(base_offset, log_append_time_ms, error, record_errors)

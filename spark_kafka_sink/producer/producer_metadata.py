@@ -44,16 +44,6 @@ class ProducerMetadata(Metadata):
                 self._new_topics.add(topic)
                 self.request_update_for_new_topics()
 
-    def contains_topic(self, topic: str) -> bool:
-        with self._lock:
-            return topic in self._expiry_ms
-
-    @property
-    def new_topics(self) -> frozenset[str]:
-        """Topics that were added and not yet answered."""
-        with self._lock:
-            return frozenset(self._new_topics)
-
     def request_update_for_topic(self, topic: str) -> int:
         """Ask for `topic`: a partial update while it is new, else a full one. Returns the update version before it.
         What it was refused with before is no answer to that.

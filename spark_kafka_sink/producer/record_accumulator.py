@@ -391,7 +391,7 @@ class RecordAccumulator:
         with ExitStack() as last_first:
             for batch in reversed(batches):
                 last_first.callback(self.deallocate, batch)
-                last_first.callback(batch.fail, error, aborted=True, harmless=harmless)
+                last_first.callback(batch.fail, error, harmless=harmless)
 
     def close(self) -> None:
         """Refuse appends from now on; what is queued goes without lingering."""

@@ -253,7 +253,7 @@ def test_it_ends_once() -> None:
     batch.append_row(None, b"v", (), 0, 10, RecordThunk(future, lambda metadata, error: calls.append(str(error))))
     assert batch.fail(KafkaError("first"))
     assert not batch.complete(5, None)
-    assert not batch.fail(KafkaError("second"), aborted=True)
+    assert not batch.fail(KafkaError("second"))
     assert calls == ["first"]
     assert batch.is_done
     assert not batch.is_open
@@ -336,4 +336,4 @@ def test_it_shows_its_state() -> None:
     batch.close_for_appends()
     assert repr(batch).endswith("closed)")
     batch.complete(0, None)
-    assert repr(batch).endswith("succeeded)")
+    assert repr(batch).endswith("done)")

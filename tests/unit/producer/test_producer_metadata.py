@@ -50,14 +50,14 @@ def test_a_new_topic_is_asked_for_at_once_and_in_part() -> None:
     assert not answer(metadata, clock, "a")  # the first time everything is due
     clock.advance(5)
     metadata.add("b", clock.now_ms())
-    assert metadata.new_topics == {"b"}
+    assert metadata._new_topics == {"b"}
     assert metadata.time_to_next_update(clock.now_ms()) == 0
     request, _, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
     assert is_partial
     assert request.topics == ("b",)
     assert request.allow_auto_topic_creation
     answer(metadata, clock, "b")
-    assert metadata.new_topics == frozenset()
+    assert metadata._new_topics == set()
     assert metadata.fetch().topics == {"a", "b"}
 
 
@@ -68,7 +68,7 @@ def test_a_known_topic_asks_for_nothing_when_it_is_added_again() -> None:
     answer(metadata, clock, "a")
     metadata.add("a", clock.now_ms())
     assert not metadata.update_requested()
-    assert metadata.new_topics == frozenset()
+    assert metadata._new_topics == set()
 
 
 def test_a_full_request_names_every_topic_that_is_kept() -> None:
@@ -103,7 +103,7 @@ def test_an_answer_to_an_older_question_leaves_the_newer_one_open() -> None:
     _, version, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
     metadata.add("c", clock.now_ms())
     metadata.update(version, response("b"), is_partial, clock.now_ms())
-    assert metadata.new_topics == {"c"}
+    assert metadata._new_topics == {"c"}
     assert metadata.update_requested()
 
 
@@ -117,11 +117,11 @@ def test_a_topic_is_forgotten_when_nobody_wrote_to_it_for_so_long() -> None:
     metadata.add("busy", clock.now_ms())
     metadata.request_update()
     answer(metadata, clock, "idle", "busy")
-    assert metadata.contains_topic("idle")
+    assert "idle" in metadata._expiry_ms
     clock.advance(1)
     metadata.request_update()
     answer(metadata, clock, "idle", "busy")
-    assert not metadata.contains_topic("idle")
+    assert "idle" not in metadata._expiry_ms
     assert metadata.fetch().topics == {"busy"}
 
 
