@@ -366,7 +366,8 @@ class KafkaProducer(TransactionMethods):
 
     def close(self, timeout: float | None = None) -> None:
         """Send what there is, waiting up to `timeout` seconds (None: as long as it takes), then fail the rest and end.
-        Harmless when repeated, and in a forked child, where it does nothing.
+        Harmless when repeated, and in a forked child, where it does nothing. Not for signal handlers, nor are `send` and
+        `flush`: the thread that they interrupt may hold a lock. Set a flag there, or raise, and close where it is seen.
         """
         if os.getpid() != self._process_id:
             return
