@@ -269,6 +269,11 @@ class TransactionalExchange(TransactionManager):
         if is_end and self._content.is_in_doubt and refusal.error_code == requests.INVALID_TXN_STATE:
             request.succeeded(None)  # it had not: there is nothing to be ended
             return
+        is_own_abort = is_end and self.state is State.ABORTING and not self._is_resumed
+        if is_own_abort and isinstance(error, InvalidPidMappingError):
+            # the coordinator has forgotten the producer, and no transaction is open when it does
+            self._init_after_end(request.result)
+            return
         if action is Action.FIND_COORDINATOR:
             self._queue.forget_coordinator(request)
         if action <= Action.FIND_COORDINATOR:
@@ -306,11 +311,14 @@ class TransactionalExchange(TransactionManager):
         next_state = State.UNINITIALIZED if self._is_resumed else State.READY
         self._forget_transaction()
         if must_bump:
-            self._move_to(State.INITIALIZING)
-            self._enqueue_init(self.producer, result)
+            self._init_after_end(result)
             return
         self._move_to(next_state)
         result.finish()
+
+    def _init_after_end(self, result: TransactionalResult) -> None:
+        self._move_to(State.INITIALIZING)
+        self._enqueue_init(self.producer, result)
 
     def _forget_transaction(self) -> None:
         self._content.forget()

@@ -200,6 +200,31 @@ def test_an_abort_that_is_refused_leaves_the_producer_no_way_on() -> None:
     assert harness.producer.has_failed
 
 
+def test_an_abort_after_the_coordinator_has_forgotten_the_producer_takes_another_id() -> None:
+    """Bug: the end was refused as the offsets were, and the producer could do no more."""
+    harness = TransactionHarness(2).started()
+    del harness.cluster.transactions.transactions[ID]
+    before = harness.manager.producer
+    with pytest.raises(InvalidPidMappingError):
+        harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.abort_transaction()
+    assert harness.calls()[-2:] == [END_TXN, INIT_PRODUCER_ID]
+    assert harness.manager.producer.producer_id != before.producer_id
+    finish(harness)
+
+
+def test_a_resumed_transaction_that_is_forgotten_is_not_aborted_by_another_id() -> None:
+    task = TransactionHarness(2).started()
+    task.send(b"a", partition=0)
+    task.settle()
+    driver = TransactionHarness(2, beside=task)
+    driver.producer.resume_transaction(task.producer.prepare_transaction())
+    driver.cluster.on(END_TXN, faults.fail_with(49))
+    with pytest.raises(InvalidPidMappingError):
+        driver.producer.abort_transaction()
+    assert driver.producer.has_failed
+
+
 def test_a_group_whose_coordinator_may_not_be_known_costs_the_transaction() -> None:
     harness = TransactionHarness(2).started()
     harness.cluster.on(FIND_COORDINATOR, faults.fail_with(30))
