@@ -191,7 +191,7 @@ class KafkaProducer(TransactionMethods):
         check_place(partition, timestamp_ms)
         key_bytes, value_bytes = to_bytes(key, "key"), to_bytes(value, "value")
         headers = checked_headers(headers)
-        stamp = self._clock.wall_ms() if timestamp_ms is None else timestamp_ms
+        stamp = self._clock.wall_ms() if timestamp_ms is None else int(timestamp_ms)  # numpy's add up to floats
         future = FutureRecordMetadata(
             stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
         )

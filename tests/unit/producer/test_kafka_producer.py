@@ -604,6 +604,18 @@ def test_a_flush_that_takes_too_long_says_so() -> None:
     harness.producer.flush(timeout=0)
 
 
+@pytest.mark.parametrize("number", [np.uint64, np.int64, int])
+def test_timestamps_of_any_whole_type_go_into_a_batch_of_many_records(number: Callable[[int], Any]) -> None:
+    """Bug: more than 32 of numpy's unsigned ones made their batch fail: their differences were floats."""
+    harness = ProducerHarness({"linger.ms": "100"})
+    stamps = [1_700_000_000_000 + index for index in range(40)]
+    deliveries = [harness.send(timestamp_ms=number(stamp)) for stamp in stamps]
+    harness.settle()
+    assert [each.error for each in deliveries] == [None] * 40
+    assert [record.timestamp_ms for record in harness.cluster.records(TOPIC)[0]] == stamps
+    assert harness.sent_batches() == 1
+
+
 # ---- close, fork, failure --------------------------------------------------------------------------------------------
 
 
