@@ -148,6 +148,8 @@ class KafkaProducer(TransactionMethods):
         return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
 
     def __repr__(self) -> str:
+        if os.getpid() != self._process_id:  # whose locks may have been taken at the fork
+            return f"KafkaProducer(of process {self._process_id})"
         state = "closed" if self._is_closed else "failed" if self.has_failed else "open"
         return f"KafkaProducer({state}, {self._accumulator!r}, {self._pool!r})"
 
