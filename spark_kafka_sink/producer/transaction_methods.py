@@ -80,10 +80,14 @@ class TransactionMethods:
         manager = self._manager()
         self.flush()
         manager.prepare()
-        while manager.sends:  # of other threads, which joined before
-            self._clock.sleep_ms(1)
-        self.flush()
-        return manager.current()
+        try:
+            while manager.sends:  # of other threads, which joined before
+                self._clock.sleep_ms(1)
+            self.flush()
+            return manager.current()
+        except BaseException as cause:  # Ctrl-C, say: what nobody is told of, nobody ends
+            manager.lose_prepared(_as_kafka_error(cause, "prepare_transaction"))
+            raise
 
     def resume_transaction(self, prepared: PreparedTransaction) -> None:
         """Take over, in a producer that has no transactions of its own, what another one prepared, to commit or abort
@@ -117,8 +121,7 @@ class TransactionMethods:
         """
         if isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError):
             return
-        if not isinstance(cause, KafkaError):
-            cause = KafkaError(f"A send was interrupted by {type(cause).__name__}: {cause}")
+        cause = _as_kafka_error(cause, "A send")
         self.sender.explained(cause)
         manager = self._transaction_manager
         if isinstance(manager, TransactionalManager):
@@ -149,3 +152,9 @@ class TransactionMethods:
         if not isinstance(manager, TransactionalManager):
             raise IllegalStateError("A producer without a transactional.id has no transactions: set transactional.id.")
         return manager
+
+
+def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:
+    if isinstance(cause, KafkaError):
+        return cause
+    return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")

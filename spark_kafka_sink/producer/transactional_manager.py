@@ -139,6 +139,12 @@ class TransactionalManager(TransactionalExchange):
             self._pending.ensure_none("prepare_transaction")
             self._move_to(State.PREPARED)
 
+    def lose_prepared(self, error: KafkaError) -> None:
+        """What was being prepared can only be aborted: nobody will know of it."""
+        with self._lock:
+            if self.state is State.PREPARED:
+                self._to_abortable(error)
+
     def resume(self, prepared: PreparedTransaction) -> None:
         """Take over a transaction that another producer prepared, in order to end it."""
         with self._lock:

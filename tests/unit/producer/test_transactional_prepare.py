@@ -14,6 +14,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     InvalidTxnStateError,
+    KafkaError,
     KafkaTimeoutError,
     ProducerFencedError,
     TopicAuthorizationError,
@@ -284,6 +285,39 @@ def test_preparing_waits_until_every_record_is_acknowledged(version: int, monkey
     harness.producer.prepare_transaction()
     assert delivery.error is None
     assert delivery.is_settled
+
+
+@both_versions
+def test_what_is_interrupted_as_it_is_prepared_is_aborted_by_a_close(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it counted as prepared, which a close leaves open, and stood in front of readers until its time-out."""
+    harness = TransactionHarness(version).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+
+    def interrupted_once_it_is_prepared() -> None:
+        if harness.state is State.PREPARED:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(harness.producer, "flush", interrupted_once_it_is_prepared)
+    with pytest.raises(KeyboardInterrupt):
+        harness.producer.prepare_transaction()
+    with pytest.raises(KafkaError, match="prepare_transaction was interrupted by KeyboardInterrupt"):
+        harness.producer.commit_transaction()
+    harness.close()
+    assert harness.coordinated.state == "CompleteAbort"
+
+
+def test_what_is_prepared_stays_so_when_it_is_prepared_again() -> None:
+    harness, prepared = prepared_by_another(2, b"a")
+    with pytest.raises(IllegalStateError):
+        harness.producer.prepare_transaction()
+    harness.close()
+    driver = TransactionHarness(2, beside=harness)
+    driver.producer.resume_transaction(prepared)
+    driver.producer.commit_transaction()
+    assert driver.committed() == [b"a"]
 
 
 @both_versions
