@@ -75,17 +75,24 @@ class Operator:
             self._say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def finish(self, prefix: str) -> None:
-        """Commit the batch decided last where that is not done, and abort what is undecided; tell what stays open."""
-        mandate = self._driver(prefix).begin()
-        last = "Nothing was decided" if mandate.last_batch_id is None else f"Batch {mandate.last_batch_id} is committed"
-        left = [each.transactional_id for each in self._open(prefix) if each.state is TransactionState.ONGOING]
-        named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
-        self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
+        """Commit the batch decided last where that is not done, and abort what is undecided; tell what stays open.
+        Raises IllegalStateError where something is open and nothing was decided: the decision may be in another topic.
+        """
+        cluster = self._cluster(prefix)
+        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
+            self._fenced(cluster, prefix)  # nobody decides from here on, and a reader waits for no half a decision
+            if cluster.last_decision() is None:
+                raise IllegalStateError(
+                    f"No decision of {prefix} is in {cluster.place.topic}, and {len(left)} of its transactions are"
+                    " open: nothing was committed or aborted. If its query has another decision.topic, name that with"
+                    " --decision-topic: they may be decided there. Else abort ends what is not decided."
+                )
+        self._settle(prefix)
 
     def abort(self, prefix: str) -> None:
         """Abort what is undecided. Raises IllegalStateError where a decided batch is not committed yet."""
         _check_finished(self._cluster(prefix).last_decision(), prefix)
-        self.finish(prefix)
+        self._settle(prefix)
 
     def accept(self, prefix: str) -> None:
         """Call the batch decided last finished, though rows of it were lost; what can still be committed is. Raises
@@ -95,7 +102,9 @@ class Operator:
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         if last is None or last.is_finished:
-            raise IllegalStateError(f"No batch of {prefix} waits to be committed: there is nothing to accept.")
+            raise IllegalStateError(
+                f"No batch of {prefix} waits to be committed in {cluster.place.topic}: there is nothing to accept."
+            )
         ended = cluster.end(last.transactions, committed=True)
         for each in ended:
             if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
@@ -128,7 +137,21 @@ class Operator:
     def _say(self, line: str) -> None:
         print(line, file=self._out)
 
+    def _settle(self, prefix: str) -> None:
+        mandate = self._driver(prefix).begin()
+        last = "Nothing was decided" if mandate.last_batch_id is None else f"Batch {mandate.last_batch_id} is committed"
+        left = self._ongoing(prefix)
+        named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
+        self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
+
     def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
+        """Raises IllegalStateError where there is no decision topic: to make one would say that nothing was decided."""
+        topic = self._config.decision_topic
+        if self._coordinator.creation.count(topic, self._coordinator.timer(self._config.producer.max_block_ms)) == 0:
+            raise IllegalStateError(
+                f"There is no topic {topic}, in which decisions of {prefix} are looked for: nothing was changed. If its"
+                " query has another decision.topic, name that with --decision-topic."
+            )
         leaves_nothing = is_free or is_one_off(prefix)
         return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=leaves_nothing)
 
@@ -181,6 +204,9 @@ class Operator:
         described = self._coordinator.transactions.describe_transactions(ids, timer) if ids else {}
         return [found for found in described.values() if found is not None and found.state in _OPEN]
 
+    def _ongoing(self, prefix: str) -> list[str]:
+        return [each.transactional_id for each in self._open(prefix) if each.state is TransactionState.ONGOING]
+
     def _row(self, found: TransactionDescription) -> tuple[str, ...]:
         age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
         return found.transactional_id, found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
@@ -214,7 +240,7 @@ def _check_finished(last: Decision | None, prefix: str) -> None:
 _METHODS: Final = {"list": "show"}
 _DECISION_TOPIC: Final = "decision.topic"
 _HELP: Final[Mapping[str, str]] = {
-    "finish": "commit what was decided, abort all else that is open",
+    "finish": "commit what was decided, abort all else that is open; refused where nothing was decided",
     "abort": "abort all that is open and undecided; refused where a decided batch waits to be committed",
     "accept": "close the last batch though rows of it are missing in Kafka",
     "forget": "free the prefix: whoever uses it next begins at nothing",
@@ -242,7 +268,11 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
         config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
         if options.command != "list" and not options.yes:
             question = _QUESTIONS[options.command].format(prefix=options.prefix)
-            print(f"{question} A query that runs under it is stopped.", file=out)
+            print(
+                f"{question} A query that runs under it is stopped. Its decisions are looked for in"
+                f" {config.decision_topic}.",
+                file=out,
+            )
             try:
                 answer = ask(f"Type {options.prefix} to go on: ").strip()
             except EOFError:

@@ -45,7 +45,7 @@ from spark_kafka_sink.sink.driver_cluster import process_driver
 from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
 from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
@@ -186,10 +186,9 @@ class _ArrowWriter(ABC):
             why = f" ({error})"
         if not self._is_one_off:
             return f"are finished or aborted when this is started again{why}"
-        return (
-            "end with their time-out, or before by python -m spark_kafka_sink.transactions finish --bootstrap-servers"
-            f" ... --prefix {self._prefix}{why}"
-        )
+        assert self._prefix is not None
+        command = operator_command("finish", self._prefix, self._config.decision_topic)
+        return f"end with their time-out, or before by {command}{why}"
 
     def _left(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         finished = sum(message is not None for message in messages)

@@ -36,7 +36,14 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, check_agreement, compare_rows, driver_id
+from spark_kafka_sink.sink.mandate import (
+    Mandate,
+    TaskOutcome,
+    check_agreement,
+    compare_rows,
+    driver_id,
+    operator_command,
+)
 
 log = logging.getLogger(__name__)
 
@@ -253,8 +260,8 @@ class ExactlyOnceDriver:
                 + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
                 + "). They timed out between decision and commit, or their markers expired in a stop longer than"
                 " offsets.retention.minutes. Write the missing rows by hand from the batch's input, then let the query"
-                " go on: python -m spark_kafka_sink.transactions accept --bootstrap-servers ... --prefix"
-                f" {self.prefix}. A longer kafka.transaction.timeout.ms makes this rarer."
+                f" go on: {operator_command('accept', self.prefix, self._cluster.place.topic)}. A longer"
+                " kafka.transaction.timeout.ms makes this rarer."
             )
 
     def _verify(self, driver: OpenTransaction, decision: Decision) -> None:

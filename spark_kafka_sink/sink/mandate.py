@@ -15,6 +15,7 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,7 @@ class Mandate:
                 f"transactional.id.prefix={self.prefix!r} belongs to {name_of_query(self.last_query_id)}, whose batch"
                 f" {self.last_batch_id} was the last one written under it, and this is {name_of_query(query_id)}:"
                 " give every query and every sink a transactional.id.prefix of its own. If the other one is gone for"
-                " good (a checkpoint that was deleted): python -m spark_kafka_sink.transactions forget"
-                f" --bootstrap-servers ... --prefix {self.prefix}."
+                f" good (a checkpoint that was deleted): {operator_command('forget', self.prefix, self.place.topic)}."
             )
         if batch_id < self.last_batch_id:
             raise IllegalStateError(
@@ -70,6 +70,12 @@ class Mandate:
 def name_of_query(query_id: str) -> str:
     """In words; an empty `query_id` is a batch write's."""
     return f"query {query_id}" if query_id else "a batch write"
+
+
+def operator_command(name: str, prefix: str, decision_topic: str) -> str:
+    """What to type. With another decision topic than the query's it would find nothing decided."""
+    topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic {decision_topic}"
+    return f"python -m spark_kafka_sink.transactions {name} --bootstrap-servers ...{topic} --prefix {prefix}"
 
 
 @dataclass(frozen=True, slots=True)

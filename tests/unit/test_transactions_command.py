@@ -37,9 +37,8 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.transactions import Operator, main
 
 PREFIX = "orders"
-CONFIG = SinkConfig.from_options(
-    {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
-)
+OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+CONFIG = SinkConfig.from_options(OPTIONS)
 WALL_MS = 1_700_000_000_000
 
 
@@ -216,6 +215,58 @@ def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(benc
     assert bench.said().startswith("orders: batch 0 of query q, 1 rows, ")
 
 
+def other_topic(name: str) -> SinkConfig:
+    return SinkConfig.from_options({**OPTIONS, "decision.topic": name})
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
+def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench, command: str) -> None:
+    """Bug: without the query's --decision-topic the default one was made, with no decision in it, and what was decided
+    was aborted.
+    """
+    bench.decide(0)
+    made = len(bench.asked(ApiKey.CREATE_TOPICS))
+    operator = Operator(bench.coordinator, other_topic("there-is-none"), bench.out, lambda: WALL_MS)
+    with pytest.raises(IllegalStateError, match=r"no topic there-is-none, .*orders .*nothing was changed.*--decision-t"):
+        getattr(operator, command)(PREFIX)
+    assert len(bench.asked(ApiKey.CREATE_TOPICS)) == made
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(bench: OperatorBench) -> None:
+    """Bug: rows of a decided batch were aborted, and that was said to be undecided: the decision was in another topic."""
+    bench.decide(0)
+    others = other_topic("others")
+    KafkaDriverCluster(bench.coordinator, others, PREFIX)
+    operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
+    text = "No decision of orders is in others, and 2 of its transactions are open.*with --decision-topic.*Else abort"
+    with pytest.raises(IllegalStateError, match=text):
+        operator.finish(PREFIX)
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
+    with pytest.raises(IllegalStateError, match="waits to be committed in others: there is nothing to accept"):
+        operator.accept(PREFIX)
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_finish_does_not_wait_for_a_decision_that_its_driver_died_in(bench: OperatorBench) -> None:
+    """It would do so for as long as that driver's transaction may last, and then refuse all the same."""
+    mandate = bench.batch(0)[0].mandate
+    bench.raw.write(mandate.driver, mandate.place, "half a decision")
+    started_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match="No decision of orders"):
+        bench.operator.finish(PREFIX)
+    assert bench.rig.now_ms - started_ms < 10_000
+
+
+def test_a_prefix_with_nothing_decided_and_nothing_open_is_finished(bench: OperatorBench) -> None:
+    bench.driver.begin()
+    bench.operator.finish(PREFIX)
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+
+
 def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.operator.abort(PREFIX)
@@ -227,9 +278,9 @@ def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
 def test_what_could_not_be_aborted_is_told_to_be_open(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53))
-    bench.operator.finish(PREFIX)
+    bench.operator.abort(PREFIX)
     assert re.fullmatch(r"Nothing was decided; open until they time out \(1\): orders/[01]\.\n", bench.said())
-    bench.operator.finish(PREFIX)
+    bench.operator.abort(PREFIX)
     assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
 
 
@@ -487,9 +538,11 @@ def test_a_write_without_a_prefix_leaves_no_decision_where_an_operator_finishes_
 def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "connect", lambda _: pytest.fail("it asked the cluster"))
     out = io.StringIO()
-    arguments = ["forget", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"]
+    arguments = ["forget", "--prefix", PREFIX, "--bootstrap-servers", "h:9092", "--decision-topic", "mine"]
     assert main(arguments, out, lambda _: "yes") == 1
-    assert "write a batch twice. A query that runs under it is stopped." in out.getvalue()
+    assert "write a batch twice. A query that runs under it is stopped. Its decisions are looked for in mine." in (
+        out.getvalue()
+    )
     assert out.getvalue().endswith("Nothing was changed.\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,6 +190,17 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     assert "finish --bootstrap-servers ... --prefix orders. If" in one_off
     for text in (prefixed, stream):
         assert "are finished or aborted when this is started again. If" in text
+
+
+def test_the_command_that_a_failure_names_has_the_decision_topic_where_it_is_not_the_default(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: typed as it stood, it found nothing decided, and aborted what was."""
+    writer = travelled(KafkaBatchWriter(replace(CONFIG, decision_topic="mine"), PREFIX, is_one_off=True))
+    leave_open(bench)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
+    writer.abort([None])
+    assert "finish --bootstrap-servers ... --decision-topic mine --prefix orders" in caplog.text
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
-from support.driver_steps import driver_of, refused_to_task_0, told_by_a_task
+from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
@@ -128,6 +129,23 @@ def test_a_commit_that_comes_too_late_counts_if_the_tasks_marker_was_committed(
     else:
         with pytest.raises(TransactionLostError, match="rows are missing in Kafka, 1 of 1"):
             driver.commit([told])
+
+
+@pytest.mark.parametrize(("topic", "flag"), [("mine", "--decision-topic mine "), (CONFIG.decision_topic, "")])
+def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_the_default(
+    bench: CoordinatorBench, topic: str, flag: str
+) -> None:
+    """Bug: typed as they stood, they found nothing decided, and aborted what was."""
+    cluster = KafkaDriverCluster(bench.coordinator, replace(CONFIG, decision_topic=topic), "P")
+    driver = ExactlyOnceDriver("P", cluster, lambda: 0)
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
+    typed = f"transactions {{}} --bootstrap-servers ... {flag}--prefix P. "
+    with pytest.raises(TransactionLostError, match=re.escape(typed.format("accept"))):
+        driver.commit([told])
+    mandate = replace(told.mandate, last_batch_id=4, last_query_id="another")
+    with pytest.raises(IllegalStateError, match=re.escape(typed.format("forget").rstrip())):
+        mandate.is_written_already(5, "q")
 
 
 def test_a_start_that_finishes_a_batch_and_cannot_note_it_says_that_it_counts(
