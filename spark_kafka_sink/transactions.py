@@ -139,7 +139,9 @@ class Operator:
 
     def _settle(self, prefix: str) -> None:
         mandate = self._driver(prefix).begin()
-        last = "Nothing was decided" if mandate.last_batch_id is None else f"Batch {mandate.last_batch_id} is committed"
+        last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
+        if mandate.last_batch_id is not None:
+            last = f"Batch {mandate.last_batch_id} is committed"
         left = self._ongoing(prefix)
         named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
         self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")

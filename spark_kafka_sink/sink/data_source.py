@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyspark
 
@@ -135,6 +135,8 @@ class KafkaSinkDataSource(DataSource):
 class _ArrowWriter(ABC):
     """What both writers do in a task."""
 
+    is_stream: ClassVar[bool]
+
     def __init__(self, config: SinkConfig, prefix: str | None = None, *, is_one_off: bool = False) -> None:
         self._config = config
         self._prefix = prefix
@@ -184,11 +186,15 @@ class _ArrowWriter(ABC):
                         return "were aborted"
         except KafkaError as error:
             why = f" ({error})"
-        if not self._is_one_off:
+        if self.is_stream:
             return f"are finished or aborted when this is started again{why}"
         assert self._prefix is not None
         command = operator_command("finish", self._prefix, self._config.decision_topic)
-        return f"end with their time-out, or before by {command}{why}"
+        batch = 0 if mandate is None else mandate.next_batch_id
+        return (  # to write it again is another write
+            f"end with their time-out, or before by {command}{why}. Where that says that batch {batch} is committed, do"
+            " not write it again"
+        )
 
     def _left(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         finished = sum(message is not None for message in messages)
@@ -223,6 +229,8 @@ class _ArrowWriter(ABC):
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
     """Of a batch write."""
 
+    is_stream = False
+
     def _task(self, mandate: Mandate) -> TaskIdentity:
         return batch_task(mandate)
 
@@ -240,6 +248,8 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
 
 class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
     """Of a streaming query."""
+
+    is_stream = True
 
     def _task(self, mandate: Mandate) -> TaskIdentity:  # noqa: ARG002 - a stream's task knows its batch from Spark
         return streaming_task()

@@ -24,7 +24,7 @@ from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, Ill
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 from spark_kafka_sink.sink.running_query import has_own_threads, query_id_of, running_query
@@ -176,11 +176,18 @@ class DriverSession:
         self._coordinator, self._connected_by = coordinator, wanted
 
     def _give_up(self, config: SinkConfig, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
+        why: object = "it may be decided, or not all of it could be aborted."
         try:
             self._connect(config)
-            self._driver.abort(mandate, outcomes)
+            if self._driver.abort(mandate, outcomes):
+                return
         except KafkaError as error:
-            log.warning("What the batch left open ends when the query is started again, or by time-out: %s", error)
+            why = error
+        if self._last is not None:
+            log.warning("What the batch left open ends when the query is started again, or by time-out: %s", why)
+        else:  # to write it again is no way to end it
+            command = operator_command("finish", self._prefix, config.decision_topic)
+            log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
 
 
 def _connection_of(config: SinkConfig) -> object:

@@ -43,6 +43,8 @@ from spark_kafka_sink.sink.mandate import (
     compare_rows,
     driver_id,
     operator_command,
+    who_finds_out,
+    who_finishes,
 )
 
 log = logging.getLogger(__name__)
@@ -131,7 +133,7 @@ class ExactlyOnceDriver:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
             self.finish(driver, last)
-            with _told_to_count(last, self.prefix):
+            with self._told_to_count(last):
                 driver = self._note_finished(driver, last, 0)
             held, last = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch), last.finished()
         left = self._others_open(driver, ())
@@ -172,11 +174,11 @@ class ExactlyOnceDriver:
         self._cluster.write_decision(driver, decision, 0)
         self._verify(driver, decision)
         (decided,) = self._cluster.end([driver], committed=True)
-        driver = _next_driver(driver, decided, decision)
+        driver = self._next_driver(driver, decided, decision)
         self.finish(driver, decision)
         # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
         # there is no successor yet, and what was listed before it is ended by its exact epochs.
-        with _told_to_count(decision, self.prefix):
+        with self._told_to_count(decision):
             left = self._others_open(driver, ())
             driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
@@ -230,7 +232,7 @@ class ExactlyOnceDriver:
                 raise retold(
                     each.error,
                     f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {each.error}"
-                    " It is finished when the query is started again, which must be within transaction.timeout.ms.",
+                    f" {who_finishes(decision.query_id, self._finish)}",
                 )
         if unknown:
             self._check_markers(driver, decision, [task for task in decision.tasks if task.transaction[0] in unknown])
@@ -300,7 +302,7 @@ class ExactlyOnceDriver:
         """
         self._cluster.write_decision(driver, decision.finished(), sequence)
         (noted,) = self._cluster.end([driver], committed=True)
-        return _next_driver(driver, noted, decision)
+        return self._next_driver(driver, noted, decision)
 
     def _others_open(self, driver: OpenTransaction, kept: Iterable[TaskTransaction]) -> list[OpenTransaction]:
         """What else is open under the prefix, or, under transaction version 2, could be opened by who holds it."""
@@ -338,6 +340,42 @@ class ExactlyOnceDriver:
                 log.warning("%s stays open until its time-out: %s", each.transaction, each.error)
         return outcomes
 
+    # ---- what is said of a batch that is decided, or may be ----------------------------------------------------------
+
+    @contextmanager
+    def _told_to_count(self, decision: Decision) -> Iterator[None]:
+        """What fails here comes after the commit, and must not be taken for a batch that failed."""
+        try:
+            yield
+        except KafkaError as error:
+            who = "the next start" if decision.query_id else self._finish
+            raise retold(
+                error,
+                f"Batch {decision.batch_id} of {self.prefix} is committed: its rows count, and must not be written"
+                f" again. What failed is the note of that, which {who} writes: {error.__cause__ or error}",
+            ) from error
+
+    def _next_driver(self, driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
+        """The driver's transaction after one that was committed. Raises what kept it from being."""
+        if ended.status is EndTxnStatus.DONE:
+            return driver._replace(producer_id=ended.producer_id, producer_epoch=ended.producer_epoch)
+        if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
+            raise ProducerFencedError(
+                f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
+            ) from ended.error
+        if ended.status is EndTxnStatus.INVALID_TXN_STATE:
+            raise IllegalStateError(
+                f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
+            ) from ended.error
+        raise KafkaTimeoutError(
+            f"Whether batch {decision.batch_id} is decided is not known: {ended.error}"
+            f" {who_finds_out(decision.query_id, self._finish)}"
+        ) from ended.error
+
+    @property
+    def _finish(self) -> str:
+        return operator_command("finish", self.prefix, self._cluster.place.topic)
+
 
 def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
     """Of a node that does not let us in, so that the client with its certificates is given up."""
@@ -348,34 +386,3 @@ def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
 
 def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:
     return found.state is TransactionState.ONGOING and found[2:4] == left[1:3]
-
-
-@contextmanager
-def _told_to_count(decision: Decision, prefix: str) -> Iterator[None]:
-    """What fails here comes after the commit, and must not be taken for a batch that failed."""
-    try:
-        yield
-    except KafkaError as error:
-        raise retold(
-            error,
-            f"Batch {decision.batch_id} of {prefix} is committed: its rows count, and must not be written again. What"
-            f" failed is the note of that, which the next start writes: {error.__cause__ or error}",
-        ) from error
-
-
-def _next_driver(driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
-    """The driver's transaction after one that was committed. Raises what kept it from being."""
-    if ended.status is EndTxnStatus.DONE:
-        return driver._replace(producer_id=ended.producer_id, producer_epoch=ended.producer_epoch)
-    if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
-        raise ProducerFencedError(
-            f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
-        ) from ended.error
-    if ended.status is EndTxnStatus.INVALID_TXN_STATE:
-        raise IllegalStateError(
-            f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
-        ) from ended.error
-    raise KafkaTimeoutError(
-        f"Whether batch {decision.batch_id} is decided is not known: {ended.error} The next start of the query finds"
-        " out, and finishes or repeats it."
-    ) from ended.error

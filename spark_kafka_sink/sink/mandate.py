@@ -1,6 +1,6 @@
 """What the driver tells the tasks of an exactly-once batch, what they tell it, and what follows from either: whether a
 task's batch is written already, and whether what the tasks tell is of one batch. Plain values that pickle; JSON where
-they travel as a column.
+they travel as a column. And what errors say that people should do about a batch.
 """
 
 from __future__ import annotations
@@ -76,6 +76,23 @@ def operator_command(name: str, prefix: str, decision_topic: str) -> str:
     """What to type. With another decision topic than the query's it would find nothing decided."""
     topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic {decision_topic}"
     return f"python -m spark_kafka_sink.transactions {name} --bootstrap-servers ...{topic} --prefix {prefix}"
+
+
+def who_finishes(query_id: str, command: str) -> str:
+    """Of a decided batch. A batch write that is called again is another one: its rows come beside the first ones."""
+    if query_id:
+        return "It is finished when the query is started again, which must be within transaction.timeout.ms."
+    return f"Do not write it again. Within transaction.timeout.ms it is finished by {command}."
+
+
+def who_finds_out(query_id: str, command: str) -> str:
+    """Whether a batch is decided."""
+    if query_id:
+        return "The next start of the query finds out, and finishes or repeats it."
+    return (
+        f"Do not write it again before it is known that it is not. Within transaction.timeout.ms {command} says so, or"
+        " commits it."
+    )
 
 
 @dataclass(frozen=True, slots=True)

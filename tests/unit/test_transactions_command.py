@@ -533,6 +533,8 @@ def test_a_write_without_a_prefix_leaves_no_decision_where_an_operator_finishes_
     assert len(bench.values()) == 2
     bench.operator.show(prefix)
     assert f"No decision of {prefix} in " in bench.said()
+    bench.operator.finish(prefix)
+    assert "Nothing was decided, or it was finished before; " in bench.said()
 
 
 def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,7 @@ def test_a_streams_batch_that_fails_is_aborted_by_another_writer_by_what_its_tas
 def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Bug: of a batch write under a prefix it was said that a start ends them, which writes all rows anew."""
     writers = [travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off)) for is_one_off in (True, False)]
     leave_open(bench)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
@@ -186,10 +187,11 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
         writer.abort([None])
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 7)
     one_off, prefixed, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
-    assert "their transactions end with their time-out, or before by python -m" in one_off
-    assert "finish --bootstrap-servers ... --prefix orders. If" in one_off
-    for text in (prefixed, stream):
-        assert "are finished or aborted when this is started again. If" in text
+    for text in (one_off, prefixed):
+        assert "their transactions end with their time-out, or before by python -m" in text
+        assert "finish --bootstrap-servers ... --prefix orders. Where that says that batch 0 is committed, do not" in text
+        assert "started again" not in text, "to write it again is another write"
+    assert "are finished or aborted when this is started again. If" in stream
 
 
 def test_the_command_that_a_failure_names_has_the_decision_topic_where_it_is_not_the_default(
@@ -216,7 +218,7 @@ def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None, skip=1)  # the driver's own is ended
     writer.abort(messages)
     assert bench.state("orders/0") == "Ongoing"
-    assert "their transactions are finished or aborted when this is started again. If" in caplog.text
+    assert "their transactions end with their time-out, or before by python" in caplog.text
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(

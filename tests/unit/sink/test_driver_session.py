@@ -389,6 +389,29 @@ def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
     assert "What the batch left open ends when the query is started again, or by time-out: node 0 has" in caplog.text
 
 
+@pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
+def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
+    bench: SessionBench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    batch: StreamBatch | None,
+) -> None:
+    """Bug: that nothing was aborted was told nowhere; and of a batch write, where that could not be asked for, that a
+    start of the query ends it, which writes all rows anew.
+    """
+
+    def fail(*_: object) -> None:
+        raise KafkaTimeoutError("orders/0 is not there.")
+
+    monkeypatch.setattr(ExactlyOnceDriver, "finish", fail)
+    with pytest.raises(KafkaTimeoutError, match="orders/0"):
+        DriverSession(PREFIX, is_one_off=batch is None).run(CONFIG, batch, bench.tasks)
+    (told,) = (each.getMessage() for each in caplog.records if "left open" in each.getMessage())
+    assert "it may be decided, or not all of it could be aborted." in told
+    assert ("started again" in told) is (batch is not None)
+    assert ("transactions finish --bootstrap-servers ... --prefix orders: " in told) is (batch is None)
+
+
 def failing_tasks(*_: object) -> list[TaskOutcome]:
     raise IndexError("of the tasks")
 

@@ -140,6 +140,25 @@ def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
     assert bench.state("P/0") == "CompleteCommit"
 
 
+@pytest.mark.parametrize(
+    ("is_driver", "error_code"), [(True, 53), (False, 53), (False, 15)], ids=["the decision", "refused", "away"]
+)
+@pytest.mark.parametrize("query_id", ["q", ""], ids=["stream", "batch write"])
+def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, query_id: str, is_driver: bool, error_code: int
+) -> None:
+    """Bug: that is another write, and its rows came beside those that were finished by their command, or by hand."""
+    told = replace(told_by_a_task(bench, driver.begin(), timeout_ms=900_000), query_id=query_id)
+    refusal = faults.fail_with(error_code) if is_driver else refused_to_task_0(error_code)
+    bench.cluster.on(ApiKey.END_TXN, refusal, times=1 if is_driver else None)
+    with pytest.raises(KafkaError, match="is not known" if is_driver else "is decided, and its commit did not") as caught:
+        driver.commit([told])
+    typed = "python -m spark_kafka_sink.transactions finish --bootstrap-servers ... --prefix P"
+    assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
+    assert ("Do not write it again" in str(caught.value)) is (query_id == "")
+    assert (typed in str(caught.value)) is (query_id == "")
+
+
 def test_a_refusal_of_a_code_without_a_class_keeps_the_code_whatever_is_said_with_it(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
