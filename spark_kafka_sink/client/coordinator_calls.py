@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 _FIRST_BACKOFF_MS: Final = 20
 _MAX_BACKOFF_MS: Final = 1_000
 _MOST_AT_ONCE: Final = 1_000
-"""Items under way. Each has a request of its own in most calls, and one that waits for others longer than
+"""Items on their way. Each has a request of its own in most calls, and one that waits for others longer than
 request.timeout.ms is given up, with what was learnt of its coordinator.
 """
 _MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectError, KafkaTimeoutError)
@@ -86,16 +87,9 @@ class CoordinatorCalls:
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
-        wanted = list(items)
-        outcomes: dict[Item, Outcome[Value]] = {}
-        for first in range(0, len(wanted), _MOST_AT_ONCE):
-            outcomes |= self._run(api, wanted[first : first + _MOST_AT_ONCE], timer)
-        return outcomes
-
-    def _run(self, api: CoordinatorApi[Item, Value], items: Sequence[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
-        call = _Call(self, api, items, timer)
+        call = _Call(self, api, list(dict.fromkeys(items)), timer)
         try:
-            while call.works and not timer.is_expired:
+            while not call.is_over and not timer.is_expired:
                 call.send_due()
                 call.poll(min(timer.remaining_ms, call.wait_ms()))
                 call.take_answers()
@@ -118,13 +112,25 @@ class _Call(Generic[Item, Value]):
     api: CoordinatorApi[Item, Value]
     items: Sequence[Item]
     timer: Timer
+    waiting: deque[Item] = field(default_factory=deque)
+    """Those that were never asked about."""
     works: dict[Item, _Work[Item]] = field(default_factory=dict)
     outcomes: dict[Item, Outcome[Value]] = field(default_factory=dict)
     flights: list[_Flight] = field(default_factory=list)
     lookups: list[tuple[LookupFlight, Sequence[_Work[Item]]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.works = {item: _Work(item) for item in self.items}
+        self.waiting.extend(self.items)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.works and not self.waiting
+
+    def _left(self) -> list[_Work[Item]]:
+        """What has no outcome yet, asked about or not."""
+        self.works |= {item: _Work(item) for item in self.waiting}
+        self.waiting.clear()
+        return list(self.works.values())
 
     # ---- asking ----------------------------------------------------------------------------------------------------
 
@@ -132,22 +138,31 @@ class _Call(Generic[Item, Value]):
         """Send all that is due: to coordinators that are known, and to any node for those that are not."""
         by_node: dict[Node, list[_Work[Item]]] = {}
         homeless: dict[str, list[_Work[Item]]] = {}
-        for work in self.works.values():
-            if work.is_in_flight or work.resume_ms > self.timer.now_ms:
-                continue
+        for work in self._due():
             node = self.api.node(work.item) or self.calls.lookup.known(self.api.key_type, self.api.key(work.item))
             if node is None:
                 homeless.setdefault(self.api.key(work.item), []).append(work)
             elif (value := self.api.located(work.item, node)) is not None:
                 self.outcomes[work.item] = Outcome(value)
+                del self.works[work.item]
             else:
                 by_node.setdefault(node, []).append(work)
-        for item in self.outcomes:
-            self.works.pop(item, None)
         for node, works in by_node.items():
             self._ask(node, works)
         if homeless:
             self._look_up(homeless)
+
+    def _due(self) -> list[_Work[Item]]:
+        """What is to be sent now. What was not asked about yet comes before what is asked again: else a coordinator
+        that is away for long keeps all others' items from their turn.
+        """
+        idle = [work for work in self.works.values() if not work.is_in_flight]
+        room = _MOST_AT_ONCE - (len(self.works) - len(idle))
+        idle = [work for work in idle if work.resume_ms <= self.timer.now_ms]
+        located = [work for work in idle if not work.attempts]
+        new = [_Work(self.waiting.popleft()) for _ in range(min(room - len(located), len(self.waiting)))]
+        self.works |= {work.item: work for work in new}
+        return [*located, *new, *(work for work in idle if work.attempts)][:room]
 
     def _ask(self, node: Node, works: Sequence[_Work[Item]]) -> None:
         for request, items in self.api.requests([work.item for work in works]):
@@ -171,8 +186,10 @@ class _Call(Generic[Item, Value]):
 
     def wait_ms(self) -> int:
         """How long until something is due that is not on its way."""
-        waiting = [work.resume_ms for work in self.works.values() if not work.is_in_flight]
-        return max(min(waiting, default=FOREVER_MS) - self.timer.now_ms, 0)
+        idle = [work.resume_ms for work in self.works.values() if not work.is_in_flight]
+        if len(self.works) - len(idle) >= _MOST_AT_ONCE:
+            return FOREVER_MS
+        return 0 if self.waiting else max(min(idle, default=FOREVER_MS) - self.timer.now_ms, 0)
 
     def should_block(self) -> bool:
         """Whether nothing has come; makes this a PollCondition."""
@@ -193,7 +210,7 @@ class _Call(Generic[Item, Value]):
         except KafkaError as error:
             self.take_answers()
             self._doubt_what_is_on_its_way()
-            for work in list(self.works.values()):
+            for work in self._left():
                 self._end(work, self._named(error, work, None))
         self.timer.update()
 
@@ -250,7 +267,7 @@ class _Call(Generic[Item, Value]):
         """Time has run out for what is left."""
         self._doubt_what_is_on_its_way()
         failure = self.calls.metadata.connection_failure
-        for work in list(self.works.values()):
+        for work in self._left():
             text = f"{self.api.describe(work.item)}: no outcome within {self.timer.timeout_ms} ms. {work.last_reason}"
             self._end(work, KafkaTimeoutError(f"{text} {failure}" if failure else text))
 

@@ -409,3 +409,39 @@ def test_of_many_transactions_some_wait_at_a_time(bench: Bench, monkeypatch: pyt
     ]
     assert len(waiting) == len(opened)
     assert max(waiting) <= 20
+
+
+@pytest.mark.parametrize("error_code", [14, 15], ids=["loading", "away"])
+@pytest.mark.parametrize("stuck", ["a", "ab", "abc"])
+def test_what_a_coordinator_that_is_away_has_keeps_no_other_from_its_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stuck: str, error_code: int
+) -> None:
+    """Bug: behind the first thousand items none was asked about while one of them had no answer: all but them stayed
+    open, at each restart anew.
+    """
+
+    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        if exchange.request.transactional_id not in stuck:
+            return proceed()
+        return faults.fail_with(error_code)(cluster, exchange, proceed)
+
+    monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 2)
+    opened = bench.open(*"abcdef")
+    bench.cluster.on(END, refuse, times=None)
+    started_ms = bench.rig.now_ms
+    statuses = {each.transaction.transactional_id: each.status for each in bench.end(opened, 10_000)}
+    assert statuses == {
+        each: EndTxnStatus.UNRESOLVED if each in stuck else EndTxnStatus.DONE for each in "abcdef"
+    }
+    asked = [exchange for exchange in bench.asked(END) if exchange.request.transactional_id == "f"]
+    assert [exchange.now_ms - started_ms < 1_000 for exchange in asked] == [True]
+    assert len(bench.asked(END)) < 100
+
+
+def test_what_was_never_asked_about_is_told_at_the_limit_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 2)
+    opened = bench.open("a", "b", "c")
+    bench.cluster.on(END, faults.lose_response(), times=None)
+    outcomes = bench.end(opened, 1_000)
+    assert [outcome.status for outcome in outcomes] == [EndTxnStatus.UNRESOLVED] * 3
+    assert len(bench.asked(END)) == 2
