@@ -225,17 +225,15 @@ class ExactlyOnceDriver:
         """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be, and
         ProducerFencedError where that is not this driver's to tell.
         """
-        outcomes = self._cluster.end(decision.transactions, committed=True)
-        unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
-        for each in outcomes:
-            if each.status not in _UNKNOWN and each.error is not None:
-                raise retold(
-                    each.error,
-                    f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {each.error}"
-                    f" {who_finishes(decision.query_id, self._finish)}",
-                )
-        if unknown:
-            self._check_markers(driver, decision, [task for task in decision.tasks if task.transaction[0] in unknown])
+        with self._told_to_be_decided(decision):
+            outcomes = self._cluster.end(decision.transactions, committed=True)
+            unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
+            for each in outcomes:
+                if each.status not in _UNKNOWN and each.error is not None:
+                    raise each.error
+            if unknown:
+                tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
+                self._check_markers(driver, decision, tasks)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -341,6 +339,19 @@ class ExactlyOnceDriver:
         return outcomes
 
     # ---- what is said of a batch that is decided, or may be ----------------------------------------------------------
+
+    @contextmanager
+    def _told_to_be_decided(self, decision: Decision) -> Iterator[None]:
+        try:
+            yield
+        except (TransactionLostError, ProducerFencedError):
+            raise  # these say what is to be done
+        except KafkaError as error:
+            raise retold(
+                error,
+                f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {error}"
+                f" {who_finishes(decision.query_id, self._finish)}",
+            ) from error
 
     @contextmanager
     def _told_to_count(self, decision: Decision) -> Iterator[None]:

@@ -13,7 +13,13 @@ from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerFencedError
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    SslAuthenticationError,
+)
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -146,6 +152,32 @@ def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_t
     mandate = replace(told.mandate, last_batch_id=4, last_query_id="another")
     with pytest.raises(IllegalStateError, match=re.escape(typed.format("forget").rstrip())):
         mandate.is_written_already(5, "q")
+
+
+@pytest.mark.parametrize("what", ["markers", "describe"])
+@pytest.mark.parametrize("kind", [KafkaTimeoutError, SslAuthenticationError])
+def test_a_decided_batch_whose_markers_cannot_be_read_is_said_to_be_decided(
+    bench: CoordinatorBench,
+    driver: ExactlyOnceDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[KafkaError],
+    what: str,
+) -> None:
+    """Bug: the error was that of one request, and told neither that rows count nor until when that must be ended."""
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
+    ask = getattr(KafkaDriverCluster, what)
+
+    def in_vain(*given: Any) -> Any:
+        if what == "markers" or given[1] == ["P/driver"]:
+            raise kind("P/0 cannot be asked.")
+        return ask(*given)
+
+    monkeypatch.setattr(KafkaDriverCluster, what, in_vain)
+    text = r"^Batch 4 of P is decided, and its commit did not end: P/0 cannot be asked\. It is finished when .* started"
+    with pytest.raises(kind, match=text) as caught:
+        driver.commit([told])
+    assert str(caught.value.__cause__) == "P/0 cannot be asked."
 
 
 def test_a_start_that_finishes_a_batch_and_cannot_note_it_says_that_it_counts(
