@@ -27,9 +27,9 @@ class Channel:
     """A connection to one node. At most one frame is on its way out, and one on its way in."""
 
     __slots__ = (
-        "_authenticator", "_filled", "_frame", "_has_tcp", "_held", "_max_receive_size", "_own_send", "_size_bytes",
-        "_view", "description", "failed_send", "id", "interest", "is_authenticated", "is_closed", "is_connected",
-        "send", "transport",
+        "_authenticator", "_filled", "_frame", "_has_tcp", "_held", "_max_receive_size", "_offered", "_own_send",
+        "_size_bytes", "_view", "description", "failed_send", "id", "interest", "is_authenticated", "is_closed",
+        "is_connected", "send", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class Channel:
         self._authenticator = authenticator
         self._own_send: NetworkSend | None = None  # the authenticator's
         self._held: NetworkSend | None = None  # waits until the session is renewed
+        self._offered: NetworkSend | None = None  # the transport has seen its bytes, and may want them again
         self._max_receive_size = max_receive_size
         self._size_bytes = bytearray(_SIZE.size)
         self._frame: bytearray | None = None
@@ -118,8 +119,8 @@ class Channel:
         self.is_authenticated |= authenticator.is_complete
         send = self.send
         if send is not None and send is not self._own_send and authenticator.is_due(now_ms):
-            if send.remaining < send.size:
-                return  # it has begun to go, and must go whole
+            if send is self._offered:
+                return  # it has begun to go, though perhaps no byte is counted yet, and must go whole
             self._held, self.send = send, None
             authenticator.begin()
         if self.send is None:
@@ -154,13 +155,14 @@ class Channel:
         while not send.completed:
             buffers = send.head(_IOV_MAX)
             offered = sum(map(len, buffers))
+            self._offered = send
             count = self.transport.sendmsg(buffers)
             if count == WOULD_BLOCK:
                 return None
             send.advance(count)
             if count < offered:
                 return None
-        self.send = None
+        self.send = self._offered = None
         if send is self._own_send:
             self._own_send = None
             return None

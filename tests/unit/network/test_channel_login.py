@@ -205,6 +205,28 @@ def test_a_send_that_has_begun_to_go_goes_whole(
     assert transport.sent == frame(b"produce") + frame(b"login")
 
 
+def test_a_send_that_was_offered_goes_whole_though_nothing_of_it_was_taken(
+    channel: Channel, transport: Transport, authenticator: Authenticator
+) -> None:
+    """Bug: over TLS OpenSSL held the frame's first record, perhaps partly written, when the session's renewal took the
+    frame's place; OpenSSL wants the same bytes again, and the connection was lost.
+    """
+    log_in(channel)
+    transport.sent.clear()
+    channel.send = send = send_of(b"produce")
+    channel.prepare(0)
+    transport.room = [0]
+    assert channel.write() is None
+    authenticator.due_ms = 5_000
+    channel.prepare(5_000)
+    assert channel.write() is send
+    assert transport.sent == frame(b"produce"), "what was offered has to come again, first and unchanged"
+    channel.send = send_of(b"another")
+    channel.prepare(5_001)
+    channel.write()
+    assert transport.sent == frame(b"produce") + frame(b"login")
+
+
 def test_a_login_that_goes_in_pieces_is_not_cut_by_another(
     channel: Channel, transport: Transport, authenticator: Authenticator
 ) -> None:
