@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from spark_kafka_sink.common.errors import RetriableError
+
 T = TypeVar("T")
 
 
@@ -54,5 +56,8 @@ class _AsideStep(Generic[T]):
 
 
 def run_aside(run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]:
-    """The `StepRunner` of a client."""
-    return _AsideStep(run, on_done)
+    """The `StepRunner` of a client. Raises RetriableError where the system gives it no thread."""
+    try:
+        return _AsideStep(run, on_done)
+    except RuntimeError as error:  # this login's failure alone, not that of the loop's turn
+        raise RetriableError(f"No thread for a slow step of the login: {error}.") from None

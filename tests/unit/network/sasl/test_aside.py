@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from spark_kafka_sink.common.errors import RetriableError
 from spark_kafka_sink.network.sasl.aside import run_aside
 
 
@@ -29,6 +30,17 @@ def test_a_step_raises_what_it_raised(kind: type[BaseException]) -> None:
     assert done.wait(10)
     with pytest.raises(kind, match="no"):
         step.result()
+
+
+def test_a_step_without_a_thread_fails_its_login_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: at a limit of threads the RuntimeError was the whole turn's, and other nodes' answers were lost with it."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RetriableError, match="No thread for a slow step of the login: can't start new thread"):
+        run_aside(lambda: None, lambda: None)
 
 
 def test_nobody_waits_for_a_step() -> None:
