@@ -19,7 +19,7 @@ from spark_kafka_sink.common.peer_text import one_line
 class KafkaError(Exception):
     """Root of the tree. `str(error)` says what happened, to which topic, partition or node, and what to change."""
 
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
     invalid_metadata: ClassVar[bool] = False
     fatal: bool = False
     error_code: int | None = None

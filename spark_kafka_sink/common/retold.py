@@ -12,11 +12,14 @@ from spark_kafka_sink.common.errors import KafkaError
 E = TypeVar("E", bound=KafkaError)
 
 
-def retold(error: E, text: str) -> E:
-    """Another error of the class and the code of `error`, and as fatal, which says `text`."""
+def retold(error: E, text: str, *, retriable: bool = True) -> E:
+    """Another error of the class and the code of `error`, and as fatal, which says `text`. Not `retriable`: what it came
+    from must not be sent again, whatever its class is.
+    """
     told = type(error)(text)
     told.error_code = error.error_code
     told.fatal = error.fatal
+    told.retriable = retriable and error.retriable
     return told
 
 

@@ -108,6 +108,7 @@ class ExactlyOnceDriver:
         self._is_new = is_new
         self._cluster = cluster
         self._wall_ms = wall_ms
+        self._finish = operator_command("finish", prefix, cluster.place.topic)
         self._task_ids = re.compile(re.escape(prefix) + r"/\d+(\.\d+)?")
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
@@ -351,6 +352,7 @@ class ExactlyOnceDriver:
                 error,
                 f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {error}"
                 f" {who_finishes(decision.query_id, self._finish)}",
+                retriable=bool(decision.query_id),
             ) from error
 
     @contextmanager
@@ -364,6 +366,7 @@ class ExactlyOnceDriver:
                 error,
                 f"Batch {decision.batch_id} of {self.prefix} is committed: its rows count, and must not be written"
                 f" again. What failed is the note of that, which {who} writes: {error.__cause__ or error}",
+                retriable=False,
             ) from error
 
     def _next_driver(self, driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
@@ -378,14 +381,12 @@ class ExactlyOnceDriver:
             raise IllegalStateError(
                 f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
             ) from ended.error
-        raise KafkaTimeoutError(
+        raise retold(
+            KafkaTimeoutError(),
             f"Whether batch {decision.batch_id} is decided is not known: {ended.error}"
-            f" {who_finds_out(decision.query_id, self._finish)}"
+            f" {who_finds_out(decision.query_id, self._finish)}",
+            retriable=bool(decision.query_id),
         ) from ended.error
-
-    @property
-    def _finish(self) -> str:
-        return operator_command("finish", self.prefix, self._cluster.place.topic)
 
 
 def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pickle
 
-from spark_kafka_sink.common.errors import BrokerError, KafkaError, ProducerFencedError, error_for_code
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    error_for_code,
+)
 from spark_kafka_sink.common.retold import copied, retold
 
 
@@ -47,3 +53,13 @@ def test_one_that_its_producer_called_fatal_stays_so() -> None:
     assert retold(error, "at node 1: no").fatal
     assert copied(error).fatal
     assert pickle.loads(pickle.dumps(error)).fatal
+
+
+def test_one_that_must_not_be_sent_again_says_so_whatever_its_class_is() -> None:
+    """Bug: who wrote a batch again after an error that is retriable had each row twice, where the batch counts."""
+    assert retold(KafkaTimeoutError(), "late").retriable
+    told = retold(KafkaTimeoutError(), "late", retriable=False)
+    for carried in (told, pickle.loads(pickle.dumps(told)), retold(told, "at node 1: late")):
+        assert (type(carried), carried.retriable) == (KafkaTimeoutError, False)
+    assert KafkaTimeoutError().retriable
+    assert not retold(ProducerFencedError(), "t-0: fenced").retriable

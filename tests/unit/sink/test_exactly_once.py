@@ -157,6 +157,8 @@ def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
     assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
     assert ("Do not write it again" in str(caught.value)) is (query_id == "")
     assert (typed in str(caught.value)) is (query_id == "")
+    assert caught.value.retriable is (query_id != "" and (is_driver or error_code == 15))
+    assert isinstance(caught.value.__cause__, KafkaError)
 
 
 def test_a_refusal_of_a_code_without_a_class_keeps_the_code_whatever_is_said_with_it(
@@ -370,6 +372,8 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
         one.commit([TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))])
     assert "not decided" not in str(refusal.value)
     assert "repeats" not in str(refusal.value)
+    assert not refusal.value.retriable, "who writes again what failed for now would have each row twice"
+    assert refusal.value.__cause__ is not None
     monkeypatch.undo()
     assert one.begin().last_batch_id == 4
 
