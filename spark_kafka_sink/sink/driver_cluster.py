@@ -34,7 +34,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once import USABLE_SHARE, ExactlyOnceDriver
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
@@ -52,6 +52,7 @@ _OWN_TRANSACTION_MS: Final = 60_000
 """Time-out of the driver's own transaction, which takes milliseconds: while one is open, decisions behind it cannot be
 read.
 """
+_LEAST_OWN_MS: Final = 5_000
 _CHECKED: Final[WeakSet[Coordinator]] = WeakSet()
 """Clients that know their cluster to allow the transaction.timeout.ms of their configuration."""
 
@@ -79,11 +80,12 @@ class KafkaDriverCluster:
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
         wanted_ms = self._config.transaction_timeout_ms
         init = self._coordinator.transactions.init_producer_id
-        if wanted_ms > _OWN_TRANSACTION_MS and self._coordinator not in _CHECKED:
+        own_ms = _own_transaction_ms(wanted_ms)
+        if wanted_ms > own_ms and self._coordinator not in _CHECKED:
             # where the cluster does not allow the tasks' time-out, that is told before there are any
             held = init(transactional_id, wanted_ms, self._timer(), held)
             _CHECKED.add(self._coordinator)
-        return init(transactional_id, min(wanted_ms, _OWN_TRANSACTION_MS), self._timer(), held)
+        return init(transactional_id, own_ms, self._timer(), held)
 
     def last_decision(self) -> Decision | None:
         timer = self._coordinator.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
@@ -135,6 +137,14 @@ class KafkaDriverCluster:
 
     def _timer(self) -> Timer:
         return self._coordinator.timer(self._config.max_block_ms)
+
+
+def _own_transaction_ms(wanted_ms: int) -> int:
+    """Half of what the tasks' transactions have left at least when the decision is written: else it could be committed
+    after they have timed out, where their coordinators were away. A broker looks for what is over every 10 s.
+    """
+    half_ms = round((1 - USABLE_SHARE) * wanted_ms / 2)
+    return min(wanted_ms, _OWN_TRANSACTION_MS, max(half_ms, _LEAST_OWN_MS))
 
 
 @dataclass(slots=True)

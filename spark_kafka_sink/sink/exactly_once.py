@@ -49,7 +49,7 @@ from spark_kafka_sink.sink.mandate import (
 
 log = logging.getLogger(__name__)
 
-_USABLE_SHARE: Final = 0.8
+USABLE_SHARE: Final = 0.8
 """Of transaction.timeout.ms: what is left must do for the commit, and for a restart where the driver dies in it."""
 _UNKNOWN: Final = frozenset(
     {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
@@ -287,7 +287,7 @@ class ExactlyOnceDriver:
                     f" {state}. It timed out, or a late attempt of the task took its place; the batch must run again."
                 )
             age_ms = own.start_time_ms - (found.start_time_ms or 0)
-            if age_ms > _USABLE_SHARE * found.timeout_ms:
+            if age_ms > USABLE_SHARE * found.timeout_ms:
                 raise IllegalStateError(
                     f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
                     f" open for {age_ms} ms, more than 80 % of its time-out. Raise kafka.transaction.timeout.ms"
