@@ -70,12 +70,12 @@ class DriverSession:
         self._is_one_off = is_one_off
         self._lock = threading.Lock()
         self._coordinator: Coordinator | None = None
-        self._connected_by: object = None
+        self._connected_by: int | None = None
         self._driver: ExactlyOnceDriver
         self._held: ProducerIdAndEpoch | None = None
         self._decided: Decision | None = None
         self._last: StreamBatch | None = None
-        self._last_sink: object = None
+        self._last_sink: tuple[str | None, int] | None = None
         self._is_last_written = False
         self.used_ms = 0
         """When it was asked for a batch, or had done one, by a clock that only goes on."""
@@ -138,8 +138,6 @@ class DriverSession:
         if is_idle and self._lock.acquire(blocking=False):
             try:
                 self.close()
-                if self._last is None:
-                    self._connected_by = self._last_sink = None  # of use to a stream's next batch alone
             finally:
                 self._lock.release()
 
@@ -190,8 +188,9 @@ class DriverSession:
             log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
 
 
-def _connection_of(config: SinkConfig) -> object:
-    return config.decision_topic, config.producer.canonical()
+def _connection_of(config: SinkConfig) -> int:
+    """What tells one from another. A number, for a process keeps it of every prefix: the settings take 20 KB."""
+    return hash((config.decision_topic, config.producer.canonical()))
 
 
 _SESSIONS: Final[dict[tuple[int, str], DriverSession]] = {}

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import io
 import logging
+import pickle
 import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -323,9 +324,22 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
     assert bench.connections == ["made", "closed"]
     gc.collect()
     assert client() is None
-    assert (session(PREFIX)._connected_by, session(PREFIX)._last_sink) == (None, None), "settings, 20 KB"
     session(PREFIX).run(CONFIG, None, bench.tasks)
     assert bench.values() == ["row 0"]
+
+
+@pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
+def test_of_a_prefix_that_rests_no_settings_are_kept(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
+) -> None:
+    """Bug: of each stream they stayed for good, 20 KB, in a driver in which ever new checkpoints make ever new prefixes."""
+    monkeypatch.setattr(driver_session, "_IDLE_MS", -1)
+    monkeypatch.setattr(driver_session, "_SOON_IDLE_MS", -1)
+    session(PREFIX).run(CONFIG, batch, lambda *_: [])
+    session("payments")
+    kept = session(PREFIX)
+    assert kept._coordinator is None
+    assert len(pickle.dumps({name: value for name, value in vars(kept).items() if name != "_lock"})) < 1_000
 
 
 def test_of_many_streams_one_after_the_other_only_the_last_keep_connections(
