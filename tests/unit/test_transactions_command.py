@@ -227,7 +227,7 @@ def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench,
     bench.decide(0)
     made = len(bench.asked(ApiKey.CREATE_TOPICS))
     operator = Operator(bench.coordinator, other_topic("there-is-none"), bench.out, lambda: WALL_MS)
-    with pytest.raises(IllegalStateError, match=r"no topic there-is-none, .*orders .*nothing was changed.*--decision-t"):
+    with pytest.raises(IllegalStateError, match=r"no topic there-is-none, .*nothing was changed.*--decision-topic"):
         getattr(operator, command)(PREFIX)
     assert len(bench.asked(ApiKey.CREATE_TOPICS)) == made
     assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
@@ -236,7 +236,7 @@ def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench,
 
 
 def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(bench: OperatorBench) -> None:
-    """Bug: rows of a decided batch were aborted, and that was said to be undecided: the decision was in another topic."""
+    """Bug: rows of a decided batch were aborted, and it was called undecided: the decision was in another topic."""
     bench.decide(0)
     others = other_topic("others")
     KafkaDriverCluster(bench.coordinator, others, PREFIX)

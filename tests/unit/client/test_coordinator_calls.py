@@ -430,9 +430,7 @@ def test_what_a_coordinator_that_is_away_has_keeps_no_other_from_its_turn(
     bench.cluster.on(END, refuse, times=None)
     started_ms = bench.rig.now_ms
     statuses = {each.transaction.transactional_id: each.status for each in bench.end(opened, 10_000)}
-    assert statuses == {
-        each: EndTxnStatus.UNRESOLVED if each in stuck else EndTxnStatus.DONE for each in "abcdef"
-    }
+    assert statuses == {each: EndTxnStatus.UNRESOLVED if each in stuck else EndTxnStatus.DONE for each in "abcdef"}
     asked = [exchange for exchange in bench.asked(END) if exchange.request.transactional_id == "f"]
     assert [exchange.now_ms - started_ms < 1_000 for exchange in asked] == [True]
     assert len(bench.asked(END)) < 100

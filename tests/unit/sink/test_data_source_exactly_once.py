@@ -189,7 +189,9 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     one_off, prefixed, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
     for text in (one_off, prefixed):
         assert "their transactions end with their time-out, or before by python -m" in text
-        assert "finish --bootstrap-servers ... --prefix orders. Where that says that batch 0 is committed, do not" in text
+        assert (
+            "finish --bootstrap-servers ... --prefix orders. Where that says that batch 0 is committed, do not" in text
+        )
         assert "started again" not in text, "to write it again is another write"
     assert "are finished or aborted when this is started again. If" in stream
 

@@ -332,7 +332,7 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
 def test_of_a_prefix_that_rests_no_settings_are_kept(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
 ) -> None:
-    """Bug: of each stream they stayed for good, 20 KB, in a driver in which ever new checkpoints make ever new prefixes."""
+    """Bug: of each stream they stayed for good, 20 KB, in a driver in which new checkpoints make ever new prefixes."""
     monkeypatch.setattr(driver_session, "_IDLE_MS", -1)
     monkeypatch.setattr(driver_session, "_SOON_IDLE_MS", -1)
     session(PREFIX).run(CONFIG, batch, lambda *_: [])

@@ -151,7 +151,9 @@ def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
     told = replace(told_by_a_task(bench, driver.begin(), timeout_ms=900_000), query_id=query_id)
     refusal = faults.fail_with(error_code) if is_driver else refused_to_task_0(error_code)
     bench.cluster.on(ApiKey.END_TXN, refusal, times=1 if is_driver else None)
-    with pytest.raises(KafkaError, match="is not known" if is_driver else "is decided, and its commit did not") as caught:
+    with pytest.raises(
+        KafkaError, match="is not known" if is_driver else "is decided, and its commit did not"
+    ) as caught:
         driver.commit([told])
     typed = "python -m spark_kafka_sink.transactions finish --bootstrap-servers ... --prefix P"
     assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
