@@ -20,6 +20,7 @@ from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMet
 from spark_kafka_sink.client.refresh_schedule import RefreshSchedule
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
+    AuthenticationError,
     IllegalStateError,
     InvalidTopicError,
     KafkaError,
@@ -87,6 +88,7 @@ class Metadata:
         self._need_partial_update = False
         self._is_closed = False
         self._fatal_error: KafkaError | None = None
+        self._was_refused = False
         self._invalid_topics: frozenset[str] = frozenset()
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._leader_epochs: dict[TopicPartition, int] = {}
@@ -142,6 +144,11 @@ class Metadata:
     def connection_failure(self) -> str | None:
         """Why the last lost connection was lost, None once metadata has come since: for the text of a time-out."""
         return self._connection_failure
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether a node ever refused us: the next connection would show it the same certificate or password."""
+        return self._was_refused
 
     def note_connection_failure(self, reason: str) -> None:
         self._connection_failure = reason
@@ -304,6 +311,7 @@ class Metadata:
         """An error that whoever waits must hear of, or comes to wait before metadata does; raised once."""
         with self._lock:
             self._fatal_error = error
+            self._was_refused |= isinstance(error, AuthenticationError)
             self.condition.notify_all()
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ E = TypeVar("E", bound=KafkaError)
 
 
 def retold(error: E, text: str, *, retriable: bool = True) -> E:
-    """Another error of the class and the code of `error`, and as fatal, which says `text`. Not `retriable`: what it came
-    from must not be sent again, whatever its class is.
+    """Another error of the class and the code of `error`, and as fatal, which says `text`. Not `retriable`: what it
+    came from must not be sent again, whatever its class is.
     """
     told = type(error)(text)
     told.error_code = error.error_code
@@ -24,8 +24,8 @@ def retold(error: E, text: str, *, retriable: bool = True) -> E:
 
 
 def copied(error: E) -> E:
-    """`error` for one of the many that it is raised to: one object would collect the tracebacks of all, from any thread,
-    and keep their frames alive.
+    """`error` for one of the many that it is raised to: one object would collect the tracebacks of all, from any
+    thread, and keep their frames alive.
     """
     own = copy.copy(error).with_traceback(error.__traceback__)
     own.__cause__, own.__context__ = error.__cause__, error.__context__

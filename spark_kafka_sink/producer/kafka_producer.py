@@ -164,9 +164,10 @@ class KafkaProducer(TransactionMethods):
 
     @property
     def has_failed(self) -> bool:
-        """It met a fatal error, a turn of its thread failed, or the thread is gone: close it and make another."""
+        """It met a fatal error or a refusal, a turn of its thread failed, or that is gone: close it, make another."""
         manager = self._transaction_manager
         is_fatal = self.sender.has_failed_turn or (manager is not None and manager.has_fatal_error)
+        is_fatal |= self._metadata.was_refused  # what the node was shown may have been renewed since it was read
         return is_fatal or (self._thread is not None and not self._thread.is_alive() and not self._is_closed)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
@@ -368,8 +369,8 @@ class KafkaProducer(TransactionMethods):
 
     def close(self, timeout: float | None = None) -> None:
         """Send what there is, waiting up to `timeout` seconds (None: as long as it takes), then fail the rest and end.
-        Harmless when repeated, and in a forked child, where it does nothing. Not for signal handlers, nor are `send` and
-        `flush`: the thread that they interrupt may hold a lock. Set a flag there, or raise, and close where it is seen.
+        Harmless when repeated, and in a forked child, where it does nothing. Not for signal handlers, nor are `send`
+        and `flush`: the thread they interrupt may hold a lock. Set a flag there, or raise, and close where it is seen.
         """
         if os.getpid() != self._process_id:
             return
@@ -383,7 +384,9 @@ class KafkaProducer(TransactionMethods):
         if self._thread.is_alive():
             self.sender.force_close()
             if not on_own_thread:
-                self._thread.join()
+                self._thread.join(1.0)  # a DNS, or a callback, may hold it up
+                if self._thread.is_alive():
+                    log.warning("%s is held up, perhaps by a DNS, and left to end by itself", self._thread.name)
 
     def _ensure_usable(self) -> None:
         self._ensure_same_process()

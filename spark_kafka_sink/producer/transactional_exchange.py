@@ -266,13 +266,7 @@ class TransactionalExchange(TransactionManager):
             request.result.finish(error)  # nobody waits for it any more, and the topic may never come back
             return
         is_end = request.priority is Priority.END_TXN
-        if is_end and self._content.is_in_doubt and refusal.error_code == requests.INVALID_TXN_STATE:
-            request.succeeded(None)  # it had not: there is nothing to be ended
-            return
-        is_own_abort = is_end and self.state is State.ABORTING and not self._is_resumed
-        if is_own_abort and isinstance(error, InvalidPidMappingError):
-            # the coordinator has forgotten the producer, and no transaction is open when it does
-            self._init_after_end(request.result)
+        if is_end and self._had_nothing_to_end(request, error):
             return
         if action is Action.FIND_COORDINATOR:
             self._queue.forget_coordinator(request)
@@ -293,6 +287,16 @@ class TransactionalExchange(TransactionManager):
             request.result.finish(error)
             self._must_bump_epoch |= isinstance(error, (UnknownProducerIdError, InvalidPidMappingError))
             self._to_abortable(error)
+
+    def _had_nothing_to_end(self, request: TransactionalRequest, error: KafkaError) -> bool:
+        if self._content.is_in_doubt and error.error_code == requests.INVALID_TXN_STATE:
+            request.succeeded(None)
+            return True
+        if self.state is State.ABORTING and not self._is_resumed and isinstance(error, InvalidPidMappingError):
+            # the coordinator has forgotten the producer, and no transaction is open when it does
+            self._init_after_end(request.result)
+            return True
+        return False
 
     # ---- what answers lead to, with the lock held ------------------------------------------------------------------
 

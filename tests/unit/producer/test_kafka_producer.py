@@ -6,7 +6,9 @@ import itertools
 import os
 import random
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -704,6 +706,36 @@ def test_a_close_with_a_limit_forces_what_is_left() -> None:
     assert producer_threads() == []
     assert producer.sender._is_forced
     assert not producer._accumulator.has_incomplete
+
+
+def test_a_close_with_a_limit_does_not_wait_for_a_silent_dns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: it waited for the look-up of the Sender's thread, tens of seconds with a DNS that says nothing."""
+    look_up, is_asked, answer = socket.getaddrinfo, threading.Event(), threading.Event()
+
+    def silent(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread() in producer_threads():
+            is_asked.set()
+            answer.wait(2 * JOIN_S)
+        return look_up(*arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    producer = threaded()
+    assert is_asked.wait(JOIN_S)
+    append_unsendable(producer)
+    began = time.monotonic()
+    producer.close(timeout=0.2)
+    assert time.monotonic() - began < JOIN_S
+    assert "is held up" in caplog.text
+    producer.close(timeout=0)
+    assert len(producer_threads()) == 1
+    answer.set()
+    assert producer._thread is not None
+    producer._thread.join(JOIN_S)
+    assert producer_threads() == []
+    assert not producer._accumulator.has_incomplete
+    producer.close()
 
 
 def test_leaving_after_an_error_does_not_wait() -> None:

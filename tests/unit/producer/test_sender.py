@@ -33,9 +33,11 @@ from spark_kafka_sink.common.errors import (
     RecordTooLargeError,
     RequestTimedOutError,
     SaslAuthenticationError,
+    SslAuthenticationError,
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState
 from spark_kafka_sink.record.columns import RecordColumns
 
 PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
@@ -1100,3 +1102,26 @@ def test_records_for_a_node_that_refuses_us_fail_at_once(is_idempotent: bool) ->
     harness.settle()
     assert delivery.error is refusal
     assert delivery.settled_ms == start_ms
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+@pytest.mark.parametrize("do_records_wait", [True, False])
+def test_a_producer_that_was_refused_is_not_to_be_used_again(is_idempotent: bool, do_records_wait: bool) -> None:
+    """Bug: a pooled producer was kept with the certificate that had expired, though its file had been renewed, and all
+    tasks of its worker were refused: an idempotent one whose refusal a wait for metadata met, any other always.
+    """
+    harness = warm(AT_ONCE | {"enable.idempotence": str(is_idempotent).lower()})
+    assert not harness.producer.has_failed
+    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+    if do_records_wait:
+        harness.selector.close("0")
+        harness.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, refusal)
+        delivery = harness.send(b"v")
+        harness.settle(1_000)
+        assert delivery.error is refusal
+    else:
+        harness.metadata.rebootstrap()
+        harness.metadata.fatal_error(refusal)
+        with pytest.raises(SslAuthenticationError, match="expired"):
+            harness.producer.partitions_for(TOPIC)
+    assert harness.producer.has_failed

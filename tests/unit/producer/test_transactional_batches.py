@@ -73,7 +73,7 @@ def test_a_batch_that_fails_costs_the_transaction_and_no_more(
 @both_versions
 @pytest.mark.parametrize(("error_code", "is_fatal"), [(48, False), (29, False), (49, True), (53, True), (90, True)])
 def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: int, is_fatal: bool) -> None:
-    """Bug: its class said so alone. Who aborts and tries again unless it is `fatal` gave up after INVALID_TXN_STATE from
+    """Bug: its class said so alone. Who aborts and tries again unless `fatal` gave up after INVALID_TXN_STATE from
     a leader, and tried for ever after INVALID_PRODUCER_ID_MAPPING.
     """
     harness = warm(version)

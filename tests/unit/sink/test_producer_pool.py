@@ -4,12 +4,14 @@ import gc
 import multiprocessing
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
+from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_producer import ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, SslAuthenticationError
 from spark_kafka_sink.sink import producer_pool
 from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, LoadedModules, ProducerPool, process_pool
 
@@ -103,6 +105,18 @@ def test_a_failed_producer_is_closed_at_its_release_and_not_given_again() -> Non
     bench.pool.release(producer)
     assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
     assert bench.pool.acquire(config()) is bench.made[1]
+
+
+def test_a_producer_that_was_not_let_in_is_not_given_again() -> None:
+    """Bug: it held the certificate that it had read, and a worker whose certificate had expired stayed shut out."""
+    made = [ProducerHarness(), ProducerHarness()]
+    pool = ProducerPool(Mock(side_effect=[harness.producer for harness in made]), HandClock())
+    producer = pool.acquire(config())
+    made[0].metadata.fatal_error(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    with pytest.raises(SslAuthenticationError):
+        producer.partitions_for(TOPIC)
+    pool.release(producer)
+    assert pool.acquire(config()) is made[1].producer
 
 
 def test_a_producer_that_fails_while_idle_is_not_given_again() -> None:
