@@ -42,12 +42,6 @@ class ApiVersions:
         with self._lock:
             return self._features.get(name, 0)
 
-    @property
-    def finalized_features_epoch(self) -> int:
-        """-1 before any node has told."""
-        with self._lock:
-            return self._features_epoch
-
 
 _LATEST: Final = SUPPORTED_VERSIONS[ApiKey.API_VERSIONS].latest
 

@@ -63,10 +63,6 @@ class ClientResponse:
         """From the request's making to this."""
         return self.received_ms - self.request.created_ms
 
-    @property
-    def has_response(self) -> bool:
-        return self.body is not None
-
     def complete(self) -> None:
         """Hand this to the request's callback."""
         if self.request.callback is not None:

@@ -113,9 +113,6 @@ class ConsumerNetworkClient:
             node_id = node.id_string if node is not None else None
             return self._unsent.count(node) + self._client.in_flight_request_count(node_id)
 
-    def has_pending_requests(self, node: Node | None = None) -> bool:
-        return self.pending_request_count(node) > 0
-
     # ---- nodes -----------------------------------------------------------------------------------------------------
 
     def least_loaded_node(self) -> Node | None:

@@ -43,18 +43,16 @@ class GroupOffsets:
         self,
         topic_partitions: Mapping[str, Iterable[TopicPartition]],
         timer: Timer,
-        *,
-        require_stable: bool = True,
     ) -> dict[str, GroupCommits]:
         """What the groups have committed for these partitions, by group; groups are asked in parallel.
 
-        With `require_stable` (KIP-447) offsets in a transaction that is still open, or whose end has not reached the
-        group's coordinator yet, are waited for. Raises GroupAuthorizationError, TopicAuthorizationError,
-        UnsupportedVersionError (a broker before Kafka 2.5 and `require_stable`), and KafkaTimeoutError, which says
-        UnstableOffsetCommitError's sentence where that was the reason.
+        Offsets in a transaction that is still open, or whose end has not reached the group's coordinator yet, are
+        waited for (KIP-447). Raises GroupAuthorizationError, TopicAuthorizationError, UnsupportedVersionError (a broker
+        before Kafka 2.5), and KafkaTimeoutError, which says UnstableOffsetCommitError's sentence where that was the
+        reason.
         """
         wanted = [_Wanted(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
-        outcomes = self._calls.run(_OffsetFetch(require_stable), wanted, timer)
+        outcomes = self._calls.run(_OffsetFetch(), wanted, timer)
         return {item.group_id: outcome.get() for item, outcome in outcomes.items()}
 
 
@@ -70,9 +68,6 @@ class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
         30: "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
     }
 
-    def __init__(self, require_stable: bool) -> None:
-        self._require_stable = require_stable
-
     def key(self, item: _Wanted) -> str:
         return item.group_id
 
@@ -84,7 +79,7 @@ class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
             topics: dict[str, list[int]] = {}
             for topic_partition in item.topic_partitions:
                 topics.setdefault(topic_partition.topic, []).append(topic_partition.partition)
-            yield OffsetFetchRequest(item.group_id, topics, self._require_stable), [item]
+            yield OffsetFetchRequest(item.group_id, topics), [item]
 
     def answers(self, items: Sequence[_Wanted], body: Message) -> Mapping[_Wanted, GroupCommits | KafkaError]:
         found = {item: group_offsets_of(body, item.group_id) for item in items}
@@ -93,7 +88,7 @@ class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
 
 def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
     """The group's offsets, or the first error in its answer; an unstable offset counts after any other."""
-    codes = [(int(getattr(group, "error_code", 0)), "")]
+    codes = [(int(group.error_code), "")]
     found: GroupCommits = {}
     for topic in group.topics:
         for partition in topic.partitions:

@@ -120,10 +120,6 @@ class Metadata:
         return self._cache
 
     @property
-    def topic_ids(self) -> Mapping[str, UUID]:
-        return self._cache.topic_ids
-
-    @property
     def update_version(self) -> int:
         """Counts what changed the view: bootstraps and answered updates."""
         with self._lock:

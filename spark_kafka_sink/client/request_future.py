@@ -27,12 +27,6 @@ class RequestFuture(Generic[T]):
         self._error: KafkaError | None = None
         self._listeners: list[tuple[OnSuccess[T], OnFailure]] = []
 
-    @classmethod
-    def failure(cls, error: KafkaError) -> RequestFuture[T]:
-        future: RequestFuture[T] = cls()
-        future.fail(error)
-        return future
-
     def is_done(self) -> bool:
         return self._done.is_set()
 

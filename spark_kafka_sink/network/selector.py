@@ -180,11 +180,14 @@ class Selector:
         """Make the poll under way, or the next one, return at once. From any thread; no effect once closed."""
         if self._is_woken or self._is_closed or os.getpid() != self._process_id:
             return
-        self._is_woken = True
         try:
+            self._is_woken = True
             self._wakeup_writer.send(b"\0")
         except OSError as error:  # closed meanwhile, or full, and then the poll wakes anyway
             _log.debug("Wake-up not sent: %s", error)
+        except BaseException:  # Ctrl-C: the flag without its byte would keep every later wake-up from being sent
+            self._is_woken = False
+            raise
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

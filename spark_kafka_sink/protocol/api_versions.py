@@ -49,7 +49,3 @@ class NodeApiVersions:
         raise UnsupportedVersionError(
             f"The node speaks versions {theirs} of {name}; this request needs versions {ours}."
         )
-
-    def finalized_feature(self, name: str) -> int:
-        """The finalized level of a feature; 0 where the cluster has none."""
-        return self.finalized_features.get(name, 0)

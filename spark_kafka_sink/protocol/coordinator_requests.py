@@ -74,33 +74,24 @@ def coordinator_of(response: Message, key: str) -> Coordinator | None:
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetchRequest(VersionedRequest):
-    """A group's committed offsets. `topics` None asks for all; `require_stable` (KIP-447) waits for open
-    transactions, from version 7 on.
+    """A group's committed offsets, with `require_stable` (KIP-447): no answer while a transaction that is open may
+    change them.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.OFFSET_FETCH
     group_id: str
-    topics: Mapping[str, Sequence[int]] | None
-    require_stable: bool = False
+    topics: Mapping[str, Sequence[int]]
 
     def build(self, version: int) -> Message:
-        topics = None
-        if self.topics is not None:
-            topics = [
-                {"name": topic, "partition_indexes": tuple(partitions)} for topic, partitions in self.topics.items()
-            ]
+        topics = [{"name": topic, "partition_indexes": tuple(partitions)} for topic, partitions in self.topics.items()]
         group: dict[str, object] = {"group_id": self.group_id, "topics": topics}
         if version < _FIRST_BATCHED_OFFSET_FETCH:
-            return self._fill(version, {**group, "require_stable": self.require_stable})
-        return self._fill(version, {"groups": (group,), "require_stable": self.require_stable})
+            return self._fill(version, {**group, "require_stable": True})
+        return self._fill(version, {"groups": (group,), "require_stable": True})
 
 
 def group_offsets_of(response: Message, group_id: str) -> Message | None:
-    """The part of an OffsetFetch response that has `error_code` and `topics`, in any version; None where the group is
-    not in it.
-
-    Version 1 has no `error_code`: its errors stand with the partitions.
-    """
+    """The part of an OffsetFetch response that has `error_code` and `topics`; None where the group is not in it."""
     if response.__version__ < _FIRST_BATCHED_OFFSET_FETCH:
         return response
     return next((group for group in response.groups if group.group_id == group_id), None)

@@ -64,8 +64,8 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     # Below 4 auto-creation cannot be declined: asking about a topic would make it. Every broker with Produce 3 speaks
     # 4.
     ApiKey.METADATA: VersionRange(4, 13),
-    # 0 asks ZooKeeper's offsets; from 10 on topics go by id.
-    ApiKey.OFFSET_FETCH: VersionRange(1, 9),
+    # Below 7 it does not wait for open transactions (KIP-447); from 10 on topics go by id.
+    ApiKey.OFFSET_FETCH: VersionRange(7, 9),
     # 0 knows groups only, not transactions.
     ApiKey.FIND_COORDINATOR: VersionRange(1, 6),
     # 0 would be followed by unframed tokens.

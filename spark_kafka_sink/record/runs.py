@@ -7,6 +7,7 @@ into partition order.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,6 +24,8 @@ from spark_kafka_sink.record.headers import encode_headers
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
+
+log = logging.getLogger(__name__)
 
 _SLACK: Final = 16
 """Bytes of room that the kernel wants to see beyond a record's own."""
@@ -111,10 +114,22 @@ def _unsorted(values: Int64Array, order: npt.NDArray[np.intp]) -> Int64Array:
     return result
 
 
-try:
-    _kernel: Any = import_module("spark_kafka_sink.record._kernel")
-except ImportError:
-    _kernel = None
+def _load_kernel() -> Any:
+    """None where it was not compiled, as in a zip of the package, and where it does not load on this machine."""
+    try:
+        return import_module("spark_kafka_sink.record._kernel")
+    except ModuleNotFoundError:
+        log.info("There is no compiled kernel: numpy encodes the records, at about a third of its speed")
+    except ImportError as cause:
+        log.warning(
+            "The compiled kernel does not load: numpy encodes the records, at about a third of its speed. Install"
+            " spark-kafka-sink on a machine like this one. %s",
+            cause,
+        )
+    return None
+
+
+_kernel: Any = _load_kernel()
 
 
 def has_kernel() -> bool:

@@ -87,6 +87,24 @@ def test_no_wakeup_is_lost_while_another_thread_rains_them(selector: Selector) -
     thread.join(LIMIT_S)
 
 
+def test_ctrl_c_in_a_wakeup_leaves_the_next_one_working(selector: Selector) -> None:
+    """It left the flag of a wake-up under way without its byte, and no other was sent from then on."""
+    writer = selector._wakeup_writer
+
+    class InterruptedWriter:
+        def send(self, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+    selector._wakeup_writer = InterruptedWriter()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        selector.wakeup()
+    selector._wakeup_writer = writer
+    selector.wakeup()
+    started = time.monotonic()
+    selector.poll(5000)
+    assert time.monotonic() - started < 3
+
+
 def test_a_wakeup_after_the_end_is_harmless() -> None:
     selector = Selector(SystemClock(), -1)
     selector.close_all()

@@ -96,7 +96,6 @@ def test_a_lost_node_is_forgotten_and_not_due_any_more() -> None:
 def test_features_are_those_of_the_highest_epoch_and_outlive_the_node() -> None:
     registry = ApiVersions()
     assert registry.finalized_feature("transaction.version") == 0
-    assert registry.finalized_features_epoch == -1
     registry.update("1", versions({"transaction.version": 2}, 7))
     registry.update("2", versions({"transaction.version": 1}, 6))
     assert registry.finalized_feature("transaction.version") == 2
@@ -104,4 +103,3 @@ def test_features_are_those_of_the_highest_epoch_and_outlive_the_node() -> None:
     assert registry.finalized_feature("transaction.version") == 2
     registry.update("2", versions({"transaction.version": 1}, 8))
     assert registry.finalized_feature("transaction.version") == 1
-    assert registry.finalized_features_epoch == 8

@@ -266,7 +266,7 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: 
     bench.rig.network.hanging.clear()
     (aborted,) = bench.end([open_], committed=False)
     assert aborted.status is EndTxnStatus.DONE
-    bench.rig.poll_until(lambda: not bench.client.has_pending_requests())
+    bench.rig.poll_until(lambda: bench.client.pending_request_count() == 0)
     assert [exchange.request.committed for exchange in bench.asked(END)] == [False]
 
 

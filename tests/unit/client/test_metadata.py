@@ -101,7 +101,7 @@ def test_an_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
     assert cluster.controller == NODES[1]
     assert set(cluster.nodes) == set(NODES.values())
     assert cluster.partition_count_for_topic("t") == 2
-    assert cluster.topic_ids == {"t": ID_A} == metadata.topic_ids
+    assert cluster.topic_ids == {"t": ID_A}
     info = cluster.partition_info(T0)
     assert info is not None
     assert info.leader == NODES[0]
@@ -287,7 +287,7 @@ def test_without_subclass_all_topics_are_asked_for_and_kept() -> None:
 def test_topics_that_nobody_wants_are_not_kept(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("x", partition("x"), topic_id=ID_B)))
     assert metadata.fetch().topics == {"t"}
-    assert metadata.topic_ids == {"t": ID_A}
+    assert metadata.cache.topic_ids == {"t": ID_A}
     assert metadata.current_leader(TopicPartition("x", 0)).epoch is None
 
 
@@ -302,17 +302,17 @@ def test_a_full_update_replaces_and_a_partial_one_is_laid_over(metadata: SomeTop
     update(metadata, response(topic("t", partition(), topic_id=ID_A)))
     update(metadata, response(topic("u", partition("u"), topic_id=ID_B)), is_partial=True)
     assert metadata.fetch().topics == {"t", "u"}
-    assert metadata.topic_ids == {"t": ID_A, "u": ID_B}
+    assert metadata.cache.topic_ids == {"t": ID_A, "u": ID_B}
     update(metadata, response(topic("u", partition("u"))))
     assert metadata.fetch().topics == {"u"}
-    assert metadata.topic_ids == {}
+    assert metadata.cache.topic_ids == {}
 
 
 def test_a_partial_update_replaces_the_topics_it_tells_of(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), partition(number=1), topic_id=ID_A)))
     update(metadata, response(topic("t", partition())), is_partial=True)
     assert metadata.fetch().partition_count_for_topic("t") == 1
-    assert metadata.topic_ids == {}, "the latest answer had no id"
+    assert metadata.cache.topic_ids == {}, "the latest answer had no id"
     update(metadata, response(topic("t", error=3)), is_partial=True)
     assert metadata.fetch().partition_count_for_topic("t") is None
 
@@ -332,7 +332,7 @@ def test_a_partial_update_lets_go_of_topics_not_wanted_any_more(metadata: SomeTo
     metadata.wanted.clear()
     update(metadata, response(), is_partial=True)
     assert metadata.fetch().topics == frozenset()
-    assert metadata.topic_ids == {}
+    assert metadata.cache.topic_ids == {}
     assert metadata.fetch().invalid_topics == frozenset()
 
 
@@ -443,7 +443,7 @@ def test_a_topic_deleted_and_made_again_starts_from_a_lower_epoch(metadata: Some
     update(metadata, response(topic("t", error=3)))
     update(metadata, response(topic("t", partition(leader=1, epoch=0), topic_id=ID_B)))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 0)
-    assert metadata.topic_ids == {"t": ID_B}
+    assert metadata.cache.topic_ids == {"t": ID_B}
 
 
 def test_a_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:

@@ -64,7 +64,7 @@ def test_a_request_comes_back_with_its_response_and_calls_back_once(rig: ClientR
     assert response.request is request
     assert response.body.producer_id == 1000
     assert response.version == 5
-    assert response.has_response
+    assert response.body is not None
     assert not response.disconnected
     assert response.latency_ms == 2, "a millisecond there and one back"
     assert rig.cluster.requests_of(INIT_PRODUCER_ID)[0].client_id == "rig"
@@ -101,7 +101,7 @@ def test_a_request_without_response_is_done_when_it_is_sent(rig: ClientRig) -> N
     request = rig.send(0, ProduceRequest(0, 1_000, {}), expect_response=False)
     (response,) = rig.poll()
     assert response.request is request
-    assert not response.has_response
+    assert response.body is None
     assert not response.disconnected
     assert not rig.client.has_in_flight_requests()
 
@@ -234,7 +234,7 @@ def test_what_is_not_the_answer_ends_the_connection_and_completes_no_request(
     with caplog.at_level(logging.CRITICAL):
         responses = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
     assert [response.request for response in responses] == [first, second]
-    assert all(response.disconnected and not response.has_response for response in responses)
+    assert all(response.disconnected and response.body is None for response in responses)
     assert all(isinstance(response.protocol_error, ProtocolError) for response in responses)
     assert "0" not in rig.selector.connection_ids
     rig.connect(0)
@@ -256,7 +256,7 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rig: ClientRig, cap
     rig.send(0, ASK)
     with caplog.at_level(logging.CRITICAL):
         (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
-    assert response.has_response
+    assert response.body is not None
     assert "nothing was asked" in str(rig.metadata.connection_failure)
 
 
@@ -281,7 +281,7 @@ def test_answers_that_came_before_the_connection_was_lost_still_count(rig: Clien
     rig.cluster.on(INIT_PRODUCER_ID, lambda cluster, exchange, proceed: Answer(proceed().values, close=True))
     rig.send(0, ASK)
     responses = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
-    assert [response.has_response for response in responses] == [True]
+    assert [response.body is not None for response in responses] == [True]
 
 
 def test_a_request_not_answered_in_time_ends_the_connection_and_all_in_flight(rig: ClientRig) -> None:

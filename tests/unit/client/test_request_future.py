@@ -27,7 +27,8 @@ def test_a_completed_future_has_its_value() -> None:
 
 
 def test_a_failed_future_has_its_error() -> None:
-    future = RequestFuture[int].failure(DisconnectError())
+    future: RequestFuture[int] = RequestFuture()
+    future.fail(DisconnectError())
     assert future.failed()
     assert not future.succeeded()
     with pytest.raises(DisconnectError):

@@ -54,8 +54,7 @@ def test_old_and_new_releases_are_spoken_to(release: dict[int, tuple[int, int]],
 def test_finalized_features_are_kept_by_name() -> None:
     features = [{"name": "transaction.version", "max_version_level": 2, "min_version_level": 1}]
     node = versions_of({}, finalized_features=features, finalized_features_epoch=41)
-    assert node.finalized_feature("transaction.version") == 2
-    assert node.finalized_feature("group.version") == 0
+    assert node.finalized_features == {"transaction.version": 2}
     assert node.finalized_features_epoch == 41
     assert versions_of({18: (0, 0)}, version=0).finalized_features_epoch == -1
 

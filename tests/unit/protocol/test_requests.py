@@ -155,8 +155,6 @@ def test_without_transactional_id_the_transaction_version_does_not_matter() -> N
         (InitProducerIdRequest("t", 1, producer_id=7, producer_epoch=1), 2, "producer_id"),
         (ListOffsetsRequest({}, isolation_level=READ_COMMITTED), 1, "isolation_level"),
         (TxnOffsetCommitRequest("t", 1, 1, "g", {}, member_id="m"), 2, "member_id"),
-        (OffsetFetchRequest("g", {}, require_stable=True), 6, "require_stable"),
-        (OffsetFetchRequest("g", None), 1, "topics"),
         (ListTransactionsRequest(pattern="x.*"), 1, "transactional_id_pattern"),
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "build") else str(value),

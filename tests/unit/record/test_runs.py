@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record import runs as runs_module
 from spark_kafka_sink.record.arrow_arrays import Int64Array
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
@@ -29,6 +30,25 @@ COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
 def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
     assert has_kernel() or shutil.which(COMPILER) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "level"),
+    [(ModuleNotFoundError("No module named '_kernel'"), "INFO"), (ImportError("GLIBC_2.38 not found"), "WARNING")],
+)
+def test_why_there_is_no_kernel_is_told(
+    cause: ImportError, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(name: str) -> None:
+        raise cause
+
+    monkeypatch.setattr(runs_module, "import_module", fails)
+    with caplog.at_level("INFO"):
+        assert runs_module._load_kernel() is None
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert "numpy encodes the records" in record.getMessage()
+    assert level == "INFO" or "GLIBC_2.38 not found" in record.getMessage()
 
 
 def some(rng: random.Random, rows: int, longest: int, nulls: float) -> list[bytes | None]:
