@@ -266,7 +266,9 @@ class StopWish:
 
 
 def follow(query: StreamingQuery, table: ProgressTable, stop: StopWish, grace_s: float) -> None:
-    """Until the query ends, or is asked to. Raises StreamingQueryException when it fails."""
+    """Until the query ends, or is asked to. Raises StreamingQueryException when it fails, also while it is stopped; but
+    not of a batch that is broken off since it takes longer than `grace_s`.
+    """
     deadline = None
     seen = None
     while not query.awaitTermination(POLL_SECONDS):
@@ -280,8 +282,11 @@ def follow(query: StreamingQuery, table: ProgressTable, stop: StopWish, grace_s:
             print("Stopping once the batch under way is done", flush=True)
             deadline = time.monotonic() + grace_s
             batches = table.batches
-        if table.batches > batches or not query.status["isTriggerActive"] or time.monotonic() > deadline:
+        is_over = table.batches > batches or not query.status["isTriggerActive"]
+        if is_over or time.monotonic() > deadline:
             query.stop()
+            if is_over and (error := query.exception()) is not None:  # a batch that fails is none under way either
+                raise error
             break
     table.show(query.recentProgress)
 

@@ -2,7 +2,7 @@
 
 Lists what was decided and what is open, in plain words, and settles it where no query will: `finish` commits a batch
 that is decided, `abort` ends what is not, `accept` closes a batch whose rows were lost, `forget` frees a prefix. All
-but `list` take the prefix away from a query that runs, and ask first.
+but `list` break the batch that a query may be writing, and ask first.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Operator:
                 " query has another decision.topic, name that with --decision-topic."
             )
         leaves_nothing = is_free or is_one_off(prefix)
-        return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=leaves_nothing)
+        return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=leaves_nothing, has_tasks=False)
 
     def _driver(self, prefix: str) -> ExactlyOnceDriver:
         return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms)
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
         if options.command != "list" and not options.yes:
             question = _QUESTIONS[options.command].format(prefix=options.prefix)
             print(
-                f"{question} A query that runs under it is stopped. Its decisions are looked for in"
+                f"{question} Stop its query first: a batch under way fails. Its decisions are looked for in"
                 f" {config.decision_topic}.",
                 file=out,
             )

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from spark_kafka_sink.record.arrow_arrays import marked
 from spark_kafka_sink.sink.frame import HEADERS, KEY, TOPIC, VALUE
-from spark_kafka_sink.sink.running_query import running_query
+from spark_kafka_sink.sink.running_query import context_of_thread, running_query
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -61,8 +61,8 @@ class PaddedRows(NamedTuple):
 _UNKNOWN: Final = 512
 """Bytes that a row may have without padding, where nobody knows the sizes: with twice as many, two rows of padding take
 as long as Spark's own look."""
-_OF_CONNECT: Final = PaddedRows(_UNKNOWN, 10_000)
-"""With Spark's own limit, which cannot be set there for one query."""
+_OF_SPARK: Final = PaddedRows(_UNKNOWN, 10_000)
+"""With Spark's own limit, where none can be set for one query."""
 _MOST_OF_A_ROW: Final = 4_096
 """So that batches of small rows that come after large ones still have a thousand of them. A row of padding for as many
 bytes costs nothing that shows."""
@@ -114,27 +114,21 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
     goes on counting bytes, of their rows too, of which nobody knows how large they are, and its limit of rows stays.
 
     Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
-    other thread's query sees them. Spark Connect has none; there Spark's own limits hold, with padding.
+    other thread's query sees them. Spark Connect has none, and with PYSPARK_PIN_THREAD=false they are anybody's; there
+    Spark's own limits hold, with padding.
     """
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
-    context = _context(session)
+    context = context_of_thread(session)
     rows = None
     if len(free) == 2:
-        rows = _OF_CONNECT if context is None else padded_rows(last)
+        rows = _OF_SPARK if context is None else padded_rows(last)
         if rows is not None and context is not None and _may_run_python(df, context):
             rows = None
     limits = {BYTES: _MOST_BYTES} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
     properties = {} if context is None else {name: str(limits[name]) for name in free if name in limits}
     with _local_properties(context, properties):
         yield df if rows is None else padded(df, rows)
-
-
-def _context(session: object) -> SparkContext | None:
-    """None in Spark Connect."""
-    from pyspark.sql import SparkSession as ClassicSession
-
-    return session.sparkContext if isinstance(session, ClassicSession) else None
 
 
 def _may_run_python(df: DataFrame, context: SparkContext) -> bool:

@@ -59,16 +59,26 @@ _CHECKED: Final[WeakSet[Coordinator]] = WeakSet()
 
 class KafkaDriverCluster:
     """`DriverCluster` over a `Coordinator`. A call waits no longer than max.block.ms, the end of transactions
-    delivery.timeout.ms. `is_one_off`: nobody will come back to this prefix once its batch is finished.
+    delivery.timeout.ms. `is_one_off`: nobody will come back to this prefix once its batch is finished. `has_tasks`:
+    batches are to be written, whose time-out the cluster must allow.
 
     Making one asks for the decision topic, and creates it where it is missing. Raises KafkaError.
     """
 
-    def __init__(self, coordinator: Coordinator, config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        config: SinkConfig,
+        prefix: str,
+        *,
+        is_one_off: bool = False,
+        has_tasks: bool = True,
+    ) -> None:
         self._coordinator = coordinator
         self._config = config.producer
         self._key = prefix.encode()
         self._is_one_off = is_one_off
+        self._has_tasks = has_tasks
         self.place = TopicPartition(
             config.decision_topic, partition_for_key(self._key, self._ensure_topic(config.decision_topic))
         )
@@ -81,7 +91,7 @@ class KafkaDriverCluster:
         wanted_ms = self._config.transaction_timeout_ms
         init = self._coordinator.transactions.init_producer_id
         own_ms = _own_transaction_ms(wanted_ms)
-        if wanted_ms > own_ms and self._coordinator not in _CHECKED:
+        if self._has_tasks and wanted_ms > own_ms and self._coordinator not in _CHECKED:
             # where the cluster does not allow the tasks' time-out, that is told before there are any
             held = init(transactional_id, wanted_ms, self._timer(), held)
             _CHECKED.add(self._coordinator)

@@ -22,6 +22,7 @@ from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
 from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
 from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
@@ -40,6 +41,11 @@ _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
     ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
     " for a stream, sink.write(df) for a batch; or leave the option out."
+)
+
+_NO_BATCH: Final = (
+    "delivery.guarantee=exactly-once cannot be kept by write inside foreachBatch: a batch that Spark runs again would"
+    " be another write. Call sink.write_batch(df, batch_id), which gives the report too."
 )
 
 
@@ -113,9 +119,12 @@ class KafkaSink:
         again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
 
         With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
-        another write: only a streaming query knows what it has written.
+        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised.
         """
         if self._config.is_exactly_once:
+            context = context_of_thread(df.sparkSession)
+            if context is not None and query_id_of(context):
+                raise ConfigError(_NO_BATCH)
             return self._write_exactly_once(df, None)
         config = self._config
 
@@ -127,13 +136,14 @@ class KafkaSink:
         rows = self._run_tasks(self._chosen(df), write_task, REPORT_DDL)
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 
-    def write_batch(self, df: DataFrame, batch_id: int) -> None:
+    def write_batch(self, df: DataFrame, batch_id: int) -> WriteReport:
         """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
         if self._config.is_exactly_once:
             report = self._write_exactly_once(df, stream_batch(df, batch_id))
         else:
             report = self.write(df)
         log.info("Batch %d: %s", batch_id, report)
+        return report
 
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
         """Raises KafkaError where the batch could not be committed, besides what `write` raises."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -73,9 +74,10 @@ def name_of_query(query_id: str) -> str:
 
 
 def operator_command(name: str, prefix: str, decision_topic: str) -> str:
-    """What to type. With another decision topic than the query's it would find nothing decided."""
-    topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic {decision_topic}"
-    return f"python -m spark_kafka_sink.transactions {name} --bootstrap-servers ...{topic} --prefix {prefix}"
+    """What to type, but for the servers. With another decision topic than the query's it would find nothing decided."""
+    topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic={decision_topic}"
+    own = f"--prefix={shlex.quote(prefix)}{topic}"  # what is typed last may stand before a full stop
+    return f"python -m spark_kafka_sink.transactions {name} {own} --bootstrap-servers HOST:PORT"
 
 
 def who_finishes(query_id: str, command: str) -> str:

@@ -22,6 +22,15 @@ def has_own_threads() -> bool:
     return os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 
 
+def context_of_thread(session: object) -> SparkContext | None:
+    """The context, where local properties that are set by it are those of the thread that calls: None in Spark Connect,
+    and where threads of Python share those of the JVM.
+    """
+    from pyspark.sql import SparkSession as ClassicSession
+
+    return session.sparkContext if isinstance(session, ClassicSession) and has_own_threads() else None
+
+
 def query_id_of(context: SparkContext) -> str | None:
     """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none."""
     return context.getLocalProperty(QUERY_ID)

@@ -59,8 +59,16 @@ def streaming_task() -> TaskIdentity:
 
 
 def batch_task(mandate: Mandate) -> TaskIdentity:
-    """Who the running task of a batch write is: the write comes after the last one under the prefix."""
+    """Who the running task of a batch write is: the write comes after the last one under the prefix. Raises
+    IllegalStateError in a streaming query, which would write a batch that it runs again once more.
+    """
     context = _context()
+    if context.getLocalProperty(QUERY_ID):
+        raise IllegalStateError(
+            'df.write.format("kafka_sink") with delivery.guarantee=exactly-once was called inside foreachBatch: a batch'
+            " that Spark runs again would be another write. Use foreachBatch(sink.write_batch), or"
+            ' writeStream.format("kafka_sink").'
+        )
     return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
 
 

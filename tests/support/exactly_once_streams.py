@@ -179,12 +179,17 @@ def visible_values(servers: str, topic: str) -> list[int]:
 
 
 def open_transactions(servers: str, prefix: str) -> list[str]:
-    """Their transactional ids, by the brokers' own listing."""
+    """Transactional ids of this prefix, by the brokers' own listing."""
+    return [each for each in ongoing_ids(servers) if each.startswith(f"{prefix}/")]
+
+
+def ongoing_ids(servers: str) -> list[str]:
+    """Of all prefixes."""
     with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
         listed = coordinator.transactions.list_transactions(
             coordinator.timer(30_000), states=[TransactionState.ONGOING]
         )
-    return [each.transactional_id for each in listed if each.transactional_id.startswith(f"{prefix}/")]
+    return [each.transactional_id for each in listed]
 
 
 def check_nothing_open(servers: str, prefix: str) -> None:

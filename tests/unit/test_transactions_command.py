@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,14 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.sink import driver_cluster
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command, task_id
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.transactions import Operator, main
+from spark_kafka_sink.transactions import Operator, _parser, main
 
 PREFIX = "orders"
 OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
@@ -542,8 +544,9 @@ def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyP
     out = io.StringIO()
     arguments = ["forget", "--prefix", PREFIX, "--bootstrap-servers", "h:9092", "--decision-topic", "mine"]
     assert main(arguments, out, lambda _: "yes") == 1
-    assert "write a batch twice. A query that runs under it is stopped. Its decisions are looked for in mine." in (
-        out.getvalue()
+    assert (
+        "write a batch twice. Stop its query first: a batch under way fails. Its decisions are looked for in mine."
+        in (out.getvalue())
     )
     assert out.getvalue().endswith("Nothing was changed.\n")
 
@@ -694,4 +697,34 @@ def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: Ope
     outcomes = bench.decide(0)
     assert not bench.driver.abort(outcomes[0].mandate, outcomes)
     bench.driver.begin()
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+@pytest.mark.parametrize("topic", ["mine", "-mine", CONFIG.decision_topic])
+@pytest.mark.parametrize("prefix", [PREFIX, "a b", "it's", "-x", "$HOME;", "orders."])
+@pytest.mark.parametrize("command", ["finish", "accept", "forget"])
+def test_the_command_that_an_error_names_can_be_typed_as_it_stands(command: str, prefix: str, topic: str) -> None:
+    """Bug: a prefix with a blank or a quote was another one, or none, to the shell; and the full stop of the sentence,
+    or its colon, stood behind the prefix as if it were part of it.
+    """
+    python, module, name, *typed = shlex.split(operator_command(command, prefix, topic))
+    assert (python, module, name) == ("python", "-m", "spark_kafka_sink.transactions")
+    options = _parser().parse_args(typed)
+    assert (options.command, options.prefix) == (command, prefix)
+    assert (options.decision_topic or CONFIG.decision_topic) == topic
+    assert options.bootstrap_servers == typed[-1] == "HOST:PORT"
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
+def test_a_cluster_that_allows_short_transactions_alone_lets_the_operator_in(
+    bench: OperatorBench, command: str
+) -> None:
+    """Bug: it asked whether tasks, of which it has none, may take the 15 minutes of the default, and was refused."""
+    if command in {"finish", "accept"}:
+        bench.decide(0)
+    else:
+        bench.driver.commit(bench.batch(0))
+    driver_cluster._CHECKED.clear()  # an operator has a client of its own
+    bench.cluster.transactions.max_timeout_ms = 600_000
+    getattr(bench.operator, command)(PREFIX)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]

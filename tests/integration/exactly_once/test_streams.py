@@ -16,10 +16,18 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from support.exactly_once_streams import KEYS, Stream, check_nothing_open, kill_a_python_worker, visible_values
+from support.exactly_once_streams import (
+    KEYS,
+    Stream,
+    check_nothing_open,
+    kill_a_python_worker,
+    ongoing_ids,
+    visible_values,
+)
 
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
+from spark_kafka_sink.sink.driver_session import is_one_off
 from spark_kafka_sink.sink.foreach import KafkaSink
 
 KILLS = max(3, int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 4)
@@ -177,6 +185,28 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
+@pytest.mark.parametrize("form", ["write", "format"])
+def test_a_batch_write_inside_foreach_batch_is_refused(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
+) -> None:
+    """Bug: when Spark ran the batch again, its rows came twice."""
+    stream.write_files(0, 1)
+    spark.dataSource.register(KafkaSinkDataSource)
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        if form == "write":
+            KafkaSink(options).write(batch)
+        else:
+            batch.write.format("kafka_sink").options(**options).mode("append").save()
+
+    read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
+    query = read.writeStream.foreachBatch(write).option("checkpointLocation", str(stream.checkpoint))
+    with pytest.raises(StreamingQueryException, match=r"inside foreachBatch.*sink\.write_batch"):
+        query.trigger(availableNow=True).start().awaitTermination()
+    assert visible_values(servers, three_partitions) == []
+
+
 def test_a_job_group_that_the_user_sets_is_no_run_of_the_query(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
@@ -217,7 +247,8 @@ def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: 
         KafkaSink(options, **named).write(rows)
     assert len(visible_values(servers, three_partitions)) == 1200
     check_nothing_open(servers, named["transactional.id.prefix"])
-    check_nothing_open(servers, "spark-kafka-sink")
+    # those of writes without a prefix, among them the one that failed
+    assert [each for each in ongoing_ids(servers) if is_one_off(each.rpartition("/")[0])] == []
 
 
 def test_empty_batches_and_partitions_leave_nothing_open(

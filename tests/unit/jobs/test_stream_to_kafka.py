@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from jobs import stream_to_kafka
 from jobs.stream_to_kafka import (
@@ -149,6 +150,7 @@ class FakeQuery:
         self.waits = 0
         self.asked = 0
         self.stopped_after: int | None = None
+        self.error: Exception | None = None
 
     def awaitTermination(self, _: float) -> bool:  # noqa: N802 - PySpark's name
         self.waits += 1
@@ -170,6 +172,9 @@ class FakeQuery:
 
     def stop(self) -> None:
         self.stopped_after = self.waits
+
+    def exception(self) -> Exception | None:
+        return self.error
 
 
 def followed(query: FakeQuery, *, is_asked: bool, grace_s: float = 60.0) -> ProgressTable:
@@ -199,10 +204,19 @@ def test_a_query_with_no_batch_under_way_is_stopped_at_once() -> None:
     assert query.stopped_after == 1
 
 
+def test_a_query_that_failed_as_it_was_asked_to_stop_is_no_success() -> None:
+    """Bug: after its failure no batch is under way either, and the job ended with code 0."""
+    query = FakeQuery(looks=5, is_active=False)
+    query.error = StreamingQueryException("no more")
+    with pytest.raises(StreamingQueryException, match="no more"):
+        followed(query, is_asked=True)
+
+
 def test_a_batch_that_takes_longer_than_the_grace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1_000))
     monkeypatch.setattr(stream_to_kafka.time, "monotonic", lambda: next(seconds))
     query = FakeQuery(looks=500)
+    query.error = StreamingQueryException("interrupted")
     followed(query, is_asked=True, grace_s=20)
     assert query.stopped_after is not None
     assert 15 <= query.stopped_after <= 25

@@ -190,7 +190,8 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     for text in (one_off, prefixed):
         assert "their transactions end with their time-out, or before by python -m" in text
         assert (
-            "finish --bootstrap-servers ... --prefix orders. Where that says that batch 0 is committed, do not" in text
+            "finish --prefix=orders --bootstrap-servers HOST:PORT. Where that says that batch 0 is committed, do"
+            in text
         )
         assert "started again" not in text, "to write it again is another write"
     assert "are finished or aborted when this is started again. If" in stream
@@ -204,7 +205,7 @@ def test_the_command_that_a_failure_names_has_the_decision_topic_where_it_is_not
     leave_open(bench)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
     writer.abort([None])
-    assert "finish --bootstrap-servers ... --decision-topic mine --prefix orders" in caplog.text
+    assert "finish --prefix=orders --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -230,4 +231,4 @@ def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(
     leave_open(bench)
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(31), times=None)
     writer.abort([None])
-    assert "--prefix orders (" in caplog.text
+    assert "--prefix=orders --bootstrap-servers HOST:PORT (" in caplog.text

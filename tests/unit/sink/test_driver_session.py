@@ -423,7 +423,7 @@ def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
     (told,) = (each.getMessage() for each in caplog.records if "left open" in each.getMessage())
     assert "it may be decided, or not all of it could be aborted." in told
     assert ("started again" in told) is (batch is not None)
-    assert ("transactions finish --bootstrap-servers ... --prefix orders: " in told) is (batch is None)
+    assert ("transactions finish --prefix=orders --bootstrap-servers HOST:PORT: " in told) is (batch is None)
 
 
 def failing_tasks(*_: object) -> list[TaskOutcome]:

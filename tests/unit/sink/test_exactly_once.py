@@ -155,7 +155,7 @@ def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
         KafkaError, match="is not known" if is_driver else "is decided, and its commit did not"
     ) as caught:
         driver.commit([told])
-    typed = "python -m spark_kafka_sink.transactions finish --bootstrap-servers ... --prefix P"
+    typed = "python -m spark_kafka_sink.transactions finish --prefix=P --bootstrap-servers HOST:PORT"
     assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
     assert ("Do not write it again" in str(caught.value)) is (query_id == "")
     assert (typed in str(caught.value)) is (query_id == "")

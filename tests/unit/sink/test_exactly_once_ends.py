@@ -137,7 +137,7 @@ def test_a_commit_that_comes_too_late_counts_if_the_tasks_marker_was_committed(
             driver.commit([told])
 
 
-@pytest.mark.parametrize(("topic", "flag"), [("mine", "--decision-topic mine "), (CONFIG.decision_topic, "")])
+@pytest.mark.parametrize(("topic", "flag"), [("mine", " --decision-topic=mine"), (CONFIG.decision_topic, "")])
 def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_the_default(
     bench: CoordinatorBench, topic: str, flag: str
 ) -> None:
@@ -146,7 +146,7 @@ def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_t
     driver = ExactlyOnceDriver("P", cluster, lambda: 0)
     told = told_by_a_task(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
-    typed = f"transactions {{}} --bootstrap-servers ... {flag}--prefix P. "
+    typed = f"transactions {{}} --prefix=P{flag} --bootstrap-servers HOST:PORT. "
     with pytest.raises(TransactionLostError, match=re.escape(typed.format("accept"))):
         driver.commit([told])
     mandate = replace(told.mandate, last_batch_id=4, last_query_id="another")

@@ -234,7 +234,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
 
 
 EXACTLY_ONCE = OPTIONS | {"delivery.guarantee": "exactly-once"}
-FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]))
+FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]), sparkSession=None)
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
@@ -256,7 +256,7 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     sessions: list[Session],
 ) -> None:
     sink = ExactlyOnceSink(EXACTLY_ONCE)
-    sink.write_batch(FRAME, 3)
+    assert sink.write_batch(FRAME, 3).records == 5
     assert sink.given == [MANDATE, 3, "q1", "batch without padding"]
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
@@ -268,6 +268,21 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     assert [session.batch for session in sessions] == [StreamBatch("q1", "r1", 3), StreamBatch("q1", "r1", 4), None]
     assert [session.outcomes for session in sessions] == [[OUTCOME]] * 3
     assert not any(session.is_closed for session in sessions)
+
+
+def test_an_exactly_once_write_inside_foreach_batch_is_refused(
+    sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: when Spark ran the batch again its rows were written again, for each write is one of its own."""
+    properties = {"sql.streaming.queryId": "q1"}
+    monkeypatch.setattr(foreach, "context_of_thread", lambda session: SimpleNamespace(getLocalProperty=properties.get))
+    with pytest.raises(ConfigError, match=r"write inside foreachBatch.*sink\.write_batch\(df, batch_id\)"):
+        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME)
+    assert not sessions
+    assert ExactlyOnceSink(EXACTLY_ONCE).write_batch(FRAME, 3).records == 5
+    assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
+    properties.clear()
+    assert ExactlyOnceSink(EXACTLY_ONCE).write(FRAME).records == 5
 
 
 @pytest.mark.usefixtures("sessions")

@@ -49,10 +49,19 @@ def test_a_streams_task_that_is_not_told_all_of_it_is_refused(properties: dict[s
         streaming_task()
 
 
-@pytest.mark.usefixtures("properties")
 @pytest.mark.parametrize(("last", "batch_id"), [(None, 0), (0, 1), (6, 7)])
-def test_a_batch_writes_task_comes_after_the_last_batch_of_its_prefix(last: int | None, batch_id: int) -> None:
+def test_a_batch_writes_task_comes_after_the_last_batch_of_its_prefix(
+    properties: dict[str, str], last: int | None, batch_id: int
+) -> None:
+    properties.clear()
     assert batch_task(replace(MANDATE, last_batch_id=last)) == TaskIdentity(batch_id, "", 5, 2)
+
+
+@pytest.mark.usefixtures("properties")
+def test_a_batch_writes_task_in_a_streaming_query_is_refused() -> None:
+    """Bug: a batch write inside foreachBatch wrote the rows of a batch that Spark ran again once more."""
+    with pytest.raises(IllegalStateError, match=r"inside foreachBatch.*sink\.write_batch"):
+        batch_task(MANDATE)
 
 
 @pytest.mark.usefixtures("properties")
