@@ -8,7 +8,7 @@
 A cell is keys, codec, partitions and bytes of a value. In every cell the contenders take turns, `--rounds` times; each
 time one gets a new process and a new topic, writes for `--warm-up` seconds, as what streams for hours has, and then
 `--runs` timed runs, of the same rows that Spark makes as they are asked for. The medians of all timed runs are shown,
-and their ratios to Spark's JVM sink in the same cell: the rates depend on the machine, the ratios hardly. All share one
+and their ratios to Spark's JVM sink in the same cell: the rates depend on the machine, the ratios less. All share one
 embedded broker, on the same processors; its JVM has the flags of Kafka's own start script, as users' brokers have, and
 not those of a test's quick start, which makes TLS slow. Before every cell processes that are not counted write to it
 until its compilers rest, as those of a broker in use do. With --security SSL the contenders write over TLS; tables
@@ -47,7 +47,7 @@ from benchmark_arguments import argument_parser
 from benchmark_cells import Assignment, Cell
 from benchmark_contenders import CONTENDERS, STREAMS, Contender
 from benchmark_figures import Latency, Rate, Timed
-from benchmark_processes import compiler_seconds
+from benchmark_processes import compiler_seconds, seconds_since
 from benchmark_security import secured_listener
 from benchmark_show import draw, latency_table, rate_table
 from benchmark_topics import Broker, count_records, warm_topic
@@ -111,7 +111,7 @@ class Bench:
         settings: argparse.Namespace,
         jars: Sequence[Path],
         authority_file: Path | None,
-        compiled_s: Callable[[], float],
+        compiled_s: Callable[[], Mapping[int, float]],
     ) -> None:
         self._broker = broker
         self._settings = settings
@@ -124,10 +124,10 @@ class Bench:
         again, and is told then.
         """
         for _ in range(MOST_WARM_UPS):
-            before_s, started = self._compiled_s(), time.perf_counter()
+            before, started = self._compiled_s(), time.perf_counter()
             with suppress(MeasurementError):
                 self.rate(replace(rate, runs=[]))
-            if self._compiled_s() - before_s < AT_REST * (time.perf_counter() - started):
+            if seconds_since(before, self._compiled_s()) < AT_REST * (time.perf_counter() - started):
                 break
 
     def rate(self, rate: Rate) -> None:
@@ -212,11 +212,11 @@ def measure(
     broker: Broker,
     settings: argparse.Namespace,
     authority_file: Path | None = None,
-    compiled_s: Callable[[], float] = float,
+    compiled_s: Callable[[], Mapping[int, float]] = dict,
 ) -> dict[str, Any]:
     """All that is asked for, as it goes into the JSON file; tables are printed on the way. What fails is told in
     `failures`, and the others are measured all the same. `authority_file`: of the certificate of the listener SSL.
-    `compiled_s`: the seconds that the broker's compilers have taken.
+    `compiled_s`: the seconds that each of the broker's compilers has taken.
     """
     asked = list(itertools.product(settings.cells, settings.contenders))
     absent = {(cell, name): missing_packages(CONTENDERS[name], Cell.parse(cell).codec) for cell, name in asked}

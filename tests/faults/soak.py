@@ -38,6 +38,7 @@ from support.tcp_proxy import Way
 from support.transactional_workload import TransactionalWorkload
 from support.workload import Workload, draw_settings, history_of, partitions_of, read_all
 
+from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 mpl.use("agg")
@@ -115,11 +116,14 @@ class KilledQuery:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            self.kills += self._start(3, 180)
+            done = self._start(3, 180)
+            self.kills += 0 if done is None else done["kills"]
             self._seed += 1
 
-    def _start(self, kills: int, timeout_s: float) -> int:
-        """Processes until so many are killed; how many that were."""
+    def _start(self, kills: int, timeout_s: float) -> dict[str, Any] | None:
+        """Processes until so many are killed, and one that is not: what became of them. None where too many of them
+        failed, as they may while brokers are gone.
+        """
         query = self._query
         command = [sys.executable, "-m", "support.killed_query", "--servers", query.servers, "--topic", query.topic]
         options = ["--checkpoint", str(query.checkpoint), "--kills", str(kills), "--seed", str(self._seed)]
@@ -127,7 +131,7 @@ class KilledQuery:
             ended = subprocess.run(
                 command + options, stdout=subprocess.PIPE, stderr=log, text=True, timeout=timeout_s, check=False
             )
-        return int(json.loads(ended.stdout)["kills"]) if ended.returncode == 0 else 0
+        return dict(json.loads(ended.stdout)) if ended.returncode == 0 else None
 
     def stop(self) -> None:
         self._ended.set()
@@ -136,7 +140,9 @@ class KilledQuery:
     def anomalies(self) -> list[Anomaly]:
         """Stop; one more batch, unharmed; every row of every finished batch is there once, a key's in order."""
         self.stop()
-        self._start(0, 120)
+        last = self._start(0, 120)
+        status = "none" if last is None else last["status"]
+        assert status == 0, f"the query does not go on ({status}): {self._log.read_text()[-2_000:]}"
         rows = [self._query.row(number) for number in range(self.batches * self._query.rows)]
         sent = [Sent(value.decode(), self.topic, None, Outcome.YES, None, key.decode()) for key, value in rows]
         read = read_all(self._stage.direct, {self.topic: _QUERY_PARTITIONS}, "read_committed")
@@ -173,7 +179,7 @@ class Soak:
         with ExitStack() as stack:
             stack.callback(self.query.stop)
             for producer in self._producers:
-                stack.callback(producer.close, 5_000)
+                stack.callback(producer.close, 5)
             for work in (*self.workloads, *self.transacting):
                 stack.callback(work.stop)
 
@@ -217,10 +223,14 @@ class Soak:
         for work in self.workloads:
             work.stop()
             work.producer.flush(90)
+            work.ledger.check()
+            others = [error for error in work.ledger.errors if not isinstance(error, KafkaTimeoutError)]
+            assert not others, f"{len(others)} records failed by more than time: {others[:3]}"
             found += history_of(self.stage.direct, partitions_of(work.ledger.by_place), work.ledger.sent).anomalies()
         for transacting in self.transacting:
             transacting.stop()
             ledger = transacting.ledger
+            ledger.check()
             history = history_of(
                 self.stage.direct, partitions_of(ledger.by_place), ledger.sent, transacting.transactions
             )

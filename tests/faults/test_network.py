@@ -157,6 +157,7 @@ class Stuck:
 
     def check(self, *topics: str) -> None:
         self.producer.flush(30)
+        self.ledger.check()
         assert_kept(history_of(self.stage.direct, dict.fromkeys(topics, 1), self.ledger.sent))
         failed = [str(error) for error in self.ledger.errors]
         self.stage.note(f"{len(self.ledger.sent)} records, {len(failed)} failed ({failed[:1]}), no anomaly")

@@ -60,6 +60,7 @@ class Scripted:
 
     def check(self) -> None:
         """What lies in the logs is what was acknowledged."""
+        self.ledger.check()
         assert all(record.outcome is not Outcome.UNKNOWN for record in self.ledger.sent), "a record without outcome"
         with self.server.lock:
             reads = [

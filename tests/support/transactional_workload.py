@@ -111,6 +111,7 @@ class TransactionalWorkload(Background):
 def finish_transactions(bootstrap_servers: str, work: TransactionalWorkload) -> str:
     """Stop, and compare with what consumers read. Gives what was seen, in a line."""
     work.stop()
+    work.ledger.check()
     partitions = partitions_of(work.ledger.by_place)
     deadline = time.monotonic() + 15  # end markers come a little later
     while True:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from spark_kafka_sink.common.properties_file import read_properties
+
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
 
@@ -28,7 +30,9 @@ def got(sent: pd.DataFrame) -> pd.DataFrame:
     """What a topic holds when all went well: N1 on partition 0, N2 and the row without a key on 1."""
     place = sent["tailnum"].map({"N1": 0}).fillna(1).astype(int)
     keys = sent["tailnum"].map(lambda tail: tail.encode() if isinstance(tail, str) else None)
-    rows = sent.assign(partition=place, key=keys, row_number=sent.index).sort_values("partition", kind="stable")
+    rows = sent.assign(partition=place, key=keys, row_number=sent.index, timestamp=sent["time_hour"]).sort_values(
+        "partition", kind="stable"
+    )
     return rows.assign(offset=rows.groupby("partition").cumcount()).reset_index(drop=True)
 
 
@@ -52,6 +56,18 @@ def test_a_doubled_record_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) 
 def test_a_changed_value_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[1, "dep_delay"] += 1
     assert failed(demo, sent, got) == {"every value is the row that went in"}
+
+
+def test_a_wrong_timestamp_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    got.loc[1, "timestamp"] += 1
+    assert failed(demo, sent, got) == {"every timestamp is its flight's hour"}
+
+
+def test_every_column_of_the_source_is_compared(demo) -> None:
+    """Bug: eight of them were not, and the demo said that every one was."""
+    settings = read_properties(JOBS.parent / "conf" / "flights.properties")
+    names = [column.split()[0] for column in settings["source.schema"].split(",")]
+    assert names == ["row_number", *demo.COMPARED]
 
 
 @pytest.mark.parametrize("key", [b"N3", None])
