@@ -45,3 +45,20 @@ def test_a_node_that_ends_before_it_knows_the_others_is_told_with_its_log(
     monkeypatch.setattr(Admin, "broker_ids", refuse)
     with pytest.raises(LocalBrokerError, match=r"(?s)Node 1 ended while it started.*OutOfMemoryError.*Logs: "):
         EmbeddedKafka(data_dir=tmp_path).start()
+
+
+def test_a_forked_child_that_lives_on_keeps_nobody_from_the_folder(tmp_path: Path) -> None:
+    """Bug: it holds the file open as well, and with it the lock."""
+    kafka, next_ = EmbeddedKafka(data_dir=tmp_path), EmbeddedKafka(data_dir=tmp_path)
+    kafka._claim_data()
+    assert kafka._claim is not None
+    childs = os.dup(kafka._claim.fileno())
+    try:
+        with pytest.raises(LocalBrokerError, match="Another embedded cluster runs in"):
+            next_._claim_data()
+        next_.stop()
+        kafka.stop()
+        next_._claim_data()
+    finally:
+        os.close(childs)
+        next_.stop()
