@@ -30,6 +30,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -344,4 +345,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # By itself SIGTERM leaves the process of a contender behind, which goes on writing.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -291,3 +296,39 @@ def test_a_cell_that_is_none_is_refused(benchmark: ModuleType, cell: str, capsys
     with pytest.raises(SystemExit):
         benchmark.parse_arguments(["--cells", cell])
     assert "--cells" in capsys.readouterr().err
+
+
+def test_sigterm_ends_the_process_of_the_contender_too() -> None:
+    command = [sys.executable, str(JOBS / "benchmark.py"), *TINY, "--contenders", "hand_over", "--warm-up", "90"]
+    contender = None
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        try:
+            contender = wait_for(lambda: contender_of(job.pid))
+            job.send_signal(signal.SIGTERM)
+            assert job.wait(60) == 128 + signal.SIGTERM
+            wait_for(lambda: not is_contender(contender))
+        finally:
+            job.kill()
+            if contender is not None and is_contender(contender):
+                os.kill(contender, signal.SIGKILL)
+
+
+def wait_for(found: Callable[[], Any], timeout_s: float = 60) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (result := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return result
+
+
+def contender_of(process_id: int) -> int | None:
+    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return next(filter(is_contender, children), None)
+
+
+def is_contender(process_id: int) -> bool:
+    try:
+        return "benchmark_contenders.py" in Path(f"/proc/{process_id}/cmdline").read_text()
+    except OSError:
+        return False
