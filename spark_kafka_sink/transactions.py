@@ -62,7 +62,7 @@ class Operator:
         decisions = self._decisions(prefix)
         for key in sorted(decisions):
             if prefix in {None, key}:
-                self._say(f"{key}: {self._in_words(*decisions[key])}")
+                self._say(f"{key}: {self._in_words(key, *decisions[key])}")
         if not decisions.keys() & ({prefix} if prefix is not None else decisions.keys()):
             of = "" if prefix is None else f" of {prefix}"
             self._say(f"No decision{of} in {self._config.decision_topic}.")
@@ -95,16 +95,26 @@ class Operator:
         self._settle(prefix)
 
     def accept(self, prefix: str) -> None:
-        """Call the batch decided last finished, though rows of it were lost; what can still be committed is. Raises
-        IllegalStateError where a coordinator did not say what became of a transaction, or may not be asked.
+        """Let the query go on after the batch decided last, with whatever rows it comes. Of a batch that is not
+        finished, what can still be committed is.
+
+        Raises IllegalStateError where nothing was decided, and where a coordinator did not say what became of a
+        transaction, or may not be asked.
         """
         cluster = self._cluster(prefix)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
-        if last is None or last.is_finished:
+        if last is None:
             raise IllegalStateError(
-                f"No batch of {prefix} waits to be committed in {cluster.place.topic}: there is nothing to accept."
+                f"No batch of {prefix} is decided in {cluster.place.topic}: there is nothing to accept."
             )
+        if last.is_finished:
+            self._write(cluster, driver, replace(last, is_accepted=True))
+            self._say(
+                f"Batch {last.batch_id} stays as it was committed. The query goes on after it, and skips it with"
+                " whatever rows it comes."
+            )
+            return
         ended = cluster.end(last.transactions, committed=True)
         for each in ended:
             if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
@@ -213,16 +223,16 @@ class Operator:
         age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
         return found.transactional_id, found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
-    def _in_words(self, value: bytes, where: str) -> str:
+    def _in_words(self, prefix: str, value: bytes, where: str) -> str:
         try:
-            decision = Decision.from_bytes(value, where)
+            decision = Decision.from_bytes(value, where, prefix)
         except ProtocolError as error:  # those of other prefixes are to be shown all the same
             return str(error)
         when = datetime.fromtimestamp(decision.time_ms / 1000, UTC).isoformat(" ", "seconds")
         whose = name_of_query(decision.query_id)
         what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
         if decision.is_accepted:
-            return f"{what}: closed by accept, and not all of its rows are known to be committed."
+            return f"{what}: closed by accept. The query goes on after it, with whatever rows it comes."
         if decision.is_finished:
             return f"{what}: committed."
         return (
@@ -244,13 +254,13 @@ _DECISION_TOPIC: Final = "decision.topic"
 _HELP: Final[Mapping[str, str]] = {
     "finish": "commit what was decided, abort all else that is open; refused where nothing was decided",
     "abort": "abort all that is open and undecided; refused where a decided batch waits to be committed",
-    "accept": "close the last batch though rows of it are missing in Kafka",
+    "accept": "let the query go on after the last batch, though its rows were lost or are other ones now",
     "forget": "free the prefix: whoever uses it next begins at nothing",
 }
 _QUESTIONS: Final[Mapping[str, str]] = {
     "finish": "Commit what was decided under {prefix} and abort all else that is open under it?",
     "abort": "Abort all that is open and undecided under {prefix}?",
-    "accept": "Close the last batch of {prefix} though rows of it are missing in Kafka?",
+    "accept": "Let the query of {prefix} go on after its last batch, though rows were lost or are other ones now?",
     "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
 }
 

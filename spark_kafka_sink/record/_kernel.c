@@ -158,6 +158,38 @@ static uint32_t murmur2(const uint8_t *key, int64_t length)
     return hash ^ hash >> 15;
 }
 
+/* The finalizer of splitmix64: each bit of the result depends on every bit of `word`. */
+static inline uint64_t mixed(uint64_t word)
+{
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ word >> 27) * 0x94D049BB133111EBu;
+    return word ^ word >> 31;
+}
+
+static inline uint64_t word_at(const uint8_t *at)
+{
+    return at[0] | (uint64_t)at[1] << 8 | (uint64_t)at[2] << 16 | (uint64_t)at[3] << 24 | (uint64_t)at[4] << 32
+           | (uint64_t)at[5] << 40 | (uint64_t)at[6] << 48 | (uint64_t)at[7] << 56;
+}
+
+/* See fingerprint.py, whose numpy form gives the same number. */
+static uint64_t field_hash(const uint8_t *at, int64_t length, uint64_t salt)
+{
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    if (length < 0)
+        return mixed(salt ^ step);
+    uint64_t sum = salt + (uint64_t)length, key = salt;
+    int64_t left = length;
+    for (; left >= 8; at += 8, left -= 8)
+        sum += mixed(word_at(at) + (key += step));
+    if (left > 0) {
+        uint8_t last[8] = {0};
+        memcpy(last, at, (size_t)left);
+        sum += mixed(word_at(last) + (key += step));
+    }
+    return mixed(sum);
+}
+
 /* ---- Python's side: chunks out ---------------------------------------------------------------------------------- */
 
 /* The bytes of a run, for reading. A slice of a memoryview would be three times the work to make and to give back: a
@@ -362,7 +394,48 @@ release:
     return result;
 }
 
+static PyObject *fingerprint(PyObject *module, PyObject *arguments)
+{
+    PyObject *given[4];
+    long long valid_from;
+    unsigned long long salt;
+    if (!PyArg_ParseTuple(arguments, "OOOLKO", &given[0], &given[1], &given[2], &valid_from, &salt, &given[3]))
+        return NULL;
+    Py_buffer views[4];
+    int taken = 0;
+    PyObject *result = NULL;
+    for (; taken < 4; taken++)
+        if (view_of(given[taken], &views[taken], taken == 3 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+            goto release;
+    int64_t rows = views[3].len / 8, row = 0;
+    column fields;
+    if (valid_from < 0 || valid_from > MOST || views[0].buf == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the offsets are missing, or the first row is out of bounds");
+        goto release;
+    }
+    if (!column_of(views, valid_from, rows, &fields, "column"))
+        goto release;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t *sums = views[3].buf; row < rows; row++) {
+        int64_t start = fields.offsets[row], length = length_of(&fields, row);
+        if (length == -2)
+            break;
+        sums[row] += field_hash(length > 0 ? fields.data + start : NULL, length, salt);
+    }
+    Py_END_ALLOW_THREADS
+    if (row < rows)
+        PyErr_SetString(PyExc_ValueError, "a length is out of bounds");
+    else
+        result = Py_NewRef(Py_None);
+release:
+    while (taken-- > 0)
+        if (views[taken].obj != NULL)
+            PyBuffer_Release(&views[taken]);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"fingerprint", fingerprint, METH_VARARGS, "Add the hash of each row's bytes to its sum. See fingerprint.py."},
     {"hash", hash, METH_VARARGS, "Write the hash of each key as 32 bits: offsets, data, room. See murmur2.py."},
     {"encode", encode, METH_VARARGS, "Write the records of all runs; returns a list of their chunks. See block.py."},
     {NULL, NULL, 0, NULL},

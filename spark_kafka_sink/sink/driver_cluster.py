@@ -102,7 +102,7 @@ class KafkaDriverCluster:
         record = self._coordinator.topics.last_of_key(self.place, self._key, timer)
         if record is None or record.value is None:
             return None
-        return Decision.from_bytes(record.value, f"{self.place}, offset {record.offset}, {self._key.decode()!r}")
+        return Decision.from_bytes(record.value, f"{self.place}, offset {record.offset}", self._key.decode())
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         is_over = self._is_one_off and decision.is_finished
@@ -199,7 +199,7 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
     """The protocol for a prefix over the process's client. Raises KafkaError."""
     with _process_client(config.producer) as coordinator:
         cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=is_one_off)
-        yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, is_new=is_one_off)
+        yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:

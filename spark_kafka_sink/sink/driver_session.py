@@ -71,6 +71,7 @@ class DriverSession:
         self._lock = threading.Lock()
         self._coordinator: Coordinator | None = None
         self._connected_by: int | None = None
+        self._cluster: KafkaDriverCluster
         self._driver: ExactlyOnceDriver
         self._held: ProducerIdAndEpoch | None = None
         self._decided: Decision | None = None
@@ -98,7 +99,7 @@ class DriverSession:
                 if held is None or held.producer_id != mandate.driver.producer_id:
                     known = None  # `begin` has read the last decision, which may be another driver's
                 batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-                outcomes = run_tasks(mandate, batch_id)
+                outcomes = run_tasks(mandate, batch_id) or [_of_no_task(mandate, batch, batch_id)]
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
                 # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
@@ -121,7 +122,7 @@ class DriverSession:
     def close(self) -> None:
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
-            del self._driver
+            del self._cluster, self._driver
             coordinator.close()
 
     @property
@@ -160,18 +161,24 @@ class DriverSession:
         """Raises KafkaError; the next batch tries again then."""
         wanted = _connection_of(config)
         if self._coordinator is not None and wanted == self._connected_by:
+            self._driver = self._driver_of(config)
             return
         self.close()
         if wanted != self._connected_by:
             self._held = self._decided = None
         coordinator = connect(config.producer)
         try:
-            cluster = KafkaDriverCluster(coordinator, config, self._prefix, is_one_off=self._is_one_off)
+            self._cluster = KafkaDriverCluster(coordinator, config, self._prefix, is_one_off=self._is_one_off)
         except BaseException:
             coordinator.close()
             raise
-        self._driver = ExactlyOnceDriver(self._prefix, cluster, SystemClock().wall_ms, is_new=self._is_one_off)
+        self._driver = self._driver_of(config)
         self._coordinator, self._connected_by = coordinator, wanted
+
+    def _driver_of(self, config: SinkConfig) -> ExactlyOnceDriver:
+        """Of the connections there are; sinks with other topics share them."""
+        wall_ms, is_new = SystemClock().wall_ms, self._is_one_off
+        return ExactlyOnceDriver(self._prefix, self._cluster, wall_ms, topic=config.topic, is_new=is_new)
 
     def _give_up(self, config: SinkConfig, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
         why: object = "it may be decided, or not all of it could be aborted."
@@ -186,6 +193,13 @@ class DriverSession:
         else:  # to write it again is no way to end it
             command = operator_command("finish", self._prefix, config.decision_topic)
             log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
+
+
+def _of_no_task(mandate: Mandate, batch: StreamBatch | None, batch_id: int) -> TaskOutcome:
+    """A DataFrame without partitions is a batch without rows: it must be what was decided under its number, too."""
+    query_id = "" if batch is None else batch.query_id
+    is_written_already = mandate.is_written_already(batch_id, query_id)
+    return TaskOutcome(mandate, batch_id, query_id, 0, 0, None, is_written_already)
 
 
 def _connection_of(config: SinkConfig) -> int:

@@ -11,7 +11,6 @@ Decisions only: every request goes through the `DriverCluster`. One thread, the 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,12 +34,13 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
 )
 from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.record.fingerprint import MODULUS
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError, is_task_id
 from spark_kafka_sink.sink.mandate import (
     Mandate,
     TaskOutcome,
     check_agreement,
-    compare_rows,
+    check_same_batch,
     driver_id,
     operator_command,
     who_finds_out,
@@ -98,18 +98,24 @@ class Committed(NamedTuple):
 
 class ExactlyOnceDriver:
     """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
-    may run in different processes. `is_new`: nobody has had the prefix before.
+    may run in different processes. `topic` is the sink's option `topic`. `is_new`: nobody has had the prefix before.
     """
 
     def __init__(
-        self, prefix: str, cluster: DriverCluster, wall_ms: Callable[[], int], *, is_new: bool = False
+        self,
+        prefix: str,
+        cluster: DriverCluster,
+        wall_ms: Callable[[], int],
+        *,
+        topic: str | None = None,
+        is_new: bool = False,
     ) -> None:
         self.prefix = prefix
+        self._topic = topic
         self._is_new = is_new
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._finish = operator_command("finish", prefix, cluster.place.topic)
-        self._task_ids = re.compile(re.escape(prefix) + r"/\d+(\.\d+)?")
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
 
@@ -140,13 +146,18 @@ class ExactlyOnceDriver:
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
+        if last is None:
+            return Mandate(self.prefix, driver, self._cluster.place)
         return Mandate(
             self.prefix,
             driver,
             self._cluster.place,
-            None if last is None else last.batch_id,
-            "" if last is None else last.query_id,
-            0 if last is None else last.rows,
+            last.batch_id,
+            last.query_id,
+            last.rows,
+            last.fingerprint,
+            last.topic,
+            last.is_accepted,
         )
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
@@ -154,7 +165,8 @@ class ExactlyOnceDriver:
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
         """Decide the batch and commit it. Afterwards no transaction of the prefix is open that was begun before.
 
-        Raises IllegalStateError where a task's transaction is not what the task left, or too old, and
+        Raises BatchChangedError where the batch was decided before with other rows or for another topic;
+        IllegalStateError where a task's transaction is not what the task left, or too old, and
         ProducerFencedError where another driver has taken over: nothing is decided then. Raises KafkaTimeoutError
         where it cannot be known whether it is; TransactionLostError after the decision; and any KafkaError, which says
         so, where all is committed and that could not be noted.
@@ -164,11 +176,20 @@ class ExactlyOnceDriver:
         first = outcomes[0]
         check_agreement(outcomes)
         if first.was_skipped:
-            compare_rows(outcomes)
+            check_same_batch(outcomes, self._topic)
             return Committed(None, True, None)
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
-        decision = Decision(first.batch_id, first.query_id, self._wall_ms(), len(outcomes), rows, tasks)
+        decision = Decision(
+            first.batch_id,
+            first.query_id,
+            self._wall_ms(),
+            len(outcomes),
+            rows,
+            tasks,
+            fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
+            topic=self._topic,
+        )
         if not tasks:
             return Committed(None, False, None)
         driver = first.mandate.driver
@@ -199,8 +220,7 @@ class ExactlyOnceDriver:
             # nothing was ended, so the epoch is still the one under which a task that is late may begin
             held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
             next_ = self._cluster.init_producer_id(driver.transactional_id, held)
-            # under a new prefix nobody but the batch's own commit decides, and that is over
-            last = None if self._is_new else self._cluster.last_decision()
+            last = self._cluster.last_decision()
             if last is not None and last.batch_id != mandate.last_batch_id:
                 return False  # another process has decided it between the look and the fence
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
@@ -309,7 +329,7 @@ class ExactlyOnceDriver:
         if driver.transaction_version >= 2:
             states.append(TransactionState.EMPTY)  # begun and not written to: aborting it takes its epoch away
         mine = {task.transaction.transactional_id for task in kept}
-        ids = [name for name in self._cluster.list_ids(states) if self._task_ids.fullmatch(name) and name not in mine]
+        ids = [name for name in self._cluster.list_ids(states) if is_task_id(self.prefix, name) and name not in mine]
         if not ids:
             return []
         return [

@@ -6,7 +6,6 @@ they travel as a column. And what errors say that people should do about a batch
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,10 +14,9 @@ from typing import Any
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
-from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.record.fingerprint import MODULUS
+from spark_kafka_sink.sink.decision import BatchChangedError, TaskTransaction
 from spark_kafka_sink.sink.options import DECISION_TOPIC
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,8 @@ class Mandate:
     """A fenced driver's word to its tasks, for one batch.
 
     `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
-    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write, and `last_rows`
-    how many rows it had.
+    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write. The other fields
+    are those of that batch's `Decision`.
     """
 
     prefix: str
@@ -36,6 +34,9 @@ class Mandate:
     last_batch_id: int | None = None
     last_query_id: str = ""
     last_rows: int = 0
+    last_fingerprint: int | None = None
+    last_topic: str | None = None
+    last_is_accepted: bool = False
 
     @property
     def next_batch_id(self) -> int:
@@ -99,7 +100,7 @@ def who_finds_out(query_id: str, command: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task tells the driver. `written` is None where it left nothing open: the batch was written already
+    """What a task reports to the driver. `written` is None where it left nothing open: the batch was written already
     (`was_skipped`), or there were no rows.
     """
 
@@ -110,6 +111,8 @@ class TaskOutcome:
     rows: int
     written: TaskTransaction | None
     was_skipped: bool = False
+    fingerprint: int = 0
+    """Of the task's rows, also where they were not written."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -150,18 +153,37 @@ def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
         raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
 
 
-def compare_rows(outcomes: Sequence[TaskOutcome]) -> None:
-    """Warn where what is skipped cannot be what was committed: an older copy of the checkpoint that is one batch behind
-    looks like a restart.
+def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None:
+    """Compare a batch that is to be skipped with the one that was decided under its number; `topic` is the sink's
+    option.
+
+    Raises BatchChangedError where the rows, their number or the topic differ: then this is another batch, and to skip
+    it would lose its rows. A decision of version 1 has the number of rows only. A batch that an operator accepted is
+    skipped with whatever rows it comes.
     """
     mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
-    if rows != mandate.last_rows:
-        log.warning(
-            "Batch %d of %s was committed before with %d rows, and is skipped with %d: its input is not the same."
-            " Either the checkpoint is an older copy, and rows of this batch are missing in Kafka, or the query gives"
-            " other rows when a batch is run again.",
-            mandate.last_batch_id,
-            mandate.prefix,
-            mandate.last_rows,
-            rows,
-        )
+    if mandate.last_is_accepted:
+        return
+    has_fingerprint = mandate.last_fingerprint is not None
+    found = sum(outcome.fingerprint for outcome in outcomes) % MODULUS
+    if has_fingerprint and topic != mandate.last_topic:
+        what = f"for {_topic_in_words(mandate.last_topic)}, and now it comes for {_topic_in_words(topic)}"
+    elif rows != mandate.last_rows:
+        what = f"with {mandate.last_rows} rows, and now it comes with {rows}"
+    elif has_fingerprint and found != mandate.last_fingerprint:
+        what = f"with {mandate.last_rows} rows, and now it comes with as many rows, but their content differs"
+    else:
+        return
+    accept, forget = (operator_command(name, mandate.prefix, mandate.place.topic) for name in ("accept", "forget"))
+    raise BatchChangedError(
+        f"Batch {mandate.last_batch_id} of transactional.id.prefix={mandate.prefix!r} was committed {what}. Nothing of"
+        " it was written or skipped, and the query stops. Find out which case this is. (1) The checkpoint is an older"
+        " copy, or a copy for another query: start from the newest checkpoint, and give another query a"
+        " transactional.id.prefix of its own. (2) The input is the same, and the query computes other rows from it each"
+        " time (rand(), the current time, a source that changed): the committed rows stay, and the query goes on after"
+        f" this batch with: {accept}. (3) These rows must be written beside the committed ones: {forget}."
+    )
+
+
+def _topic_in_words(topic: str | None) -> str:
+    return "the topics that its rows name" if topic is None else f"topic={topic!r}"

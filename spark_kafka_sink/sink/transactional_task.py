@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.decision import TaskTransaction, marker_text
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
@@ -55,10 +56,12 @@ class TransactionalDelivery(TaskDelivery):
         self._mandate = mandate
         self._task = task
         self._skipped = 0
+        self._fingerprint = 0
         self._is_written_already = mandate.is_written_already(task.batch_id, task.query_id)
         self._is_prepared = False
 
     def send(self, topic: str, columns: RecordColumns) -> None:
+        self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
         if self._is_written_already:
             self._skipped += columns.num_rows
         else:
@@ -81,6 +84,7 @@ class TransactionalDelivery(TaskDelivery):
             self._skipped or self._sent,
             written,
             self._is_written_already,
+            self._fingerprint,
         )
 
     def abandon(self) -> None:

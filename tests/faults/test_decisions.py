@@ -40,7 +40,7 @@ def test_row_54_pickle_for_a_decision(tmp_path: Path, timeline: Timeline) -> Non
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         forged = pickle.dumps(Canary(canary), protocol)
         with pytest.raises(ProtocolError, match="the topic") as caught:
-            Decision.from_bytes(forged, "the topic")
+            Decision.from_bytes(forged, "the topic", "prefix")
         timeline.note(str(caught.value)[:120])
     assert not canary.exists()
 
@@ -50,19 +50,19 @@ def test_row_54_pickle_for_a_decision(tmp_path: Path, timeline: Timeline) -> Non
 )
 def test_row_54_garbage_for_a_decision(garbage: bytes) -> None:
     with pytest.raises(ProtocolError, match="the topic"):
-        Decision.from_bytes(garbage, "the topic")
+        Decision.from_bytes(garbage, "the topic", "prefix")
 
 
 def test_row_54_a_decision_with_other_bytes(seed: int, timeline: Timeline) -> None:
     """No byte of it can be another without being noticed, but for blanks."""
     rng, written = random.Random(seed), a_decision().to_bytes()
-    assert Decision.from_bytes(written, "here") == a_decision()
+    assert Decision.from_bytes(written, "here", "prefix") == a_decision()
     for _ in range(2_000):
         spoiled = bytearray(written)
         spoiled[rng.randrange(len(spoiled))] = rng.randrange(256)
         cut = bytes(spoiled[: rng.choice((len(spoiled), len(spoiled), rng.randrange(len(spoiled))))])
         try:
-            read = Decision.from_bytes(cut, "here")
+            read = Decision.from_bytes(cut, "here", "prefix")
         except ProtocolError:
             continue
         assert read == a_decision(), cut

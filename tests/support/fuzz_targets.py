@@ -215,7 +215,7 @@ def token_answer(data: bytes) -> None:
 
 def decision(data: bytes) -> None:
     """A record of the decision topic."""
-    Decision.from_bytes(data, "decisions-0 at offset 1")
+    Decision.from_bytes(data, "decisions-0 at offset 1", "P")
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -150,7 +151,7 @@ def test_what_somebody_else_wrote_among_the_decisions_hides_none(bench: Operator
 
 
 def test_where_nothing_was_decided_there_is_nothing_to_accept(bench: OperatorBench) -> None:
-    with pytest.raises(IllegalStateError, match="No batch of orders waits to be committed"):
+    with pytest.raises(IllegalStateError, match="No batch of orders is decided"):
         bench.operator.accept(PREFIX)
 
 
@@ -185,14 +186,14 @@ def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: Operator
     bench.driver.commit(bench.batch(0))
     other = KafkaDriverCluster(bench.coordinator, CONFIG, "newer")
     driver = bench.raw.begin("newer/driver")
-    content = b'{"version":2,"checksum":0}'
+    content = b'{"version":3,"checksum":0}'
     bench.coordinator.writer.write(driver, other.place, b"newer", content, 0, bench.coordinator.timer(1_000))
     other.end([driver], committed=True)
     bench.operator.show(None)
     text = bench.said()
     assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in text
     assert f"newer: {other.place}, offset " in text
-    assert "the decision has version 2, and only 1 is known here" in text
+    assert "the decision has version 3, and only versions up to 2 are known here" in text
     assert "No transaction is open." in text
     bench.operator.show(PREFIX)
     assert "version 2" not in bench.said()
@@ -247,7 +248,7 @@ def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(be
     with pytest.raises(IllegalStateError, match=text):
         operator.finish(PREFIX)
     assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
-    with pytest.raises(IllegalStateError, match="waits to be committed in others: there is nothing to accept"):
+    with pytest.raises(IllegalStateError, match="is decided in others: there is nothing to accept"):
         operator.accept(PREFIX)
     bench.operator.finish(PREFIX)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
@@ -307,11 +308,28 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     bench.operator.accept(PREFIX)
     assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
     bench.operator.show(PREFIX)
-    assert ": closed by accept, and not all of its rows are known to be committed.\n" in bench.said()
+    assert ": closed by accept. The query goes on after it, with whatever rows it comes.\n" in bench.said()
     assert bench.driver.begin().last_batch_id == 0
     assert bench.values() == ["row 0.0"]
-    with pytest.raises(IllegalStateError, match="nothing to accept"):
-        bench.operator.accept(PREFIX)
+    assert bench.driver.begin().last_is_accepted
+
+
+def test_changed_batch_stops_the_query_until_it_is_accepted(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    changed = TaskOutcome(bench.driver.begin(), 0, "q", 0, 2, None, was_skipped=True, fingerprint=1)
+    with pytest.raises(BatchChangedError, match=r"content differs.*accept --prefix=orders"):
+        bench.driver.commit([changed])
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 stays as it was committed. The query goes on after it")
+    assert bench.driver.commit([replace(changed, mandate=bench.driver.begin())]).was_skipped
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_changed_batch_is_written_beside_the_first_one_after_forget(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    bench.operator.forget(PREFIX)
+    bench.driver.commit(bench.batch(0))
+    assert sorted(bench.values()) == ["row 0.0", "row 0.0", "row 0.1", "row 0.1"]
 
 
 @pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])

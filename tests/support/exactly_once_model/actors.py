@@ -110,7 +110,7 @@ class ModelDriverCluster:
         return self.world.request("read the last decision", lambda: next(reversed(log.committed()), None))
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
-        stored = Decision.from_bytes(decision.to_bytes(), "the model")
+        stored = Decision.from_bytes(decision.to_bytes(), "the model", "P")
         write(self.world, transaction, PLACE, sequence, [stored])
 
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:

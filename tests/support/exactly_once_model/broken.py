@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster
@@ -209,6 +210,26 @@ class SkipsAnyQuery(TransactionalDelivery):
 
 class IgnoresTheQueryId(World):
     delivery_class = SkipsAnyQuery
+
+
+class ComparesCountsOnly(ExactlyOnceDriver):
+    """As decisions of version 1 allow it."""
+
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+        return replace(super().begin(held, known), last_fingerprint=None)
+
+
+class IgnoresTheContent(World):
+    driver_class = ComparesCountsOnly
+
+
+class ComparesNothing(ExactlyOnceDriver):
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+        return replace(super().begin(held, known), last_is_accepted=True)
+
+
+class IgnoresTheRows(World):
+    driver_class = ComparesNothing
 
 
 class BeginsHoweverLate(World):

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool, write
 from support.exactly_once_model.logs import ModelCluster
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.sink.decision import Decision, TransactionLostError
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TransactionLostError
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
@@ -48,10 +51,15 @@ class Fault(enum.Enum):
     RESET = "the query is stopped after it has logged a batch, and another one starts without a checkpoint"
     RESTORE = "the query is stopped after it has logged a batch, and starts with an older copy of its checkpoint"
     FORGET = "as RESET, and the operator has freed the prefix for the other one"
+    OTHER_ROWS = "the driver dies after it, and the batch that Spark runs again has as many rows, but other ones"
+    FEWER_ROWS = "the driver dies after it, and the batch that Spark runs again has fewer rows"
+    OTHER_TOPIC = "the driver dies after it, and the query is started again with another topic"
 
 
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
 CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
+CHANGE_FAULTS = frozenset({Fault.OTHER_ROWS, Fault.FEWER_ROWS, Fault.OTHER_TOPIC})
+"""Each must end in an error where the batch was decided, and may be no error where it was not."""
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
@@ -76,15 +84,38 @@ class ViolationError(AssertionError):
     """An invariant does not hold."""
 
 
-class ModelColumns:
-    """Stands for a task's columns: (key, row) pairs."""
+class ModelColumns(RecordColumns):
+    """A task's columns, and the same as (key, row) pairs."""
 
-    def __init__(self, rows: list[tuple[int, str]]) -> None:
-        self.rows = rows
+    rows: tuple[tuple[int, str], ...]
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
+
+@functools.cache
+def columns_of(key: int, row: str) -> ModelColumns:
+    """One record."""
+    made = ModelColumns(pa.array([row]), key=pa.array([str(key)]))
+    object.__setattr__(made, "rows", ((key, row),))
+    return made
+
+
+class Input(NamedTuple):
+    """What a checkpoint and its query determine: the rows of every batch, and where they go."""
+
+    name: str = "a"
+    """Another one is another query's."""
+    variant: str = ""
+    """Each x makes rows of other content, each - one row less."""
+    topic: str = TOPIC
+
+    def rows(self, batch: int) -> list[tuple[int, str]]:
+        """Four rows of two keys in even batches, two of one key in odd ones."""
+        numbers = range(0, 4 - self.variant.count("-"), 1 + batch % 2)
+        return [(number % KEYS, f"{self.name}{batch}.{number}{self.variant}") for number in numbers]
+
+    def after(self, fault: Fault) -> Input:
+        if fault is Fault.OTHER_TOPIC:
+            return self._replace(topic=f"{self.topic}t")
+        return self._replace(variant=self.variant + ("x" if fault is Fault.OTHER_ROWS else "-"))
 
 
 class World:
@@ -105,11 +136,11 @@ class World:
         self.now_ms = 0
         self.requests: list[str] = []
         self.commit_log: set[int] = set()
-        self.input_name = "a"
-        self.history: list[tuple[str, int]] = []
+        self.input = Input()
+        self.history: list[tuple[Input, int]] = []
         """Inputs and batches that the query finished."""
         self.lost: TransactionLostError | None = None
-        self.refused: IllegalStateError | None = None
+        self.refused: KafkaError | None = None
         self._holds_epoch = holds_epoch
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._runs = 0
@@ -142,6 +173,8 @@ class World:
             return effect()
         if fault in CHECKPOINT_FAULTS:
             return self._lose_checkpoint(effect, fault)
+        if fault in CHANGE_FAULTS:
+            self._change_input(effect, fault)
         if fault in {Fault.CRASH_AFTER, Fault.TASK_CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.LOST_REPLY}:
             _quietly(effect)
             self._pass(0)
@@ -188,17 +221,27 @@ class World:
             self._forget()
         self.commit_log.clear()
         if fault is not Fault.RESTORE:
-            self.input_name += "a"
+            self.input = self.input._replace(name=self.input.name + "a")
+        raise Crash
+
+    def _change_input(self, effect: Callable[[], Any], fault: Fault) -> None:
+        _quietly(effect)
+        if self.requests[-1] == COMMIT_LOG and self.commit_log:
+            self.commit_log.remove(max(self.commit_log))  # an older copy of the checkpoint
+        self.input = self.input.after(fault)
         raise Crash
 
     def _forget(self) -> None:
         """The operator's command; what keeps it from its end leaves the query with its checkpoint."""
         cluster = ModelDriverCluster(self)
-        driver = self.driver_class(PREFIX, cluster, lambda: self.now_ms).begin().driver
+        driver = self._driver().begin().driver
         write(self, driver, PLACE, 0, [None])
         (ended,) = cluster.end([driver], committed=True)
         if ended.error is not None:
             raise QueryFailedError from ended.error
+
+    def _driver(self) -> ExactlyOnceDriver:
+        return self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms, topic=self.input.topic)
 
     def _pass(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
@@ -233,6 +276,10 @@ class World:
                 self.lost = error
                 if not self.may_lose():
                     raise ViolationError(f"Lost, and nothing happened that could lose rows: {error}") from error
+            elif isinstance(error, BatchChangedError):
+                if not CHANGE_FAULTS & set(self.plan.values()):
+                    raise ViolationError(f"The same batch is taken for another one: {error}") from error
+                self.refused = error
             elif isinstance(error, IllegalStateError) and ("comes after" in str(error) or "belongs to" in str(error)):
                 if CHECKPOINT_FAULTS & set(self.plan.values()):
                     self.refused = error
@@ -245,8 +292,8 @@ class World:
 
     def _run_query(self) -> None:
         run, self._runs = self._runs, self._runs + 1
-        input_name = self.input_name
-        driver = self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms)
+        input_ = self.input
+        driver = self._driver()
         held: ProducerIdAndEpoch | None = None
         known: Decision | None = None
         while (batch := len(self.commit_log)) < self.batches:
@@ -258,7 +305,7 @@ class World:
                 committed = driver.commit(outcomes)
             except KafkaError as error:
                 self._give_up(driver, mandate, outcomes)
-                if isinstance(error, (TransactionLostError, IllegalStateError)):
+                if isinstance(error, (TransactionLostError, BatchChangedError, IllegalStateError)):
                     raise
                 raise QueryFailedError from error
             if not MAY_STAY_OPEN & set(self.plan.values()):
@@ -266,14 +313,14 @@ class World:
             end = committed.driver or mandate.driver
             held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch) if self._holds_epoch else None
             known = committed.decision or known
-            self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_name, batch))  # type: ignore[misc]
+            self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_, batch))  # type: ignore[misc]
 
-    def _log_commit(self, input_name: str, batch: int) -> None:
-        if batch != len(self.commit_log) or input_name != self.input_name:
+    def _log_commit(self, input_: Input, batch: int) -> None:
+        if batch != len(self.commit_log) or input_ != self.input:
             raise QueryFailedError  # another run wrote it, or the checkpoint is another: Spark ends this one
         self.commit_log.add(batch)
-        if (input_name, batch) not in self.history:
-            self.history.append((input_name, batch))
+        if (input_, batch) not in self.history:
+            self.history.append((input_, batch))
 
     def _give_up(self, driver: ExactlyOnceDriver, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
         with contextlib.suppress(KafkaError):  # then the next start has to do it
@@ -283,19 +330,14 @@ class World:
         """The batch's rows by task: 2, 1 or 3 tasks; a key's rows are in one task, in their order."""
         count = (2, 1, 3)[run % 3]
         tasks: list[list[tuple[int, str]]] = [[] for _ in range(count)]
-        for row in self.rows(self.input_name, batch):
+        for row in self.input.rows(batch):
             tasks[(row[0] + run) % count].append(row)
         return tasks
 
     @property
     def _query_id(self) -> str:
         """Of the checkpoint: another input has another."""
-        return f"query {self.input_name}"
-
-    @staticmethod
-    def rows(input_name: str, batch: int) -> list[tuple[int, str]]:
-        """Four rows of two keys in even batches, two of one key in odd ones."""
-        return [(number % KEYS, f"{input_name}{batch}.{number}") for number in range(0, 4, 1 + batch % 2)]
+        return f"query {self.input.name}"
 
     def _run_task(self, mandate: Mandate, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
         for attempt in range(4):
@@ -314,7 +356,7 @@ class World:
             describe = ModelDriverCluster(self).describe_one
             delivery = self.delivery_class(CONFIG, ModelPool(self), mandate, task, describe)  # type: ignore[arg-type]
             for row in rows:
-                delivery.send(TOPIC, ModelColumns([row]))  # type: ignore[arg-type]
+                delivery.send(self.input.topic, columns_of(*row))
             delivery.finish()
             return delivery.outcome
         finally:
@@ -348,7 +390,8 @@ class World:
         return [decision for decision in self.cluster.log(*PLACE).committed() if decision is not None]
 
     def committed_rows(self) -> list[str]:
-        return [row for key in range(KEYS) for row in self.cluster.log(TOPIC, key).committed()]
+        logs = [log for (topic, _), log in self.cluster.logs.items() if topic != PLACE.topic]
+        return [row for log in logs for row in log.committed()]
 
     def check(self) -> None:
         """What holds at any time: no row counts twice, none of a batch that is not decided."""
@@ -374,14 +417,14 @@ class World:
 
     def _check_complete(self) -> None:
         """At the end every row of a finished batch counts once, a key's rows in their order."""
-        expected: dict[int, list[str]] = {key: [] for key in range(KEYS)}
-        for input_name, batch in self.history:
-            for key, row in self.rows(input_name, batch):
-                expected[key].append(row)
-        for key, rows in expected.items():
-            seen = self.cluster.log(TOPIC, key).visible()
+        expected: dict[tuple[str, int], list[str]] = {(TOPIC, key): [] for key in range(KEYS)}
+        for input_, batch in self.history:
+            for key, row in input_.rows(batch):
+                expected.setdefault((input_.topic, key), []).append(row)
+        for (topic, key), rows in expected.items():
+            seen = self.cluster.log(topic, key).visible()
             if self.refused is None and seen != rows:
-                raise ViolationError(f"Of key {key} readers see {seen}, and the query has finished {rows}")
+                raise ViolationError(f"Of key {key} readers of {topic} see {seen}, and the query has finished {rows}")
 
 
 def _quietly(effect: Callable[[], Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,21 +17,31 @@ from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, _checksum
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 
+longs = st.integers(0, 2**63 - 1)
 tasks = st.builds(
     TaskTransaction,
-    st.builds(OpenTransaction, st.text(), st.integers(0), st.integers(0, 2**15 - 1), st.sampled_from([1, 2])),
-    st.integers(0),
-    st.integers(1),
+    st.builds(
+        OpenTransaction,
+        st.from_regex(r"P/[0-9]{1,4}(\.[0-9]{1,3})?", fullmatch=True),
+        longs,
+        st.integers(0, 2**15 - 1),
+        st.sampled_from([1, 2]),
+    ),
+    longs,
+    longs,
 )
 decisions = st.builds(
     Decision,
-    st.integers(0),
+    longs,
     st.text(),
-    st.integers(0),
-    st.integers(0),
-    st.integers(0),
+    st.integers(0, 253_402_300_799_999),
+    longs,
+    longs,
     st.lists(tasks, max_size=4).map(tuple),
     st.booleans(),
+    st.booleans(),
+    fingerprint=st.integers(0, 2**64 - 1),
+    topic=st.one_of(st.none(), st.text()),
 )
 DRIVER = OpenTransaction("P/driver", 7, 3, 2)
 DECISION = Decision(4, "q", 1, 2, 9, (TaskTransaction(OpenTransaction("P/0", 8, 1, 2), 0, 9),))
@@ -38,7 +49,7 @@ DECISION = Decision(4, "q", 1, 2, 9, (TaskTransaction(OpenTransaction("P/0", 8, 
 
 @given(decisions)
 def test_what_is_written_is_read(decision: Decision) -> None:
-    assert Decision.from_bytes(decision.to_bytes(), "here") == decision
+    assert Decision.from_bytes(decision.to_bytes(), "here", "P") == decision
 
 
 @given(decisions, st.data())
@@ -47,7 +58,7 @@ def test_a_changed_byte_is_noticed(decision: Decision, data: st.DataObject) -> N
     at = data.draw(st.integers(0, len(written) - 1))
     written[at] ^= data.draw(st.integers(1, 255))
     try:
-        read = Decision.from_bytes(bytes(written), "here")
+        read = Decision.from_bytes(bytes(written), "here", "P")
     except ProtocolError:
         return
     assert read == decision  # another spelling of the same content
@@ -72,13 +83,48 @@ def test_a_finished_decision_carries_no_tasks_any_more() -> None:
 )
 def test_what_is_no_decision_is_refused_with_its_place(value: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"decisions-3, offset 9: "):
-        Decision.from_bytes(value, "decisions-3, offset 9")
+        Decision.from_bytes(value, "decisions-3, offset 9", "P")
 
 
 def test_a_newer_version_is_not_guessed_at() -> None:
-    content = json.loads(DECISION.to_bytes()) | {"version": 2}
-    with pytest.raises(ProtocolError, match="version 2, and only 1 is known"):
-        Decision.from_bytes(json.dumps(content).encode(), "here")
+    content = json.loads(DECISION.to_bytes()) | {"version": 3}
+    with pytest.raises(ProtocolError, match="version 3, and only versions up to 2 are known"):
+        Decision.from_bytes(json.dumps(content).encode(), "here", "P")
+
+
+def test_decision_of_version_1_is_read_and_kept_in_it() -> None:
+    content = {
+        "version": 1, "state": "decided", "batch_id": 4, "query_id": "q", "time_ms": 1, "partitions": 2, "rows": 9,
+        "transactions": [["P/0", 8, 1, 2, 0, 9]],
+    }  # fmt: skip
+    written = json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
+    assert Decision.from_bytes(written, "here", "P") == DECISION
+    assert DECISION.to_bytes() == written
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_id": -1}, {"batch_id": True}, {"batch_id": 1.5}, {"batch_id": "4"}, {"batch_id": 2**63},
+        {"query_id": 7}, {"query_id": None}, {"time_ms": 10**18}, {"time_ms": -1}, {"partitions": None}, {"rows": -3},
+        {"state": "begun"}, {"fingerprint": 7}, {"fingerprint": "7"}, {"fingerprint": "G" * 16}, {"topic": 5},
+        {"transactions": [["payments/0", 8, 1, 2, 0, 9]]}, {"transactions": [["P/driver", 8, 1, 2, 0, 9]]},
+        {"transactions": [["PP/0", 8, 1, 2, 0, 9]]}, {"transactions": [["P/0x", 8, 1, 2, 0, 9]]},
+        {"transactions": [["P/\u0663", 8, 1, 2, 0, 9]]}, {"transactions": [["P/0\n", 8, 1, 2, 0, 9]]},
+        {"transactions": [[["P/0"], 8, 1, 2, 0, 9]]}, {"transactions": [["P/0", -1, 1, 2, 0, 9]]},
+        {"transactions": [["P/0", 2**63, 1, 2, 0, 9]]}, {"transactions": [["P/0", 8, 32_768, 2, 0, 9]]},
+        {"transactions": [["P/0", 8, 1, 3, 0, 9]]}, {"transactions": [["P/0", 8, 1, True, 0, 9]]},
+        {"transactions": [["P/0", 8, 1, 2, -1, 9]]}, {"transactions": [["P/0", 8, 1, 2, 0, "9"]]},
+        {"transactions": [["P/0", 8, 1, 2, 0]]}, {"transactions": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_out_of_range_make_no_decision(change: dict[str, object]) -> None:
+    content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes()) | change
+    del content["checksum"]
+    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    with pytest.raises(ProtocolError, match="decisions-3, offset 9: this is not a decision of 'P'"):
+        Decision.from_bytes(forged, "decisions-3, offset 9", "P")
 
 
 def test_a_thousand_tasks_fit_into_a_record() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -20,13 +21,14 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     ProducerFencedError,
+    ProtocolError,
     error_for_code,
 )
 from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 
 
 @pytest.fixture
@@ -380,21 +382,83 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
     assert one.begin().last_batch_id == 4
 
 
-@pytest.mark.parametrize(("rows", "warnings"), [(3, 0), (5, 1), (0, 1)])
-def test_a_skipped_batch_that_has_another_number_of_rows_now_is_warned_of(
-    rows: int, warnings: int, caplog: pytest.LogCaptureFixture
+def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> Mandate:
+    """Batch 4 of three rows, by a release that knows fingerprints or by one that does not; its successor's mandate."""
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    driver = cluster.init_producer_id("P/driver", None)
+    own = OpenTransaction("P/driver", *driver, 2)
+    cluster.write_decision(own, Decision(4, "q", 0, 1, 3, (), True, fingerprint=fingerprint, topic=topic), 0)
+    cluster.end([own], committed=True)
+    return ExactlyOnceDriver("P", cluster, lambda: 0).begin()
+
+
+def skipped(mandate: Mandate, rows: int, fingerprint: int) -> list[TaskOutcome]:
+    """Of two tasks that dropped their rows."""
+    halves = ((rows // 2, 7), (rows - rows // 2, (fingerprint - 7) % 2**64))
+    return [
+        TaskOutcome(mandate, 4, "q", index, count, None, was_skipped=True, fingerprint=part)
+        for index, (count, part) in enumerate(halves)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fingerprint", "topic", "what"),
+    [
+        (3, 12, "orders", ""),
+        (5, 12, "orders", "with 3 rows, and now it comes with 5"),
+        (0, 12, "orders", "with 3 rows, and now it comes with 0"),
+        (3, 13, "orders", "with 3 rows, and now it comes with as many rows, but their content differs"),
+        (3, 12, "other", "for topic='orders', and now it comes for topic='other'"),
+        (3, 12, None, "for topic='orders', and now it comes for the topics that its rows name"),
+    ],
+)
+def test_batch_with_a_known_number_is_skipped_only_with_its_rows(
+    rows: int, fingerprint: int, topic: str | None, what: str
 ) -> None:
     bench = CoordinatorBench()
-    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
+    mandate = decided(bench, "orders", 12)
+    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic=topic)
+    if not what:
+        assert driver.commit(skipped(mandate, rows, fingerprint)).was_skipped
+        return
+    with pytest.raises(
+        BatchChangedError, match=re.escape(f"Batch 4 of transactional.id.prefix='P' was committed {what}")
+    ):
+        driver.commit(skipped(mandate, rows, fingerprint))
+    assert not BatchChangedError.retriable
+    assert BatchChangedError.fatal
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_decision_of_version_1_is_compared_by_its_number_of_rows(rows: int) -> None:
+    bench = CoordinatorBench()
+    mandate = decided(bench, None, None)
+    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic="orders")
+    with nullcontext() if rows == 3 else pytest.raises(BatchChangedError, match="with 3 rows, and now it comes with 5"):
+        driver.commit(skipped(mandate, rows, 99))
+
+
+def test_decision_holds_fingerprint_and_topic_of_its_batch() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    driver = ExactlyOnceDriver("P", cluster, lambda: 0, topic="orders")
     mandate = driver.begin()
     open_ = bench.raw.begin("P/0")
-    bench.raw.write(open_, PLACE, "three rows")
-    driver.commit([TaskOutcome(mandate, 4, "q", 0, 3, TaskTransaction(open_, 0, 3))])
-    again = driver.begin()
-    counts = [rows // 2, rows - rows // 2]
-    skipped = [TaskOutcome(again, 4, "q", index, count, None, True) for index, count in enumerate(counts)]
-    with caplog.at_level("WARNING", "spark_kafka_sink"):
-        assert driver.commit(skipped).was_skipped
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("mandate")]
-    assert len(told) == warnings
-    assert all(f"Batch 4 of P was committed before with 3 rows, and is skipped with {rows}" in text for text in told)
+    bench.raw.write(open_, PLACE, "rows")
+    written = TaskOutcome(mandate, 4, "q", 0, 3, TaskTransaction(open_, 0, 3), fingerprint=2**64 - 1)
+    driver.commit([written, TaskOutcome(mandate, 4, "q", 1, 0, None, fingerprint=3)])
+    assert cluster.last_decision() == Decision(4, "q", 0, 2, 3, (), True, fingerprint=2, topic="orders")
+
+
+def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:
+    """A record that somebody else wrote made the driver commit a transaction of another application."""
+    bench = CoordinatorBench()
+    stranger = bench.raw.begin("payments/0")
+    bench.raw.write(stranger, PLACE, "a row")
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    own = OpenTransaction("P/driver", *cluster.init_producer_id("P/driver", None), 2)
+    cluster.write_decision(own, Decision(4, "q", 0, 1, 1, (TaskTransaction(stranger, 0, 1),)), 0)
+    cluster.end([own], committed=True)
+    with pytest.raises(ProtocolError, match=r"__spark_kafka_sink_decisions-\d+, offset 0: .* of 'P'.*'payments/0'"):
+        ExactlyOnceDriver("P", cluster, lambda: 0).begin()
+    assert bench.state("payments/0") == "Ongoing"

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_kafka_sink.record import fingerprint as module
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import MODULUS, add_hashes_by_kernel, add_hashes_by_numpy, fingerprint
+from spark_kafka_sink.record.runs import has_kernel
+
+HASHERS = [add_hashes_by_numpy, *([add_hashes_by_kernel] if has_kernel() else [])]
+MASK = MODULUS - 1
+STEP = 0x9E3779B97F4A7C15
+
+
+class Record(NamedTuple):
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
+    partition: int | None = None
+
+
+texts = st.one_of(st.none(), st.binary(max_size=40))
+records = st.builds(
+    Record,
+    st.sampled_from(["orders", "order", ""]),
+    texts,
+    texts,
+    st.lists(st.tuples(st.text(max_size=3), texts), max_size=3).map(tuple),
+    st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+    st.one_of(st.none(), st.integers(0, 2**31 - 1)),
+)
+
+
+def columns_of(rows: list[Record]) -> RecordColumns:
+    return RecordColumns.from_rows(
+        [row.value for row in rows],
+        [row.key for row in rows],
+        [list(row.headers) for row in rows],
+        [row.timestamp_ms for row in rows],
+        [row.partition for row in rows],
+    )
+
+
+def total(rows: list[Record]) -> int:
+    """As the tasks of a batch make it: topic by topic."""
+    by_topic: dict[str, list[Record]] = {}
+    for row in rows:
+        by_topic.setdefault(row.topic, []).append(row)
+    return sum(fingerprint(topic, columns_of(each)) for topic, each in by_topic.items()) % MODULUS
+
+
+def mixed(word: int) -> int:
+    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & MASK
+    return word ^ word >> 31
+
+
+def hash_of(data: bytes | None, salt: int) -> int:
+    if data is None:
+        return mixed(salt ^ STEP)
+    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+    keyed = sum(mixed((word + salt + STEP * number) & MASK) for number, word in enumerate(words, 1))
+    return mixed((salt + len(data) + keyed) & MASK)
+
+
+@pytest.fixture(params=HASHERS, ids=lambda each: each.__name__)
+def hasher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    monkeypatch.setattr(module, "add_hashes", request.param)
+    module._hash_of_one.cache_clear()
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_compiled_kernel_hashes_where_it_is_there() -> None:
+    assert module.add_hashes is HASHERS[-1]
+
+
+@settings(derandomize=True, max_examples=200, deadline=None, database=None)
+@given(st.lists(texts, max_size=30), st.integers(0, 5), st.integers(0, MASK))
+def test_kernel_and_twin_hash_as_the_definition_says(values: list[bytes | None], skipped: int, salt: int) -> None:
+    column = pa.array(values, pa.binary()).slice(skipped)
+    for add in HASHERS:
+        sums = np.arange(len(column), dtype=np.uint64)
+        if column.null_count < len(column):
+            add(column, salt, sums)
+            expected = [(n + hash_of(value, salt)) & MASK for n, value in enumerate(values[skipped:])]
+            assert sums.tolist() == expected
+
+
+def test_twin_hashes_long_rows_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TWIN_BYTES", 100)
+    rng = random.Random(5)
+    values = [rng.randbytes(rng.choice([0, 3, 99, 100, 101, 500])) for _ in range(60)]
+    sums = np.zeros(len(values), np.uint64)
+    add_hashes_by_numpy(pa.array(values, pa.binary()), 9, sums)
+    assert sums.tolist() == [hash_of(value, 9) for value in values]
+
+
+@settings(derandomize=True, max_examples=150, deadline=None, database=None)
+@given(st.lists(records, max_size=20), st.randoms(use_true_random=False), st.integers(0, 20))
+def test_order_and_layout_change_no_fingerprint(rows: list[Record], rng: random.Random, cut: int) -> None:
+    shuffled = rng.sample(rows, len(rows))
+    assert (total(shuffled[:cut]) + total(shuffled[cut:])) % MODULUS == total(rows)
+    assert sum(total([row]) for row in rows) % MODULUS == total(rows)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@given(st.lists(records, min_size=1, max_size=8), records, st.data())
+def test_any_other_row_changes_the_fingerprint(rows: list[Record], other: Record, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(rows) - 1))
+    name = data.draw(st.sampled_from(Record._fields))
+    changed = [*rows]
+    changed[at] = rows[at]._replace(**{name: getattr(other, name)})
+    assert (total(changed) == total(rows)) == (changed[at] == rows[at])
+    assert total([*rows, other]) != total(rows)
+    assert total(rows[:at] + rows[at + 1 :]) != total(rows)
+
+
+@pytest.mark.usefixtures("hasher")
+def test_fields_do_not_stand_for_each_other() -> None:
+    variants = [
+        Record("t", b"v"),
+        Record("t", None),
+        Record("t", b""),
+        Record("t", b"v", key=b""),
+        Record("t", b"", key=b"v"),
+        Record("t", None, key=b"v"),
+        Record("t", b"v", key=b"v"),
+        Record("tv", b""),
+        Record("t", b"v", headers=(("", None),)),
+        Record("t", b"v", headers=(("", b""),)),
+        Record("t", b"v", headers=(("a", b"b"), ("c", b"d"))),
+        Record("t", b"v", headers=(("c", b"d"), ("a", b"b"))),
+        Record("t", b"v", headers=(("ab", b""), ("c", b"d"))),
+        Record("t", b"v", timestamp_ms=0),
+        Record("t", b"v", partition=0),
+        Record("t", b"v", timestamp_ms=7),
+        Record("t", b"v", partition=7),
+        Record("t", b"v\0"),
+    ]
+    assert len({total([each]) for each in variants}) == len(variants)
+    assert fingerprint("t", columns_of([])) == 0
+
+
+@pytest.mark.usefixtures("hasher")
+@pytest.mark.parametrize(
+    "data_type",
+    [pa.string(), pa.large_string(), pa.binary_view(), pa.dictionary(pa.int32(), pa.string()), pa.large_binary()],
+    ids=str,
+)
+def test_arrow_layouts_of_the_same_rows_have_one_fingerprint(data_type: Any) -> None:
+    texts = ["one", None, "", "a text of more than eight bytes", "one"]
+    plain = RecordColumns(pa.array(texts), key=pa.array(texts))
+    other = pa.array([*"xyz", *texts]).cast(pa.string())
+    other = other.dictionary_encode() if pa.types.is_dictionary(data_type) else other.cast(data_type)
+    chunked = pa.chunked_array([other.slice(3, 2), other.slice(5)])
+    assert fingerprint("t", RecordColumns(chunked, key=chunked)) == fingerprint("t", plain)
+
+
+@pytest.mark.usefixtures("hasher")
+def test_headers_that_are_missing_null_or_empty_are_the_same() -> None:
+    one = RecordColumns(pa.array(["a", "b"]))
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    for headers in ([None, None], [[], None], [[], []]):
+        assert fingerprint("t", RecordColumns(pa.array(["a", "b"]), headers=pa.array(headers, kind))) == fingerprint(
+            "t", one
+        )
+
+
+@pytest.mark.skipif(not has_kernel(), reason="no C compiler")
+def test_offsets_beyond_the_bytes_are_an_error() -> None:
+    offsets = np.array([0, 4, 99], np.int32)
+    with pytest.raises(ValueError, match=r"a length is out of bounds"):
+        module._kernel.fingerprint(offsets, b"abcd", None, 0, 1, np.zeros(2, np.uint64))
+    for wrong in (
+        (None, b"", None, 0),
+        (b"\0" * 12, b"", None, -1),
+        (b"\0" * 4, b"", None, 0),
+        (b"\0" * 12, b"", b"", 0),
+    ):
+        with pytest.raises(ValueError, match=r"missing|out of bounds|less than"):
+            module._kernel.fingerprint(*wrong, 1, np.zeros(2, np.uint64))
