@@ -1,8 +1,9 @@
 """Which partition a record without a partition of its own goes to.
 
-With a key: murmur2, as every Java client has it. Without: the uniform sticky partitioner (KIP-480, KIP-794), which
-stays with a partition for a batch's bytes and then chooses another, one whose queue is short more often than one
-whose broker falls behind. Application threads choose; the Sender thread tells of loads. Reference:
+With a key: murmur2, as every Java client has it. Without: the uniform sticky partitioner (KIP-480, KIP-794). It stays
+with a partition for a batch's bytes, and longer while the partition's open batch has room, up to twice these bytes: a
+partition that is left in mid-batch leaves a small batch behind. Then it chooses another, one whose queue is short more
+often than one whose broker falls behind. Application threads choose; the Sender thread reports the loads. Reference:
 org.apache.kafka.clients.producer.internals.BuiltInPartitioner.
 """
 
@@ -11,13 +12,16 @@ from __future__ import annotations
 import random
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 
 from spark_kafka_sink.common.cluster import Cluster, TopicPartition
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.record.block import Block
+
+RoomOf = Callable[[TopicPartition], int]
+"""The bytes that the open batch of a partition has room for; 0 where no batch is open."""
 
 
 class PartitionLoads:
@@ -35,9 +39,10 @@ class PartitionLoads:
 class StickyPartitioner:
     """The choice for one topic."""
 
-    def __init__(self, topic: str, sizes: BatchSizes, is_adaptive: bool, rng: random.Random) -> None:
+    def __init__(self, topic: str, sizes: BatchSizes, is_adaptive: bool, rng: random.Random, room_of: RoomOf) -> None:
         self._topic = topic
         self._sizes = sizes
+        self._room_of = room_of
         self._is_adaptive = is_adaptive
         self._rng = rng
         self._lock = threading.Lock()
@@ -56,34 +61,60 @@ class StickyPartitioner:
     def take(self, size: int, cluster: Cluster, partition_count: int) -> int:
         """The partition of a record of `size` bytes."""
         with self._lock:
-            partition = self._current(cluster, partition_count, self._sizes.capacity(self._topic))
+            partition = self._current(cluster, partition_count, size, self._sizes.capacity(self._topic), {})
             self._bytes += size
             return partition
 
     def assign(self, block: Block, cluster: Cluster, partition_count: int) -> list[tuple[int, int, int]]:
-        """Cut a block whose rows may go anywhere: (partition, first row, end row), each about a batch's bytes."""
+        """Cut a block whose rows may go anywhere: (partition, first row, end row), each what a batch has room for."""
         groups: list[tuple[int, int, int]] = []
+        rooms: dict[int, int] = {}
         start, sticky_bytes = 0, self._sizes.capacity(self._topic)
         with self._lock:
             while start < block.num_rows:
-                partition = self._current(cluster, partition_count, sticky_bytes)
-                end = max(start + 1, block.last_fitting(start, block.num_rows, sticky_bytes - self._bytes))
-                self._bytes += block.size(start, end)
-                if end < block.num_rows:
-                    self._bytes = max(self._bytes, sticky_bytes)  # the next row did not fit: the batch is full
-                groups.append((partition, start, end))
+                first = block.size(start, start + 1)
+                partition = self._current(cluster, partition_count, first, sticky_bytes, rooms)
+                room = self._room(partition, rooms)
+                if room < first:
+                    room = sticky_bytes  # of the batch that will be opened
+                limit = min(room, 2 * sticky_bytes - self._bytes)
+                end = max(start + 1, block.last_fitting(start, block.num_rows, limit))
+                size = block.size(start, end)
+                rooms[partition] = room - size
+                self._bytes += size
+                if groups and groups[-1][0] == partition:
+                    groups[-1] = (partition, groups[-1][1], end)
+                else:
+                    groups.append((partition, start, end))
                 start = end
         return groups
 
-    def _current(self, cluster: Cluster, partition_count: int, sticky_bytes: int) -> int:
-        """The partition to stay with, chosen anew when it has had its bytes or has lost its leader. Caller holds the
-        lock.
+    def _current(
+        self, cluster: Cluster, partition_count: int, size: int, sticky_bytes: int, rooms: dict[int, int]
+    ) -> int:
+        """The partition for the next `size` bytes: the same as before, or another one where that has had its bytes or
+        has lost its leader. Caller holds the lock.
         """
         partition = self._partition
-        if partition is None or self._bytes >= sticky_bytes or not self._has_leader(cluster, partition):
+        if (
+            partition is None
+            or self._has_had_its_bytes(partition, size, sticky_bytes, rooms)
+            or not self._has_leader(cluster, partition)
+        ):
             partition = self._partition = self._choose(cluster, partition_count)
             self._bytes = 0
         return partition
+
+    def _has_had_its_bytes(self, partition: int, size: int, sticky_bytes: int, rooms: dict[int, int]) -> bool:
+        if not self._bytes or self._bytes + size <= sticky_bytes:
+            return False
+        return self._bytes >= 2 * sticky_bytes or self._room(partition, rooms) < size
+
+    def _room(self, partition: int, rooms: dict[int, int]) -> int:
+        """What the open batch has room for. `rooms` knows it after groups that are assigned and not appended yet."""
+        if (room := rooms.get(partition)) is None:
+            room = rooms[partition] = self._room_of(TopicPartition(self._topic, partition))
+        return room
 
     def _has_leader(self, cluster: Cluster, partition: int) -> bool:
         """Or no partition has one, so that staying is as good as going; not with one that is gone."""
@@ -113,15 +144,17 @@ class StickyPartitioner:
 class Partitioners(dict[str, StickyPartitioner]):
     """The choice for each topic that is asked for by `[...]`."""
 
-    def __init__(self, sizes: BatchSizes, is_adaptive: bool, rng: random.Random) -> None:
+    def __init__(self, sizes: BatchSizes, is_adaptive: bool, rng: random.Random, room_of: RoomOf) -> None:
         super().__init__()
+        self._room_of = room_of
         self._sizes = sizes
         self._is_adaptive = is_adaptive
         self._rng = rng
 
     def __missing__(self, topic: str) -> StickyPartitioner:
         # of threads that ask at once the first one's counts
-        return self.setdefault(topic, StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng))
+        made = StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng, self._room_of)
+        return self.setdefault(topic, made)
 
     def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
         """As `StickyPartitioner.update_loads`; of topics that nobody has asked for it makes nothing."""

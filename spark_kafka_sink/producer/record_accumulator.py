@@ -171,6 +171,13 @@ class RecordAccumulator:
             for (batch, place, size), chunk, latest_ms in zip(places, chunks, latest, strict=True):
                 batch.fill_run(place, chunk, latest_ms, block.largest_record, size)
 
+    def room(self, topic_partition: TopicPartition) -> int:
+        """The bytes that the partition's open batch has room for; 0 where no batch is open."""
+        with self._lock:
+            queue = self._queues.get(topic_partition)
+            batch = None if queue is None else queue.open_batch
+            return 0 if batch is None else batch.room
+
     def _open_new_batch(self, queue: PartitionQueue, base_timestamp_ms: int, now_ms: int) -> ProducerBatch:
         previous = queue.open_batch
         if previous is not None:

@@ -29,7 +29,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_session
-from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.sink.decision import BatchChangedError, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.driver_session import (
     DriverSession,
@@ -114,6 +114,25 @@ def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
     bench.run(0, "run 2")
     assert "Batch 0 of orders was committed before: skipped" in caplog.text
     bench.run(1, "run 2")
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_data_frame_without_partitions_is_no_batch_that_had_rows(bench: SessionBench) -> None:
+    """It has no task that could say that its rows are missing."""
+    bench.run(0)
+    with pytest.raises(BatchChangedError, match="with 1 rows, and now it comes with 0"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 0), lambda mandate, batch_id: [])
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), lambda mandate, batch_id: [])
+    assert bench.values() == ["row 0"]
+
+
+def test_sink_of_another_topic_does_not_skip_the_batch(bench: SessionBench) -> None:
+    bench.run(0)
+    other = SinkConfig.from_options({**OPTIONS, "topic": "u"})
+    with pytest.raises(BatchChangedError, match="for topic='t', and now it comes for topic='u'"):
+        bench.run(0, "run 2", other)
+    bench.run(0, "run 3")
+    bench.run(1, "run 3", other)
     assert bench.values() == ["row 0", "row 1"]
 
 

@@ -14,6 +14,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import fingerprint
 from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
@@ -203,3 +204,14 @@ def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_ow
     assert producer.names == [f"{prefix}/0" for prefix in prefixes]
     assert producer.begun == len(prefixes)
     assert producer.closed_with == []
+
+
+@pytest.mark.parametrize("last_batch_id", [None, 4])
+def test_task_reports_the_fingerprint_of_rows_it_writes_or_drops(last_batch_id: int | None) -> None:
+    columns = RecordColumns.from_rows(["a", "b", "c"], keys=["k", None, ""])
+    bench = Bench(last_batch_id)
+    bench.delivery.send("t", columns.slice(2, 1))
+    bench.delivery.send("t", columns.slice(0, 2))
+    bench.delivery.finish()
+    outcome = bench.delivery.outcome
+    assert (outcome.fingerprint, outcome.was_skipped) == (fingerprint("t", columns), last_batch_id is not None)

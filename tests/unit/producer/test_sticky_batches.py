@@ -1,0 +1,73 @@
+"""How many batches unkeyed records make, against the rule of the Java client on the same arrivals (KIP-794)."""
+
+from __future__ import annotations
+
+import pytest
+from support.producer_harness import TOPIC, ProducerHarness
+
+from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.columns import RecordColumns
+
+ROUNDS = 40
+PARTITIONS = 6
+LINGER_MS = 500
+VALUE = b"v" * 90
+MOST = 1.05
+"""Times the batches of the Java client."""
+
+
+def batches_of_java(rounds: int, per_round: int, size: int, batch_size: int) -> int:
+    """The batches that BuiltInPartitioner and RecordAccumulator of Kafka 4 make. All batches go between two rounds."""
+    batches, produced, filled = 0, 0, 0
+    for _ in range(rounds):
+        filled = 0  # nothing of the round before is left, so every batch counts as full
+        for _ in range(per_round):
+            if produced >= batch_size and (filled == 0 or filled >= batch_size):
+                produced, filled = 0, 0
+            if filled == 0 or filled + size > batch_size:
+                batches, filled = batches + 1, 0
+            filled += size
+            produced += size
+            if produced >= 2 * batch_size:
+                produced, filled = 0, 0
+    return batches
+
+
+def harness(batch_size: int | None) -> ProducerHarness:
+    settings = {"linger.ms": LINGER_MS} | ({} if batch_size is None else {"batch.size": batch_size})
+    made = ProducerHarness(settings, topics={TOPIC: PARTITIONS}, node_count=3)
+    made.warm_up()
+    return made
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.67, 0.75, 0.9, 1.3])
+@pytest.mark.parametrize("by_columns", [False, True], ids=["rows", "columns"])
+def test_rounds_of_any_size_make_no_more_batches_than_java(by_columns: bool, share: float) -> None:
+    bench = harness(16_384 if not by_columns else None)
+    batch_size = bench.config.batch_size
+    size = Block(RecordColumns.from_rows([VALUE]), 0, 0).size(0, 1)
+    per_round = int(share * batch_size / size)
+    columns = RecordColumns.from_rows([VALUE] * per_round)
+    before = bench.sent_batches()
+    for _ in range(ROUNDS):
+        if by_columns:
+            bench.send_columns(columns)
+        else:
+            for _ in range(per_round):
+                bench.send(VALUE)
+        bench.run_for(2 * LINGER_MS)
+    bench.settle()
+    assert bench.sent_batches() - before <= MOST * batches_of_java(ROUNDS, per_round, size, batch_size)
+    used = [len(bench.values(partition=partition)) for partition in range(PARTITIONS)]
+    assert min(used) > 0, "every partition gets rows"
+
+
+def test_twelve_kilobytes_a_linger_make_one_batch_each() -> None:
+    """Java's own case: without the second half of KIP-794 batches of 12 and 4 KB take turns."""
+    bench = harness(16_384)
+    before = bench.sent_batches()
+    for _ in range(ROUNDS):
+        for _ in range(12):
+            bench.send(bytes(1_000))
+        bench.run_for(2 * LINGER_MS)
+    assert bench.sent_batches() - before == ROUNDS
