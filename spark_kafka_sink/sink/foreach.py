@@ -22,7 +22,7 @@ from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
+from spark_kafka_sink.sink.running_query import Place, place_of_thread
 from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
 from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
@@ -45,8 +45,16 @@ _NO_DRIVER: Final = (
 
 _NO_BATCH: Final = (
     "delivery.guarantee=exactly-once cannot be kept by write inside foreachBatch: a batch that Spark runs again would"
-    " be another write. Call sink.write_batch(df, batch_id), which gives the report too."
+    " be another write. Call sink.write_batch(df, batch_id), which gives the report too; on Spark Connect use"
+    ' writeStream.format("kafka_sink").'
 )
+_UNKNOWN_THREAD: Final = (
+    "delivery.guarantee=exactly-once: a streaming query runs, and this thread does not say whether it belongs to its"
+    " foreachBatch. There a batch that Spark runs again would be written twice. Inside foreachBatch call"
+    " sink.write_batch(df, batch_id). For a batch write beside a stream call write in the main thread or in a"
+    " pyspark.InheritableThread."
+)
+_REFUSALS: Final = {Place.INSIDE: _NO_BATCH, Place.UNKNOWN: _UNKNOWN_THREAD}
 
 
 class KafkaSink:
@@ -119,12 +127,12 @@ class KafkaSink:
         again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
 
         With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
-        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised.
+        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised,
+        and in a thread that may belong to it.
         """
         if self._config.is_exactly_once:
-            context = context_of_thread(df.sparkSession)
-            if context is not None and query_id_of(context):
-                raise ConfigError(_NO_BATCH)
+            if refusal := _REFUSALS.get(place_of_thread(df.sparkSession)):
+                raise ConfigError(refusal)
             return self._write_exactly_once(df, None)
         config = self._config
 

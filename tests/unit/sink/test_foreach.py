@@ -23,6 +23,7 @@ from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.partition_writer import BLOCK_ROWS, PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.running_query import Place
 
 ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
 OPTIONS = {"kafka.bootstrap.servers": "h1:9092", "topic": "orders"}
@@ -274,15 +275,25 @@ def test_an_exactly_once_write_inside_foreach_batch_is_refused(
     sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: when Spark ran the batch again its rows were written again, for each write is one of its own."""
-    properties = {"sql.streaming.queryId": "q1"}
-    monkeypatch.setattr(foreach, "context_of_thread", lambda session: SimpleNamespace(getLocalProperty=properties.get))
+    places = [Place.INSIDE, Place.OUTSIDE]
+    monkeypatch.setattr(foreach, "place_of_thread", lambda session: places[0])
     with pytest.raises(ConfigError, match=r"write inside foreachBatch.*sink\.write_batch\(df, batch_id\)"):
         ExactlyOnceSink(EXACTLY_ONCE).write(FRAME)
     assert not sessions
     assert ExactlyOnceSink(EXACTLY_ONCE).write_batch(FRAME, 3).records == 5
     assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
-    properties.clear()
+    places.pop(0)
     assert ExactlyOnceSink(EXACTLY_ONCE).write(FRAME).records == 5
+
+
+def test_exactly_once_write_in_an_unknown_thread_is_refused(
+    sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreach, "place_of_thread", lambda session: Place.UNKNOWN)
+    with pytest.raises(ConfigError, match=r"this thread does not say.*main thread or in a pyspark\.InheritableThread"):
+        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME)
+    assert not sessions
+    assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
 
 
 @pytest.mark.usefixtures("sessions")

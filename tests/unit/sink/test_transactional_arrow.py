@@ -64,6 +64,14 @@ def test_a_batch_writes_task_in_a_streaming_query_is_refused() -> None:
         batch_task(MANDATE)
 
 
+def test_exactly_once_batch_by_format_is_refused_on_spark_connect(properties: dict[str, str]) -> None:
+    """Inside foreachBatch its tasks look like those of any other write, and a batch that came again was doubled."""
+    properties.clear()
+    properties["spark.job.tags"] = "mine,SparkConnect_OperationTag_User__Session_1_Operation_2,spark-session-3"
+    with pytest.raises(IllegalStateError, match=r"cannot be used on Spark Connect.*KafkaSink\(options\)\.write\(df\)"):
+        batch_task(MANDATE)
+
+
 @pytest.mark.usefixtures("properties")
 def test_a_foreach_batch_task_is_of_the_batch_that_the_driver_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def deliver(*given: Any) -> SimpleNamespace:
