@@ -98,7 +98,7 @@ class DriverSession:
                 if held is None or held.producer_id != mandate.driver.producer_id:
                     known = None  # `begin` has read the last decision, which may be another driver's
                 batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-                outcomes = run_tasks(mandate, batch_id)
+                outcomes = run_tasks(mandate, batch_id) or _no_task(mandate, batch, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
                 # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
@@ -186,6 +186,14 @@ class DriverSession:
         else:  # to write it again is no way to end it
             command = operator_command("finish", self._prefix, config.decision_topic)
             log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
+
+
+def _no_task(mandate: Mandate, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
+    """The outcome of a micro-batch of no partition, which runs no task. Raises IllegalStateError as a task does."""
+    if batch is None:
+        return ()
+    is_skipped = mandate.is_written_already(batch_id, batch.query_id)
+    return (TaskOutcome(mandate, batch_id, batch.query_id, 0, 0, None, is_skipped),)
 
 
 def _connection_of(config: SinkConfig) -> int:

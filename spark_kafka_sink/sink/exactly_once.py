@@ -35,6 +35,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
 )
 from spark_kafka_sink.common.retold import retold
+from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.mandate import (
     Mandate,
@@ -57,6 +58,13 @@ _UNKNOWN: Final = frozenset(
 _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
+class PrefixRecords(NamedTuple):
+    """What the decision topic knows of a prefix. `birth` may be None where there is a decision."""
+
+    decision: Decision | None
+    birth: Birth | None
+
+
 class DriverCluster(Protocol):
     """The requests that the protocol consists of. Each returns when its answer is known, or raises KafkaError."""
 
@@ -69,8 +77,25 @@ class DriverCluster(Protocol):
         """As `Transactions.init_producer_id`."""
         ...
 
-    def last_decision(self) -> Decision | None:
-        """The newest one that was committed."""
+    @property
+    def knows_prefix(self) -> bool:
+        """Whether a record of the prefix was read over this client before."""
+        ...
+
+    def check_topic(self) -> None:
+        """Raise IllegalStateError where the decision topic does not keep what it is given."""
+        ...
+
+    def last_records(self) -> PrefixRecords:
+        """The newest ones that were committed."""
+        ...
+
+    def lost_decisions(self) -> KafkaError:
+        """The error for a decision topic that knows nothing of the prefix, which was used before."""
+        ...
+
+    def write_birth(self, *, is_adopted: bool) -> None:
+        """In no transaction: acknowledged by all replicas in sync."""
         ...
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None: ...
@@ -98,14 +123,22 @@ class Committed(NamedTuple):
 
 class ExactlyOnceDriver:
     """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
-    may run in different processes. `is_new`: nobody has had the prefix before.
+    may run in different processes. `is_new`: nobody has had the prefix before. `is_operator`: a prefix of which the
+    decision topic knows nothing is no error, and is treated as one without a decision.
     """
 
     def __init__(
-        self, prefix: str, cluster: DriverCluster, wall_ms: Callable[[], int], *, is_new: bool = False
+        self,
+        prefix: str,
+        cluster: DriverCluster,
+        wall_ms: Callable[[], int],
+        *,
+        is_new: bool = False,
+        is_operator: bool = False,
     ) -> None:
         self.prefix = prefix
         self._is_new = is_new
+        self._is_operator = is_operator
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._finish = operator_command("finish", prefix, cluster.place.topic)
@@ -118,18 +151,23 @@ class ExactlyOnceDriver:
 
         `held`: this driver's own id and epoch from the batch before; then another driver that has taken over since is
         not fenced, but raises ProducerFencedError. `known`: what it decided last, which need not be read then. Raises
-        TransactionLostError, and KafkaError where a request fails.
+        TransactionLostError, IllegalStateError where the decision topic has lost what it knew of the prefix or does not
+        keep what it is given, and KafkaError where a request fails.
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
-        last = known
+        if not self._is_new and held is None and not self._cluster.knows_prefix:
+            if not self._is_operator:
+                self._cluster.check_topic()
+            self.ensure_birth()
+        last, birth = known, None
         while True:
             driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
             # another producer id: others may have decided since. To find that there is no decision takes a whole
             # partition of those of others.
             if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
-                last = self._cluster.last_decision()
+                last, birth = self._read_records()
             if last is None or last.is_finished:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
@@ -147,7 +185,18 @@ class ExactlyOnceDriver:
             None if last is None else last.batch_id,
             "" if last is None else last.query_id,
             0 if last is None else last.rows,
+            birth is not None and birth.is_adopted,
         )
+
+    def ensure_birth(self) -> None:
+        """Write the birth record of a prefix that has none, no decision, and no driver that its coordinator knows.
+
+        Comes before the driver's first InitProducerId: a driver that its coordinator knows has left a record, then.
+        """
+        name = driver_id(self.prefix)
+        is_unused = self._cluster.describe([name])[name] is None
+        if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
+            self._cluster.write_birth(is_adopted=False)
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
 
@@ -169,9 +218,11 @@ class ExactlyOnceDriver:
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
         decision = Decision(first.batch_id, first.query_id, self._wall_ms(), len(outcomes), rows, tasks)
-        if not tasks:
-            return Committed(None, False, None)
         driver = first.mandate.driver
+        if not tasks:
+            if not first.mandate.needs_trace(first.query_id):
+                return Committed(None, False, None)
+            return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
         self._cluster.write_decision(driver, decision, 0)
         self._verify(driver, decision)
         (decided,) = self._cluster.end([driver], committed=True)
@@ -200,9 +251,9 @@ class ExactlyOnceDriver:
             held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
             next_ = self._cluster.init_producer_id(driver.transactional_id, held)
             # under a new prefix nobody but the batch's own commit decides, and that is over
-            last = None if self._is_new else self._cluster.last_decision()
-            if last is not None and last.batch_id != mandate.last_batch_id:
-                return False  # another process has decided it between the look and the fence
+            last, birth = PrefixRecords(None, None) if self._is_new else self._cluster.last_records()
+            if (last and last.batch_id) != mandate.last_batch_id or not (self._is_new or last or birth):
+                return False  # another process has decided it between the look and the fence, or the topic is lost
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
         elif ended.status is not EndTxnStatus.DONE:
             _raise_refusal([ended])
@@ -234,9 +285,32 @@ class ExactlyOnceDriver:
                     raise each.error
             if unknown:
                 tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
+                self._abort_usurpers(driver, tasks)
                 self._check_markers(driver, decision, tasks)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _read_records(self) -> PrefixRecords:
+        """What the decision topic knows of the prefix. Raises IllegalStateError where that is nothing: every driver has
+        left a record before it began.
+        """
+        found = self._cluster.last_records()
+        if found == PrefixRecords(None, None) and not self._is_operator:
+            raise self._cluster.lost_decisions()
+        return found
+
+    def _abort_usurpers(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+        """Abort what a late attempt has begun under the id of a decided transaction: its marker is pending, and keeps
+        that of the decided one from being read until it times out.
+        """
+        decided = {task.transaction.transactional_id: task.transaction for task in tasks}
+        open_ = [
+            OpenTransaction(name, found.producer_id, found.producer_epoch, driver.transaction_version)
+            for name, found in self._cluster.describe(decided).items()
+            if found is not None and found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
+        ]
+        if open_ and self._is_current(driver):  # else a successor's tasks may have begun them
+            self._abort_all(open_)
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         """A transaction that its coordinator knows no more was committed if its marker was. One of a later batch proves

@@ -206,7 +206,7 @@ def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(benc
     driver = bench.raw.begin("other/driver")
     bench.coordinator.writer.write(driver, mandate.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
     bench.driver.commit([bench.task(mandate, 0, 0)])
-    hidden = f"{mandate.place}: what was decided from offset 0 on is not shown yet, for a transaction is open there.\n"
+    hidden = f"{mandate.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
     for prefix in (None, PREFIX):
         bench.operator.show(prefix)
         assert bench.said().startswith(hidden)
@@ -241,7 +241,7 @@ def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(be
     """Bug: rows of a decided batch were aborted, and it was called undecided: the decision was in another topic."""
     bench.decide(0)
     others = other_topic("others")
-    KafkaDriverCluster(bench.coordinator, others, PREFIX)
+    KafkaDriverCluster(bench.coordinator, others, "another prefix")
     operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
     text = "No decision of orders is in others, and 2 of its transactions are open.*with --decision-topic.*Else abort"
     with pytest.raises(IllegalStateError, match=text):

@@ -54,6 +54,8 @@ class ScriptedTopic:
     is_visible: bool = True
     visible_from_ms: int = 0
     max_message_bytes: int = 1_048_588
+    configs: dict[str, str] = field(default_factory=dict)
+    """What differs from the defaults of describe_configs.py."""
 
 
 class ScriptedCluster:

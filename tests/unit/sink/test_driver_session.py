@@ -177,11 +177,14 @@ def test_a_sink_with_other_settings_takes_the_place_of_the_connections_there_wer
 
 
 def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:
-    bench.run(0)
+    bench.run(0, config=OTHERS["decision topic"])
     bench.run(1, config=OTHERS["decision topic"])
+    with pytest.raises(IllegalStateError, match=r"decision\.topic=__spark_kafka_sink_decisions is not in the cluster"):
+        bench.run(2)
+    bench.run(2, "run 2", config=OTHERS["decision topic"])
     written = KafkaDriverCluster(bench.coordinator, OTHERS["decision topic"], PREFIX).last_decision()
     assert written is not None
-    assert written.batch_id == 1
+    assert written.batch_id == 2
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -437,7 +440,7 @@ def test_where_the_decision_topic_is_not_to_be_had_that_is_told_and_the_client_c
         raise TopicAuthorizationError("not allowed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(KafkaDriverCluster, "_ensure_topic", refuse)
+        patch.setattr(KafkaDriverCluster, "_find_topic", refuse)
         with pytest.raises(TopicAuthorizationError, match="not allowed"):
             bench.run(0)
     assert bench.connections == ["made", "closed"]
