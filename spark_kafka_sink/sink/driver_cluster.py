@@ -136,6 +136,8 @@ class KafkaDriverCluster:
         return lost_decisions(self._prefix, self.place.topic, self._partitions)
 
     def write_birth(self, *, is_adopted: bool) -> None:
+        if self._is_one_off:
+            return
         cluster, (topic, partition) = self._coordinator.creation.cluster, self.place
         info = next((each for each in cluster.partitions_for_topic(topic) if each.partition == partition), None)
         birth = Birth(
