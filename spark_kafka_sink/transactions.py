@@ -2,8 +2,8 @@
 
 Lists what was decided and what is open, in plain words, and settles it where no query will: `finish` commits a batch
 that is decided, `abort` ends what is not, `accept` closes a batch whose rows were lost, `forget` frees a prefix, and
-`adopt` lets a query begin at any batch where no decision of it is known. All but `list` break the batch that a query may
-be writing, and ask first.
+`adopt` lets a query begin at any batch where no decision of it is known. All but `list` break the batch that a query
+may be writing, and ask first.
 """
 
 from __future__ import annotations

@@ -10,18 +10,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool, write
-from support.exactly_once_model.logs import ModelCluster
+from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
+from support.exactly_once_model.logs import ModelCluster, ModelLog
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.sink.decision import Decision, TransactionLostError
+from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision_topic import missing_topic
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
-PREFIX = "P"
 TOPIC = "t"
 TIMEOUT_MS = 10_000
 KEYS = 2
@@ -48,14 +48,26 @@ class Fault(enum.Enum):
     RESET = "the query is stopped after it has logged a batch, and another one starts without a checkpoint"
     RESTORE = "the query is stopped after it has logged a batch, and starts with an older copy of its checkpoint"
     FORGET = "as RESET, and the operator has freed the prefix for the other one"
+    STALLED = (
+        "a late attempt of a task, which looked at its driver long before, takes its id, and dies in its transaction"
+    )
+    TOPIC_GONE = "the decision topic is deleted before it"
+    TOPIC_EMPTIED = "the decision topic is deleted and made again before it"
+    ALL_FORGOTTEN = (
+        "after a batch that is not the first, the driver dies before Spark logs it, the decision topic is made"
+    )
+    " again, and coordinators have forgotten all ids"
 
 
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
 CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
+TOPIC_FAULTS = frozenset({Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED, Fault.ALL_FORGOTTEN})
+_LOST_TOPIC = ("knows nothing of", "is not in the cluster", "is the first one under")
+"""What the errors of a decision topic that has lost a prefix say."""
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
-MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.OTHER_DRIVER, Fault.LONG_REST}
+MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.STALLED, Fault.OTHER_DRIVER, Fault.LONG_REST}
 """Another driver has begun, or a late attempt; or the abort of a loser does not arrive."""
 Plan = Mapping[int, Fault]
 
@@ -87,6 +99,20 @@ class ModelColumns:
         return len(self.rows)
 
 
+class StalledDelivery(TransactionalDelivery):
+    """Of an attempt that has looked at its driver, and was stopped before its InitProducerId."""
+
+    def _free_name(self) -> str:
+        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+
+    def _ensure_current(self) -> None:
+        pass
+
+    def _prepare(self, producer: Any) -> TaskTransaction:
+        super()._prepare(producer)
+        raise TaskCrash
+
+
 class World:
     """`holds_epoch`: the driver is one process (foreachBatch); else its epoch is taken anew for each batch (format).
 
@@ -110,6 +136,9 @@ class World:
         """Inputs and batches that the query finished."""
         self.lost: TransactionLostError | None = None
         self.refused: IllegalStateError | None = None
+        self.is_topic_gone = False
+        self._decided_before: set[int] = set()
+        """Batches whose decisions went with the decision topic."""
         self._holds_epoch = holds_epoch
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._runs = 0
@@ -142,6 +171,8 @@ class World:
             return effect()
         if fault in CHECKPOINT_FAULTS:
             return self._lose_checkpoint(effect, fault)
+        if fault is Fault.ALL_FORGOTTEN:
+            return self._forget_all(effect)
         if fault in {Fault.CRASH_AFTER, Fault.TASK_CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.LOST_REPLY}:
             _quietly(effect)
             self._pass(0)
@@ -173,6 +204,42 @@ class World:
         self.expire()
         self.cluster.transactions.transactions.clear()
 
+    def lose_topic(self, *, is_made_again: bool) -> None:
+        """With its committed offsets, as a group's coordinator does it."""
+        self._decided_before |= {
+            entry.value.batch_id
+            for entry in self.cluster.log(*PLACE).entries
+            if isinstance(entry.value, Decision) and entry.is_committed is not False
+        }
+        self.cluster.logs[tuple(PLACE)] = ModelLog()
+        self._checked = -1
+        coordinator = self.cluster.transactions
+        held = [each.pending_offsets for each in coordinator.transactions.values()]
+        for commits in [*coordinator.offsets.values(), *(group for each in held for group in each.values())]:
+            commits.pop(tuple(PLACE), None)
+        self.is_topic_gone = not is_made_again
+
+    def check_topic(self) -> None:
+        """Raise as `KafkaDriverCluster` does."""
+        if self.is_topic_gone:
+            raise missing_topic(PREFIX, PLACE.topic)
+
+    def _forget_all(self, effect: Callable[[], Any]) -> Any:
+        """For the first batch nothing is left by which that could be told from a first start."""
+        if self.requests[-1] != COMMIT_LOG or not self.commit_log:
+            return effect()
+        self.lose_topic(is_made_again=True)
+        self.cluster.transactions.transactions.clear()
+        raise Crash
+
+    def run_stalled_attempt(self) -> None:
+        """It leaves rows and a marker, and no process that would end them."""
+        held, self.delivery_class = self.delivery_class, StalledDelivery
+        try:
+            self.run_other_attempt(0)
+        finally:
+            self.delivery_class = held
+
     def run_other_attempt(self, attempt: int) -> None:
         if self._last_tasks and not self._is_tampered:
             self._is_tampered = True
@@ -195,6 +262,7 @@ class World:
         """The operator's command; what keeps it from its end leaves the query with its checkpoint."""
         cluster = ModelDriverCluster(self)
         driver = self.driver_class(PREFIX, cluster, lambda: self.now_ms).begin().driver
+        cluster.write_birth(is_adopted=True)
         write(self, driver, PLACE, 0, [None])
         (ended,) = cluster.end([driver], committed=True)
         if ended.error is not None:
@@ -233,6 +301,10 @@ class World:
                 self.lost = error
                 if not self.may_lose():
                     raise ViolationError(f"Lost, and nothing happened that could lose rows: {error}") from error
+            elif isinstance(error, IllegalStateError) and any(text in str(error) for text in _LOST_TOPIC):
+                self.refused = error
+                if not TOPIC_FAULTS & set(self.plan.values()):
+                    raise ViolationError(f"The query is refused: {error}") from error
             elif isinstance(error, IllegalStateError) and ("comes after" in str(error) or "belongs to" in str(error)):
                 if CHECKPOINT_FAULTS & set(self.plan.values()):
                     self.refused = error
@@ -246,7 +318,9 @@ class World:
     def _run_query(self) -> None:
         run, self._runs = self._runs, self._runs + 1
         input_name = self.input_name
-        driver = self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms)
+        cluster = ModelDriverCluster(self)
+        cluster.find_topic()
+        driver = self.driver_class(PREFIX, cluster, lambda: self.now_ms)
         held: ProducerIdAndEpoch | None = None
         known: Decision | None = None
         while (batch := len(self.commit_log)) < self.batches:
@@ -330,7 +404,8 @@ class World:
         struck = [(fault, number) for number, fault in self.plan.items() if number < len(self.requests)]
         return any(
             fault is Fault.LONG_REST
-            or (fault is Fault.EXPIRE and self._is_verified(number))
+            or fault in TOPIC_FAULTS  # markers go with the topic
+            or (fault in {Fault.EXPIRE, Fault.STALLED} and self._is_verified(number))
             or (fault in {Fault.OTHER_DRIVER, Fault.LATE} and re.fullmatch(r"init P/\d.*", self.requests[number]))
             for fault, number in struck
         )
@@ -345,7 +420,7 @@ class World:
         return False
 
     def decisions(self) -> list[Decision]:
-        return [decision for decision in self.cluster.log(*PLACE).committed() if decision is not None]
+        return [each for each in self.cluster.log(*PLACE).committed() if isinstance(each, Decision)]
 
     def committed_rows(self) -> list[str]:
         return [row for key in range(KEYS) for row in self.cluster.log(TOPIC, key).committed()]
@@ -361,7 +436,7 @@ class World:
             raise ViolationError(f"Doubled: {sorted(row for row in rows if rows.count(row) > 1)}")
         if not self.has_decisions:
             return
-        decided = {decision.batch_id for decision in self.decisions()}
+        decided = {decision.batch_id for decision in self.decisions()} | self._decided_before
         early = [row for row in rows if int(row.strip("a").split(".")[0]) not in decided]
         if early:
             raise ViolationError(f"Committed, and their batch is not decided: {early}")
@@ -395,4 +470,7 @@ _MEANWHILE: Mapping[Fault, Callable[[World], None]] = {
     Fault.LONG_REST: World.rest_for_long,
     Fault.SPECULATE: lambda world: world.run_other_attempt(9),
     Fault.ZOMBIE: lambda world: world.run_other_attempt(0),
+    Fault.STALLED: World.run_stalled_attempt,
+    Fault.TOPIC_GONE: lambda world: world.lose_topic(is_made_again=False),
+    Fault.TOPIC_EMPTIED: lambda world: world.lose_topic(is_made_again=True),
 }
