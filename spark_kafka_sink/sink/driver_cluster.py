@@ -114,6 +114,11 @@ class KafkaDriverCluster:
     def check_topic(self) -> None:
         check_decision_topic(self._coordinator.creation, self.place.topic, self._timer())
 
+    def check_presence(self) -> None:
+        topic = self.place.topic
+        if not self._coordinator.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
+            raise missing_topic(self._prefix, topic)
+
     def last_decision(self) -> Decision | None:
         """The newest one that was committed."""
         return self.last_records().decision
@@ -192,18 +197,30 @@ class KafkaDriverCluster:
                 return found
             if self.describe([name])[name] is None:
                 return create_decision_topic(self._coordinator, topic, self._timer())
-            limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
-            if found := creation.wait_for(topic, self._coordinator.timer(limit_ms)):
+            if found := self._wait_for(topic):
                 return found
         except KafkaTimeoutError as error:
             raise KafkaTimeoutError(f"decision.topic={topic} of exactly-once delivery: {error}") from error
         raise missing_topic(self._prefix, topic)
+
+    def _wait_for(self, topic: str) -> int:
+        """The number of partitions; 0 where no node names the topic: one that has just started may not know it yet."""
+        limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
+        return self._coordinator.creation.wait_for(topic, self._coordinator.timer(limit_ms))
 
     @contextmanager
     def _gone_topic(self) -> Iterator[None]:
         try:
             yield
         except UnknownTopicOrPartitionError as error:
+            raise missing_topic(self._prefix, self.place.topic) from error
+        except KafkaTimeoutError as error:  # under version 1 a coordinator is asked first, and says to try again
+            try:
+                is_there = self._coordinator.creation.count(self.place.topic, self._coordinator.timer(ABSENCE_LIMIT_MS))
+            except KafkaTimeoutError:
+                raise error from None
+            if is_there:
+                raise
             raise missing_topic(self._prefix, self.place.topic) from error
 
     def _where(self, record: DecodedRecord) -> str:

@@ -86,6 +86,10 @@ class DriverCluster(Protocol):
         """Raise IllegalStateError where the decision topic does not keep what it is given."""
         ...
 
+    def check_presence(self) -> None:
+        """Raise IllegalStateError where the decision topic is gone, by what the last listing's metadata said."""
+        ...
+
     def last_records(self) -> PrefixRecords:
         """The newest ones that were committed."""
         ...
@@ -178,6 +182,7 @@ class ExactlyOnceDriver:
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
+        self._cluster.check_presence()
         return Mandate(
             self.prefix,
             driver,
