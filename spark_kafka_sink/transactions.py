@@ -275,11 +275,8 @@ def _plain(line: str) -> str:
 
 
 def _time(time_ms: int) -> str:
-    """UTC; the number of ms where no calendar has it."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
-    except (ValueError, OverflowError, OSError):
-        return one_line(f"{time_ms} ms after 1970")
+    """In UTC. Raises ValueError, OverflowError or OSError for a time that no calendar has."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
 
 
 def _check_finished(last: Decision | None, prefix: str) -> None:

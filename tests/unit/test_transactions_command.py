@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -861,7 +862,29 @@ def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> N
     assert driver.begin().is_adopted
 
 
-@pytest.mark.parametrize("command", ["finish", "abort", "forget", "adopt"])
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget", "adopt"])
 def test_command_for_a_prefix_that_nobody_used_leaves_it_usable(bench: OperatorBench, command: str) -> None:
-    getattr(bench.operator, command)(PREFIX)
+    with contextlib.suppress(IllegalStateError):  # of accept: there is nothing to accept
+        getattr(bench.operator, command)(PREFIX)
     assert bench.driver.begin().last_batch_id is None
+
+
+def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBench) -> None:
+    """Nobody comes back to such a prefix."""
+    prefix = one_off_prefix()
+    for command in ("finish", "abort", "forget"):
+        getattr(bench.operator, command)(prefix)
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, prefix).place
+    assert [record for record in bench.cluster.log(*place).records() if prefix.encode() in (record.key or b"")] == []
+
+
+def test_error_about_a_strangers_record_steers_no_terminal(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written_by_a_stranger(bench, PREFIX.encode(), with_checksum({"version": "\x1b[2J\nAll is well."}))
+    monkeypatch.setattr(transactions, "connect", lambda _: bench.coordinator)
+    arguments = ["finish", "--prefix", PREFIX, "--yes", "--bootstrap-servers", "broker-0:9092"]
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()
+    assert line.startswith("ProtocolError: ")

@@ -105,6 +105,24 @@ def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
     assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
 
 
+def test_first_batch_without_any_task_leaves_a_decision(bench: SessionBench) -> None:
+    """Its DataFrame has no partition. The batch after it would else be refused as one without a first batch."""
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), lambda *_: [])
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 1"]
+    for run_id in ("run 3", "run 4"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", run_id, 2), lambda *_: [])
+    with pytest.raises(IllegalStateError, match="Batch 0 comes after batch 1"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 5", 0), lambda *_: [])
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 6", 2), bench.tasks)
+    assert bench.values() == ["row 1", "row 2"]
+
+
+def test_batch_write_without_any_task_leaves_no_decision(bench: SessionBench) -> None:
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    assert KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision() is None
+
+
 def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
     bench: SessionBench, caplog: pytest.LogCaptureFixture
 ) -> None:
