@@ -34,22 +34,22 @@ def check_decision_topic(creation: TopicCreation, topic: str, timer: Timer) -> N
         raise
     except KafkaError as error:
         _warn(
-            f"decision.topic={topic}: its {_POLICY} and {_UNCLEAN} were not checked: {error} A topic that is not"
-            " compacted only deletes decisions, and a batch may then be written twice. To let this principal check it:"
-            " kafka-acls.sh --bootstrap-server HOST:PORT --add --allow-principal User:NAME"
-            f" --operation DescribeConfigs --topic {shlex.quote(topic)}"
+            f"decision.topic={topic}: its cleanup.policy and unclean.leader.election.enable were not checked:"
+            f" {error} A topic that is not compacted only deletes decisions, and a batch may then be written twice."
+            " To let this principal check it: kafka-acls.sh --bootstrap-server HOST:PORT --add"
+            f" --allow-principal User:NAME --operation DescribeConfigs --topic {shlex.quote(topic)}"
         )
         return
     policy = configs.get(_POLICY)
     if policy is not None and policy.strip() != "compact":
         raise IllegalStateError(
-            f"decision.topic={topic} has {_POLICY}={policy}: Kafka deletes decisions from it after some time, and a"
-            f" batch may then be written twice. Change it: {_alter(topic, f'{_POLICY}=compact')}"
+            f"decision.topic={topic} has cleanup.policy={policy}: Kafka deletes decisions from it after some time, and"
+            f" a batch may then be written twice. Change it: {_alter(topic, f'{_POLICY}=compact')}"
         )
     if (configs.get(_UNCLEAN) or "").strip().lower() == "true":
         _warn(
-            f"decision.topic={topic} has {_UNCLEAN}=true: after the loss of brokers a replica without the last"
-            " decisions may lead, and a batch may then be written twice. Change it:"
+            f"decision.topic={topic} has unclean.leader.election.enable=true: after the loss of brokers a replica"
+            " without the last decisions may lead, and a batch may then be written twice. Change it:"
             f" {_alter(topic, f'{_UNCLEAN}=false')}"
         )
 
