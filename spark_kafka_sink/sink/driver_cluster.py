@@ -193,7 +193,9 @@ class KafkaDriverCluster:
             return found
         name = driver_id(self._prefix)
         try:
-            if found := creation.count(topic, self._timer()):
+            with _advice_on_creation(topic):
+                found = creation.count(topic, self._timer())
+            if found:
                 return found
             if self.describe([name])[name] is None:
                 return create_decision_topic(self._coordinator, topic, self._timer())
@@ -232,8 +234,15 @@ class KafkaDriverCluster:
 
 def create_decision_topic(coordinator: Coordinator, topic: str, timer: Timer) -> int:
     """The topic's number of partitions; where it is missing it is created first. Raises KafkaError."""
-    try:
+    with _advice_on_creation(topic):
         return coordinator.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
+
+
+@contextmanager
+def _advice_on_creation(topic: str) -> Iterator[None]:
+    """Brokers refuse a topic that is missing in the same words as one that the principal may not describe."""
+    try:
+        yield
     except AuthorizationError as error:
         raise type(error)(
             f"{error} Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions,"

@@ -6,10 +6,13 @@ import pytest
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, told_by_a_task
 from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.faults import Proceed
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.birth import Birth, birth_key
 from spark_kafka_sink.sink.decision import Decision
@@ -250,3 +253,20 @@ def test_what_a_successors_task_has_begun_is_not_aborted_as_a_late_attempt(bench
     bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row of the successor")
     driver.finish(committed.driver, Decision(4, "q", 0, 1, 1, (told.written,)))
     assert bench.state("P/0") == "Ongoing"
+
+
+def refused_topic(_: ScriptedCluster, __: Exchange, proceed: Proceed) -> Answer:
+    values = proceed().values or {}
+    refused = [
+        {**topic, "error_code": 29, "partitions": ()} if topic["name"] == TOPIC else topic for topic in values["topics"]
+    ]
+    return Answer({**values, "topics": refused})
+
+
+def test_topic_that_may_not_be_described_is_refused_with_what_to_grant(bench: CoordinatorBench) -> None:
+    """Brokers do not say whether it is missing."""
+    bench.cluster.on(ApiKey.METADATA, refused_topic, times=None)
+    with pytest.raises(
+        TopicAuthorizationError, match=rf"Create decision\.topic={TOPIC} by hand.*or grant CREATE on it"
+    ):
+        driver_of(bench, "P")
