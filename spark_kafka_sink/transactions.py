@@ -1,8 +1,9 @@
 """The operator's view of exactly-once delivery: python -m spark_kafka_sink.transactions.
 
 Lists what was decided and what is open, in plain words, and settles it where no query will: `finish` commits a batch
-that is decided, `abort` ends what is not, `accept` closes a batch whose rows were lost, `forget` frees a prefix. All
-but `list` break the batch that a query may be writing, and ask first.
+that is decided, `abort` ends what is not, `accept` closes a batch whose rows were lost, `forget` frees a prefix, and
+`adopt` lets a query begin at any batch where no decision of it is known. All but `list` break the batch that a query
+may be writing, and ask first.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     ProtocolError,
 )
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.properties_file import read_properties
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.sink.birth import Birth, prefix_of
 from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect, create_decision_topic
 from spark_kafka_sink.sink.driver_session import is_one_off
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import driver_id, name_of_query
+from spark_kafka_sink.sink.mandate import driver_id, name_of_query, operator_command
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
@@ -60,10 +63,12 @@ class Operator:
     def show(self, prefix: str | None) -> None:
         """Every prefix's last decision, and every transaction that is open; of one prefix where it is given."""
         decisions = self._decisions(prefix)
-        for key in sorted(decisions):
-            if prefix in {None, key}:
-                self._say(f"{key}: {self._in_words(key, *decisions[key])}")
-        if not decisions.keys() & ({prefix} if prefix is not None else decisions.keys()):
+        shown = sorted(key for key in decisions if prefix is None or prefix.encode() in {key, prefix_of(key)})
+        for key in shown:
+            if prefix_of(key) not in decisions:  # of a prefix with a decision, its birth says no more
+                name = one_line((prefix_of(key) or key).decode("utf-8", "replace"))
+                self._say(f"{name}: {self._in_words(key, *decisions[key])}")
+        if not any(prefix_of(key) is None for key in shown):
             of = "" if prefix is None else f" of {prefix}"
             self._say(f"No decision{of} in {self._config.decision_topic}.")
         rows = [self._row(found) for found in self._open(prefix)]
@@ -130,17 +135,43 @@ class Operator:
         )
 
     def forget(self, prefix: str) -> None:
-        """Free the prefix: whoever uses it next begins at nothing. Raises IllegalStateError where a decided batch is
-        not committed yet.
+        """Free the prefix: the query that uses it next begins at whatever batch it has. Raises IllegalStateError where
+        a decided batch is not committed yet.
         """
         self.abort(prefix)
         cluster = self._cluster(prefix, is_free=True)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         _check_finished(last, prefix)  # a query that runs may have decided meanwhile
+        self._cluster(prefix).write_birth(is_adopted=True)  # first: a prefix with neither looks as if it had lost both
         if last is not None:
             self._write(cluster, driver, last)
         self._say(f"{prefix} is free.")
+
+    def adopt(self, prefix: str) -> None:
+        """Let the query of a prefix without a decision begin at whatever batch it has. Creates the decision topic where
+        it is missing. Raises IllegalStateError where there is a decision, or a transaction of a task is open.
+        """
+        timer = self._coordinator.timer(self._config.producer.max_block_ms)
+        create_decision_topic(self._coordinator, self._config.decision_topic, timer)
+        cluster = self._cluster(prefix)
+        self._fenced(cluster, prefix)  # no driver decides from here on
+        last = cluster.last_decision()
+        if last is not None:
+            _check_finished(last, prefix)
+            raise IllegalStateError(
+                f"{prefix} has a decision in {cluster.place.topic}, on batch {last.batch_id}: the query goes on after"
+                " that batch, and there is nothing to adopt. Nothing was changed. To let another query begin under this"
+                f" prefix: {operator_command('forget', prefix, cluster.place.topic)}"
+            )
+        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
+            raise IllegalStateError(
+                f"{len(left)} transactions of {prefix} are open, and may be decided in another topic. Nothing was"
+                " changed. If they are not, abort them first:"
+                f" {operator_command('abort', prefix, cluster.place.topic)}"
+            )
+        cluster.write_birth(is_adopted=True)
+        self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -168,10 +199,11 @@ class Operator:
         return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=leaves_nothing, has_tasks=False)
 
     def _driver(self, prefix: str) -> ExactlyOnceDriver:
-        return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms)
+        return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms, is_operator=True)
 
     def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
         name = driver_id(prefix)
+        self._driver(prefix).ensure_birth()
         return OpenTransaction(name, *cluster.init_producer_id(name, None), cluster.transaction_version())
 
     def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
@@ -180,8 +212,8 @@ class Operator:
         if ended.error is not None:
             raise ended.error
 
-    def _decisions(self, prefix: str | None) -> dict[str, tuple[bytes, str]]:
-        """The newest decision of every prefix, as it was written, and where. Says where newer ones of `prefix`, or of
+    def _decisions(self, prefix: str | None) -> dict[bytes, tuple[bytes, str]]:
+        """The newest record of every key, as it was written, and where. Says where newer ones of `prefix`, or of
         any, may be behind a transaction that is open.
         """
         topics, topic = self._coordinator.topics, self._config.decision_topic
@@ -201,11 +233,7 @@ class Operator:
         for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
             for record in topics.read_from(place, first, timer):
                 values[record.key or b""] = record.value, f"{place}, offset {record.offset}"
-        return {
-            key.decode("utf-8", "replace"): (value, where)
-            for key, (value, where) in values.items()
-            if value is not None
-        }
+        return {key: (value, where) for key, (value, where) in values.items() if value is not None}
 
     def _open(self, prefix: str | None) -> list[TransactionDescription]:
         """Of any prefix, whatever is named as ours are."""
@@ -221,15 +249,25 @@ class Operator:
 
     def _row(self, found: TransactionDescription) -> tuple[str, ...]:
         age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
-        return found.transactional_id, found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
+        return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
-    def _in_words(self, prefix: str, value: bytes, where: str) -> str:
+    def _in_words(self, key: bytes, value: bytes, where: str) -> str:
+        """What a record says. One that says nothing sensible must not hide those of other prefixes."""
         try:
-            decision = Decision.from_bytes(value, where, prefix)
-        except ProtocolError as error:  # those of other prefixes are to be shown all the same
-            return str(error)
-        when = datetime.fromtimestamp(decision.time_ms / 1000, UTC).isoformat(" ", "seconds")
-        whose = name_of_query(decision.query_id)
+            if prefix_of(key) is None:
+                return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
+            birth = Birth.from_bytes(value, where)
+        except ProtocolError as error:
+            return one_line(str(error))
+        except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
+            return f"{where}: this record cannot be shown: {type(error).__name__}."
+        if birth.is_adopted:
+            return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
+        return f"no decision yet; first used {_time(birth.time_ms)}."
+
+    def _decision_in_words(self, decision: Decision) -> str:
+        whose = one_line(name_of_query(decision.query_id))
+        when = _time(decision.time_ms)
         what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
         if decision.is_accepted:
             return f"{what}: closed by accept. The query goes on after it, with whatever rows it comes."
@@ -239,6 +277,11 @@ class Operator:
             f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
             " before they time out, or use finish."
         )
+
+
+def _time(time_ms: int) -> str:
+    """In UTC. Raises ValueError, OverflowError or OSError for a time that no calendar has."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
 
 
 def _check_finished(last: Decision | None, prefix: str) -> None:
@@ -255,13 +298,18 @@ _HELP: Final[Mapping[str, str]] = {
     "finish": "commit what was decided, abort all else that is open; refused where nothing was decided",
     "abort": "abort all that is open and undecided; refused where a decided batch waits to be committed",
     "accept": "let the query go on after the last batch, though its rows were lost or are other ones now",
-    "forget": "free the prefix: whoever uses it next begins at nothing",
+    "forget": "free the prefix: the query that uses it next begins at whatever batch it has",
+    "adopt": "let a query begin at whatever batch it has, though no decision on an earlier one is known",
 }
 _QUESTIONS: Final[Mapping[str, str]] = {
     "finish": "Commit what was decided under {prefix} and abort all else that is open under it?",
     "abort": "Abort all that is open and undecided under {prefix}?",
     "accept": "Let the query of {prefix} go on after its last batch, though rows were lost or are other ones now?",
     "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
+    "adopt": (
+        "Let the query of {prefix} begin at the next batch of its checkpoint? If that batch was written before, its"
+        " rows are written twice: look first whether the topics that the query writes have rows of it."
+    ),
 }
 
 
@@ -297,7 +345,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             operator = Operator(coordinator, config, out, SystemClock().wall_ms)
             getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
     except KafkaError as error:
-        print(f"{type(error).__name__}: {error}", file=out)
+        text = f"{type(error).__name__}: {error}"  # a stranger's record may be part of it
+        print("".join(each if each.isprintable() else "?" for each in text), file=out)
         return 1
     return 0
 

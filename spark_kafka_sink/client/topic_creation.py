@@ -1,14 +1,15 @@
-"""A topic that is created where it is missing. One thread, that of the caller."""
+"""A topic that is looked up, created where it is missing, and asked for its settings. One thread, the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Cluster
 from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
@@ -16,7 +17,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.protocol.requests import CreateTopicRequest
+from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest
 
 _NOT_CONTROLLER: Final = 41
 _THROTTLING_QUOTA_EXCEEDED: Final = 89
@@ -33,6 +34,42 @@ class TopicCreation:
         self._client = client
         self._metadata = metadata
         self._clock = clock
+
+    @property
+    def cluster(self) -> Cluster:
+        """What was heard last of the nodes and of the topics that were asked for. Asks nothing."""
+        return self._metadata.fetch()
+
+    def wait_for(self, topic: str, timer: Timer) -> int:
+        """The topic's number of partitions, 0 where it did not appear before the timer ran out. Creates nothing. Raises
+        KafkaTimeoutError where no node answered.
+        """
+        found = self.count(topic, timer)
+        while not found and not timer.is_expired:
+            self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
+            self._client.await_metadata_update(timer)
+            found = len(self._metadata.fetch().partitions_for_topic(topic))
+            timer.update()
+        return found
+
+    def configs(self, topic: str, names: Sequence[str], timer: Timer) -> dict[str, str | None]:
+        """The settings of the topic by name; a setting that the node does not know is left out.
+
+        Raises TopicAuthorizationError without the DESCRIBE_CONFIGS permission, whatever else the node refuses with, and
+        KafkaTimeoutError.
+        """
+        request = DescribeTopicConfigsRequest(topic, tuple(names))
+        error: KafkaError = UnknownTopicOrPartitionError("No node could be asked.")
+        while not timer.is_expired:
+            answer = self._ask_for_configs(request, timer)
+            if not isinstance(answer, KafkaError):
+                return answer
+            if not answer.retriable:
+                raise answer
+            error = answer
+            self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
+            timer.update()
+        raise KafkaTimeoutError(f"The settings of topic {topic} were not read within {timer.timeout_ms} ms. {error}")
 
     def count(self, topic: str, timer: Timer) -> int:
         """The topic's number of partitions; 0 where the cluster does not have it. Raises KafkaTimeoutError."""
@@ -67,6 +104,25 @@ class TopicCreation:
                 last = self._metadata.connection_failure or last
             timer.update()
         raise KafkaTimeoutError(f"Topic {topic} was neither found nor made within {timer.timeout_ms} ms. Last: {last}")
+
+    def _ask_for_configs(
+        self, request: DescribeTopicConfigsRequest, timer: Timer
+    ) -> dict[str, str | None] | KafkaError:
+        node = self._client.least_loaded_node()
+        if node is None:
+            return UnknownTopicOrPartitionError("No node could be asked.")
+        future = self._client.send(node, request)
+        if not self._client.poll_until(future, timer):
+            self._client.disconnect_async(node)
+            return KafkaTimeoutError(f"Node {node} did not answer.")
+        if future.failed():
+            return future.error
+        answer = next((each for each in future.value().body.results if each.resource_name == request.topic), None)
+        if answer is None:
+            return UnknownTopicOrPartitionError(f"Node {node} did not mention the topic.")
+        if code := int(answer.error_code):
+            return error_for_code(code, f"Topic {request.topic}: {error_for_code(code)}")
+        return {str(config.name): None if config.value is None else str(config.value) for config in answer.configs}
 
     def _create(
         self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer

@@ -15,6 +15,7 @@ from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.request_future import RequestFuture
 from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topic_absence import TopicAbsence
 from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
@@ -136,6 +137,7 @@ class TopicReader:
         """
         found: dict[TopicPartition, int] = {}
         patience = _Patience(self._clock, self._timeout_ms)
+        absence = TopicAbsence(self._metadata, self._clock)
         while missing := [wanted for wanted in partitions if wanted not in found]:
             sent = [
                 self._client.send(node, self._list_offsets(wanted, timestamp, isolation_level))
@@ -151,6 +153,7 @@ class TopicReader:
             still_missing = [wanted for wanted in missing if wanted not in found]
             if still_missing:
                 patience.check(still_missing)
+                absence.check({wanted.topic for wanted in still_missing})
                 self._client.await_metadata_update(patience.timer)
         return found
 
@@ -181,6 +184,7 @@ class TopicReader:
         positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)
         reading = _Reading(isolation_level, positions, ends)
         patience = _Patience(self._clock, self._timeout_ms)
+        absence = TopicAbsence(self._metadata, self._clock)
         while unfinished := reading.unfinished():
             self._send_fetches(reading)
             self._client.poll(patience.timer, reading)
@@ -194,6 +198,7 @@ class TopicReader:
                 if has_moved:
                     patience.progress()
             patience.check(unfinished)
+            absence.check({wanted.topic for wanted in unfinished})
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

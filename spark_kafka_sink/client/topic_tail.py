@@ -86,11 +86,37 @@ class TopicTail:
             window *= 4  # markers, aborted records and compaction leave gaps
 
     def last_of_key(self, topic_partition: TopicPartition, key: bytes, timer: Timer) -> DecodedRecord | None:
-        """The newest committed record of a key, None where there is none; the search begins at the end.
+        """`last_of_keys` of one key."""
+        return self.last_of_keys(topic_partition, [key], timer)[key]
+
+    def last_of_keys(
+        self, topic_partition: TopicPartition, keys: Sequence[bytes], timer: Timer
+    ) -> dict[bytes, DecodedRecord | None]:
+        """The newest committed record of each key, None where there is none. The search begins at the end, and is over
+        once a record of the first key with a value is found: of the other keys only what came after that is told.
 
         Where somebody's transaction is open, what is committed behind it cannot be seen yet: that is waited for, up to
         the end of now. Raises KafkaTimeoutError.
         """
+        wanted = [topic_partition]
+        stable = self._stable_end(topic_partition, timer)
+        first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+        window = _FIRST_WINDOW
+        while True:
+            start = max(first, stable - window)
+            try:
+                found = self._read(topic_partition, start, timer, READ_COMMITTED)
+            except OffsetOutOfRangeError:
+                first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+                continue
+            newest = {key: next((each for each in reversed(found) if each.key == key), None) for key in keys}
+            chief = newest[keys[0]]
+            if start == first or (chief is not None and chief.value is not None) or None not in newest.values():
+                return newest
+            window *= 8
+
+    def _stable_end(self, topic_partition: TopicPartition, timer: Timer) -> int:
+        """The end of now, once nothing before it is open."""
         wanted = [topic_partition]
         end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
         while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
@@ -101,19 +127,7 @@ class TopicTail:
                     f"{topic_partition}: a transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and"
                     " what was committed behind it cannot be read. It ends with its own time-out."
                 )
-        first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
-        window = _FIRST_WINDOW
-        while True:
-            start = max(first, stable - window)
-            try:
-                found = self._read(topic_partition, start, timer, READ_COMMITTED)
-            except OffsetOutOfRangeError:
-                first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
-                continue
-            newest = next((record for record in reversed(found) if record.key == key), None)
-            if newest is not None or start == first:
-                return newest
-            window *= 8
+        return stable
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

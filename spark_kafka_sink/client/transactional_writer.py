@@ -1,4 +1,5 @@
-"""Single records into open transactions, for who holds no producer: a driver that writes down what it decided.
+"""Single records, most of them into open transactions, for a driver that holds no producer and writes down what it
+decided.
 
 One thread, that of the caller.
 """
@@ -13,6 +14,7 @@ from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClien
 from spark_kafka_sink.client.coordinator_api import CoordinatorApi
 from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topic_absence import TopicAbsence
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -31,7 +33,7 @@ from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import ProduceRequest
-from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
 
@@ -62,34 +64,50 @@ class TransactionalWriter:
         producer's epoch has written to the partition. Metadata must follow the topic already.
 
         Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and what coordinator or
-        leader refuse with: ProducerFencedError, TopicAuthorizationError.
+        leader refuse with: ProducerFencedError, TopicAuthorizationError; UnknownTopicOrPartitionError for a topic that
+        is gone.
         """
         if transaction.transaction_version < 2:
             item = _Added(transaction, topic_partition)
             self._calls.run(_AddPartition(), [item], timer)[item].get()
         request = self._request(transaction, topic_partition, key, value, sequence)
+        try:
+            self._send(request, topic_partition, timer)
+        except InvalidProducerEpochError as error:  # how leaders say it
+            raise ProducerFencedError(
+                f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
+            ) from error
+
+    def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes, timer: Timer) -> None:
+        """Write one record outside any transaction, once or, where an answer is lost, more than once. Metadata must
+        follow the topic already. Raises as `write`.
+        """
+        self._send(self._request(None, topic_partition, key, value, NO_SEQUENCE), topic_partition, timer)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _send(self, request: Request, topic_partition: TopicPartition, timer: Timer) -> None:
         attempts, last = 0, "No answer came."
+        absence = TopicAbsence(self._calls.metadata, self._clock)
         while not timer.is_expired:
             error = self._try(request, topic_partition, timer)
             if error is None or isinstance(error, DuplicateSequenceError):  # an earlier try's answer was lost
                 return
-            if isinstance(error, InvalidProducerEpochError):  # how leaders say it
-                raise ProducerFencedError(
-                    f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
-                )
             if not error.retriable:
                 raise retold(error, f"{topic_partition}: {error}")
             last = str(error)
             if error.invalid_metadata:
                 self._client.await_metadata_update(timer)
+                absence.check([topic_partition.topic])
             self._clock.sleep_ms(min(self._retry_backoff.backoff_ms(attempts), timer.remaining_ms))
             attempts += 1
             timer.update()
         raise KafkaTimeoutError(f"{topic_partition}: no record was written within {timer.timeout_ms} ms. {last}")
 
     def _request(
-        self, transaction: OpenTransaction, place: TopicPartition, key: bytes, value: bytes | None, sequence: int
+        self, transaction: OpenTransaction | None, place: TopicPartition, key: bytes, value: bytes | None, sequence: int
     ) -> ProduceRequest:
+        name, producer_id, epoch, version = transaction or (None, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, 2)
         now_ms = self._clock.wall_ms()
         run = encode_rows([key], [value], None, [now_ms], 0, now_ms)
         sealed = seal(
@@ -98,14 +116,13 @@ class TransactionalWriter:
             now_ms,
             run.max_timestamp_ms,
             _CODEC,
-            transaction.producer_id,
-            transaction.producer_epoch,
+            producer_id,
+            epoch,
             sequence,
-            is_transactional=True,
+            is_transactional=transaction is not None,
         )
         batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
-        version = transaction.transaction_version
-        return ProduceRequest(_ALL_REPLICAS, 30_000, batches, transaction.transactional_id, version)
+        return ProduceRequest(_ALL_REPLICAS, 30_000, batches, name, version)
 
     def _try(self, request: Request, place: TopicPartition, timer: Timer) -> KafkaError | None:
         leader = self._calls.metadata.current_leader(place).leader

@@ -23,7 +23,7 @@ MessageType: TypeAlias = Any
 
 
 class ApiKey(IntEnum):
-    """The requests that we send: to produce, for transactions, to read back, to create a topic, to log in."""
+    """The requests that we send: to produce, for transactions, to read back, to create and check a topic, to log in."""
 
     PRODUCE = 0
     FETCH = 1
@@ -39,6 +39,7 @@ class ApiKey(IntEnum):
     ADD_OFFSETS_TO_TXN = 25
     END_TXN = 26
     TXN_OFFSET_COMMIT = 28
+    DESCRIBE_CONFIGS = 32
     SASL_AUTHENTICATE = 36
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
@@ -83,6 +84,7 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
     ApiKey.DESCRIBE_TRANSACTIONS: VersionRange(0, 0),
     ApiKey.LIST_TRANSACTIONS: VersionRange(0, 2),
+    ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
 }
 
 

@@ -20,6 +20,7 @@ EARLIEST_TIMESTAMP = -2
 _CONSUMER_REPLICA_ID = -1
 _LAST_PRODUCE_OF_TRANSACTION_V1 = 11
 _FIRST_PRODUCE_WITH_ZSTD = 7
+_TOPIC_RESOURCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,19 @@ class CreateTopicRequest(VersionedRequest):
             "configs": [{"name": name, "value": value} for name, value in self.configs.items()],
         }
         return self._fill(version, {"topics": (topic,), "timeout": self.timeout_ms})
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeTopicConfigsRequest(VersionedRequest):
+    """Asks for settings of one topic by name. Any node answers."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_CONFIGS
+    topic: str
+    names: tuple[str, ...]
+
+    def build(self, version: int) -> Message:
+        topic = {"resource_type": _TOPIC_RESOURCE, "resource_name": self.topic, "configuration_keys": self.names}
+        return self._fill(version, {"resources": (topic,)})
 
 
 @dataclass(frozen=True, slots=True)

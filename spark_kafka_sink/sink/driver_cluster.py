@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.client.group_offsets import CommittedOffset
 from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.client.topic_absence import ABSENCE_LIMIT_MS
 from spark_kafka_sink.client.transaction_values import (
     EndTxnOutcome,
     OpenTransaction,
@@ -29,12 +30,18 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
+    KafkaError,
     KafkaTimeoutError,
     RecordTooLargeError,
+    UnknownTopicOrPartitionError,
 )
+from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.sink.birth import Birth, birth_key
 from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.exactly_once import USABLE_SHARE, ExactlyOnceDriver
+from spark_kafka_sink.sink.decision_topic import check_decision_topic, lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.mandate import driver_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
@@ -55,6 +62,8 @@ read.
 _LEAST_OWN_MS: Final = 5_000
 _CHECKED: Final[WeakSet[Coordinator]] = WeakSet()
 """Clients that know their cluster to allow the transaction.timeout.ms of their configuration."""
+_KNOWN: Final[WeakKeyDictionary[Coordinator, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
+"""By client: places and prefixes of which a record was read. What is read later must not be nothing."""
 
 
 class KafkaDriverCluster:
@@ -62,7 +71,8 @@ class KafkaDriverCluster:
     delivery.timeout.ms. `is_one_off`: nobody will come back to this prefix once its batch is finished. `has_tasks`:
     batches are to be written, whose time-out the cluster must allow.
 
-    Making one asks for the decision topic, and creates it where it is missing. Raises KafkaError.
+    Making one asks for the decision topic, and creates it where it is missing and no driver of the prefix is known to
+    its coordinator. Raises IllegalStateError where such a driver is known, and KafkaError.
     """
 
     def __init__(
@@ -76,12 +86,12 @@ class KafkaDriverCluster:
     ) -> None:
         self._coordinator = coordinator
         self._config = config.producer
+        self._prefix = prefix
         self._key = prefix.encode()
         self._is_one_off = is_one_off
         self._has_tasks = has_tasks
-        self.place = TopicPartition(
-            config.decision_topic, partition_for_key(self._key, self._ensure_topic(config.decision_topic))
-        )
+        self._partitions = self._find_topic(config.decision_topic)
+        self.place = TopicPartition(config.decision_topic, partition_for_key(self._key, self._partitions))
 
     def transaction_version(self) -> int:
         version = self._coordinator.transaction_version(self._timer())
@@ -97,18 +107,63 @@ class KafkaDriverCluster:
             _CHECKED.add(self._coordinator)
         return init(transactional_id, own_ms, self._timer(), held)
 
+    @property
+    def knows_prefix(self) -> bool:
+        return (self.place, self._key) in _KNOWN.get(self._coordinator, ())
+
+    def check_topic(self) -> None:
+        check_decision_topic(self._coordinator.creation, self.place.topic, self._timer())
+
+    def check_presence(self) -> None:
+        topic = self.place.topic
+        if not self._coordinator.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
+            raise missing_topic(self._prefix, topic)
+
     def last_decision(self) -> Decision | None:
+        """The newest one that was committed."""
+        return self.last_records().decision
+
+    def last_records(self) -> PrefixRecords:
         timer = self._coordinator.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
-        record = self._coordinator.topics.last_of_key(self.place, self._key, timer)
-        if record is None or record.value is None:
-            return None
-        return Decision.from_bytes(record.value, f"{self.place}, offset {record.offset}", self._key.decode())
+        born = birth_key(self._key)
+        with self._gone_topic():
+            found = self._coordinator.topics.last_of_keys(self.place, [self._key, born], timer)
+        decision, birth = found[self._key], found[born]
+        records = PrefixRecords(
+            Decision.from_bytes(decision.value, self._where(decision), self._prefix)
+            if decision and decision.value
+            else None,
+            Birth.from_bytes(birth.value, self._where(birth)) if birth and birth.value else None,
+        )
+        if records != PrefixRecords(None, None):
+            _KNOWN.setdefault(self._coordinator, set()).add((self.place, self._key))
+        return records
+
+    def lost_decisions(self) -> KafkaError:
+        return lost_decisions(self._prefix, self.place.topic, self._partitions)
+
+    def write_birth(self, *, is_adopted: bool) -> None:
+        if self._is_one_off:
+            return
+        cluster, (topic, partition) = self._coordinator.creation.cluster, self.place
+        info = next((each for each in cluster.partitions_for_topic(topic) if each.partition == partition), None)
+        birth = Birth(
+            SystemClock().wall_ms(),
+            self._partitions,
+            0 if info is None else len(info.replicas),
+            str(cluster.topic_ids.get(topic, "")),
+            is_adopted,
+        )
+        with self._gone_topic():
+            writer = self._coordinator.writer
+            writer.write_alone(self.place, birth_key(self._key), birth.to_bytes(), self._timer())
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         is_over = self._is_one_off and decision.is_finished
         value = None if is_over else decision.to_bytes()
         try:
-            self._coordinator.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+            with self._gone_topic():
+                self._coordinator.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
         except RecordTooLargeError as error:
             raise RecordTooLargeError(
                 f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided: a"
@@ -133,20 +188,68 @@ class KafkaDriverCluster:
         found = self._coordinator.groups.fetch_offsets(wanted, self._timer())
         return {group: commits[self.place] for group, commits in found.items()}
 
-    def _ensure_topic(self, topic: str) -> int:
+    def _find_topic(self, topic: str) -> int:
+        """The number of partitions of the decision topic, which is created where nobody has used the prefix yet."""
         creation = self._coordinator.creation
+        if found := len(creation.cluster.partitions_for_topic(topic)):
+            return found
+        name = driver_id(self._prefix)
         try:
-            return creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, self._timer())
-        except AuthorizationError as error:
-            raise type(error)(
-                f"{error} Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions,"
-                " cleanup.policy=compact), or grant CREATE on it."
-            ) from error
+            with _advice_on_creation(topic):
+                found = creation.count(topic, self._timer())
+            if found:
+                return found
+            if self.describe([name])[name] is None:
+                return create_decision_topic(self._coordinator, topic, self._timer())
+            if found := self._wait_for(topic):
+                return found
         except KafkaTimeoutError as error:
             raise KafkaTimeoutError(f"decision.topic={topic} of exactly-once delivery: {error}") from error
+        raise missing_topic(self._prefix, topic)
+
+    def _wait_for(self, topic: str) -> int:
+        """The number of partitions; 0 where no node names the topic: one that has just started may not know it yet."""
+        limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
+        return self._coordinator.creation.wait_for(topic, self._coordinator.timer(limit_ms))
+
+    @contextmanager
+    def _gone_topic(self) -> Iterator[None]:
+        try:
+            yield
+        except UnknownTopicOrPartitionError as error:
+            raise missing_topic(self._prefix, self.place.topic) from error
+        except KafkaTimeoutError as error:  # under version 1 a coordinator is asked first, and says to try again
+            try:
+                is_there = self._coordinator.creation.count(self.place.topic, self._coordinator.timer(ABSENCE_LIMIT_MS))
+            except KafkaTimeoutError:
+                raise error from None
+            if is_there:
+                raise
+            raise missing_topic(self._prefix, self.place.topic) from error
+
+    def _where(self, record: DecodedRecord) -> str:
+        return f"{self.place}, offset {record.offset}, {self._prefix!r}"
 
     def _timer(self) -> Timer:
         return self._coordinator.timer(self._config.max_block_ms)
+
+
+def create_decision_topic(coordinator: Coordinator, topic: str, timer: Timer) -> int:
+    """The topic's number of partitions; where it is missing it is created first. Raises KafkaError."""
+    with _advice_on_creation(topic):
+        return coordinator.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
+
+
+@contextmanager
+def _advice_on_creation(topic: str) -> Iterator[None]:
+    """Brokers refuse a topic that is missing in the same words as one that the principal may not describe."""
+    try:
+        yield
+    except AuthorizationError as error:
+        raise type(error)(
+            f"{error} Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions,"
+            " cleanup.policy=compact), or grant CREATE on it."
+        ) from error
 
 
 def _own_transaction_ms(wanted_ms: int) -> int:

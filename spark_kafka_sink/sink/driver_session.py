@@ -99,7 +99,7 @@ class DriverSession:
                 if held is None or held.producer_id != mandate.driver.producer_id:
                     known = None  # `begin` has read the last decision, which may be another driver's
                 batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-                outcomes = run_tasks(mandate, batch_id) or [_of_no_task(mandate, batch, batch_id)]
+                outcomes = run_tasks(mandate, batch_id) or _no_task(mandate, batch, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
                 # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
@@ -195,11 +195,14 @@ class DriverSession:
             log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
 
 
-def _of_no_task(mandate: Mandate, batch: StreamBatch | None, batch_id: int) -> TaskOutcome:
-    """A DataFrame without partitions is a batch without rows: it must be what was decided under its number, too."""
-    query_id = "" if batch is None else batch.query_id
-    is_written_already = mandate.is_written_already(batch_id, query_id)
-    return TaskOutcome(mandate, batch_id, query_id, 0, 0, None, is_written_already)
+def _no_task(mandate: Mandate, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
+    """The outcome of a micro-batch of no partition, which runs no task: it must be what was decided under its number,
+    too. Raises IllegalStateError as a task does.
+    """
+    if batch is None:
+        return ()
+    is_skipped = mandate.is_written_already(batch_id, batch.query_id)
+    return (TaskOutcome(mandate, batch_id, batch.query_id, 0, 0, None, is_skipped),)
 
 
 def _connection_of(config: SinkConfig) -> int:

@@ -35,6 +35,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.fingerprint import MODULUS
+from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError, is_task_id
 from spark_kafka_sink.sink.mandate import (
     Mandate,
@@ -57,6 +58,13 @@ _UNKNOWN: Final = frozenset(
 _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
+class PrefixRecords(NamedTuple):
+    """What the decision topic knows of a prefix. `birth` may be None where there is a decision."""
+
+    decision: Decision | None
+    birth: Birth | None
+
+
 class DriverCluster(Protocol):
     """The requests that the protocol consists of. Each returns when its answer is known, or raises KafkaError."""
 
@@ -69,8 +77,29 @@ class DriverCluster(Protocol):
         """As `Transactions.init_producer_id`."""
         ...
 
-    def last_decision(self) -> Decision | None:
-        """The newest one that was committed."""
+    @property
+    def knows_prefix(self) -> bool:
+        """Whether a record of the prefix was read over this client before."""
+        ...
+
+    def check_topic(self) -> None:
+        """Raise IllegalStateError where the decision topic does not keep what it is given."""
+        ...
+
+    def check_presence(self) -> None:
+        """Raise IllegalStateError where the decision topic is gone, by what the last listing's metadata said."""
+        ...
+
+    def last_records(self) -> PrefixRecords:
+        """The newest ones that were committed."""
+        ...
+
+    def lost_decisions(self) -> KafkaError:
+        """The error for a decision topic that knows nothing of the prefix, which was used before."""
+        ...
+
+    def write_birth(self, *, is_adopted: bool) -> None:
+        """In no transaction: acknowledged by all replicas in sync."""
         ...
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None: ...
@@ -99,6 +128,8 @@ class Committed(NamedTuple):
 class ExactlyOnceDriver:
     """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
     may run in different processes. `topic` is the sink's option `topic`. `is_new`: nobody has had the prefix before.
+    `is_operator`: a prefix of which the decision topic knows nothing is no error, and is treated as one without a
+    decision.
     """
 
     def __init__(
@@ -109,10 +140,12 @@ class ExactlyOnceDriver:
         *,
         topic: str | None = None,
         is_new: bool = False,
+        is_operator: bool = False,
     ) -> None:
         self.prefix = prefix
         self._topic = topic
         self._is_new = is_new
+        self._is_operator = is_operator
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._finish = operator_command("finish", prefix, cluster.place.topic)
@@ -124,18 +157,23 @@ class ExactlyOnceDriver:
 
         `held`: this driver's own id and epoch from the batch before; then another driver that has taken over since is
         not fenced, but raises ProducerFencedError. `known`: what it decided last, which need not be read then. Raises
-        TransactionLostError, and KafkaError where a request fails.
+        TransactionLostError, IllegalStateError where the decision topic has lost what it knew of the prefix or does not
+        keep what it is given, and KafkaError where a request fails.
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
-        last = known
+        if not self._is_new and held is None and not self._cluster.knows_prefix:
+            if not self._is_operator:
+                self._cluster.check_topic()
+            self.ensure_birth()
+        last, birth = known, None
         while True:
             driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
             # another producer id: others may have decided since. To find that there is no decision takes a whole
             # partition of those of others.
             if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
-                last = self._cluster.last_decision()
+                last, birth = self._read_records()
             if last is None or last.is_finished:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
@@ -146,8 +184,10 @@ class ExactlyOnceDriver:
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
+        self._cluster.check_presence()
+        is_adopted = birth is not None and birth.is_adopted
         if last is None:
-            return Mandate(self.prefix, driver, self._cluster.place)
+            return Mandate(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
         return Mandate(
             self.prefix,
             driver,
@@ -158,7 +198,18 @@ class ExactlyOnceDriver:
             last.fingerprint,
             last.topic,
             last.is_accepted,
+            is_adopted,
         )
+
+    def ensure_birth(self) -> None:
+        """Write the birth record of a prefix that has none, no decision, and no driver that its coordinator knows.
+
+        Comes before the driver's first InitProducerId: a driver that its coordinator knows has left a record, then.
+        """
+        name = driver_id(self.prefix)
+        is_unused = self._cluster.describe([name])[name] is None
+        if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
+            self._cluster.write_birth(is_adopted=False)
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
 
@@ -190,9 +241,11 @@ class ExactlyOnceDriver:
             fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
             topic=self._topic,
         )
-        if not tasks:
-            return Committed(None, False, None)
         driver = first.mandate.driver
+        if not tasks:
+            if not first.mandate.needs_trace(first.query_id):
+                return Committed(None, False, None)
+            return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
         self._cluster.write_decision(driver, decision, 0)
         self._verify(driver, decision)
         (decided,) = self._cluster.end([driver], committed=True)
@@ -220,9 +273,9 @@ class ExactlyOnceDriver:
             # nothing was ended, so the epoch is still the one under which a task that is late may begin
             held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
             next_ = self._cluster.init_producer_id(driver.transactional_id, held)
-            last = self._cluster.last_decision()
-            if last is not None and last.batch_id != mandate.last_batch_id:
-                return False  # another process has decided it between the look and the fence
+            last, birth = self._cluster.last_records()
+            if (last and last.batch_id) != mandate.last_batch_id or not (self._is_new or last or birth):
+                return False  # another process has decided it between the look and the fence, or the topic is lost
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
         elif ended.status is not EndTxnStatus.DONE:
             _raise_refusal([ended])
@@ -254,9 +307,32 @@ class ExactlyOnceDriver:
                     raise each.error
             if unknown:
                 tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
+                self._abort_usurpers(driver, tasks)
                 self._check_markers(driver, decision, tasks)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _read_records(self) -> PrefixRecords:
+        """What the decision topic knows of the prefix. Raises IllegalStateError where that is nothing: every driver has
+        left a record before it began.
+        """
+        found = self._cluster.last_records()
+        if found == PrefixRecords(None, None) and not self._is_operator:
+            raise self._cluster.lost_decisions()
+        return found
+
+    def _abort_usurpers(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+        """Abort what a late attempt has begun under the id of a decided transaction: its marker is pending, and keeps
+        that of the decided one from being read until it times out.
+        """
+        decided = {task.transaction.transactional_id: task.transaction for task in tasks}
+        open_ = [
+            OpenTransaction(name, found.producer_id, found.producer_epoch, driver.transaction_version)
+            for name, found in self._cluster.describe(decided).items()
+            if found is not None and found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
+        ]
+        if open_ and self._is_current(driver):  # else a successor's tasks may have begun them
+            self._abort_all(open_)
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         """A transaction that its coordinator knows no more was committed if its marker was. One of a later batch proves

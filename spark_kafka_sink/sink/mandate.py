@@ -24,8 +24,9 @@ class Mandate:
     """A fenced driver's word to its tasks, for one batch.
 
     `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
-    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write. The other fields
-    are those of that batch's `Decision`.
+    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write. The other `last_`
+    fields are those of that batch's `Decision`. `is_adopted`: an operator allowed a prefix without a decision to begin
+    at any batch.
     """
 
     prefix: str
@@ -37,6 +38,13 @@ class Mandate:
     last_fingerprint: int | None = None
     last_topic: str | None = None
     last_is_accepted: bool = False
+    is_adopted: bool = False
+
+    def needs_trace(self, query_id: str) -> bool:
+        """Whether a batch without rows must be decided on, too: the first one of a query, whose later batches could not
+        be told from those of a query that has lost its decisions.
+        """
+        return bool(query_id) and self.last_batch_id is None
 
     @property
     def next_batch_id(self) -> int:
@@ -48,9 +56,11 @@ class Mandate:
         they come now.
 
         Raises IllegalStateError where the batch cannot be told from one written before: an earlier batch id, another
-        query.
+        query, a later batch of a query that has no decision.
         """
         if self.last_batch_id is None:
+            if query_id and batch_id > 0 and not self.is_adopted:
+                raise self._no_decision(batch_id, query_id)
             return False
         if query_id != self.last_query_id:
             raise IllegalStateError(
@@ -68,6 +78,17 @@ class Mandate:
             )
         return batch_id == self.last_batch_id
 
+    def _no_decision(self, batch_id: int, query_id: str) -> IllegalStateError:
+        return IllegalStateError(
+            f"Batch {batch_id} of {name_of_query(query_id)} is the first one under"
+            f" transactional.id.prefix={self.prefix!r}, and decision.topic={self.place.topic} has no decision on an"
+            " earlier one. The query ran before with at-least-once, under another prefix, in another form, or on"
+            " another cluster; or its decisions are lost. If this batch was written before and Spark did not log it, it"
+            " would be written twice. Go back to what the query had; or look whether the topics that it writes have"
+            " rows of this batch, and if not, let it begin here:"
+            f" {operator_command('adopt', self.prefix, self.place.topic)}"
+        )
+
 
 def name_of_query(query_id: str) -> str:
     """In words; an empty `query_id` is a batch write's."""
@@ -76,7 +97,7 @@ def name_of_query(query_id: str) -> str:
 
 def operator_command(name: str, prefix: str, decision_topic: str) -> str:
     """What to type, but for the servers. With another decision topic than the query's it would find nothing decided."""
-    topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic={decision_topic}"
+    topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic={shlex.quote(decision_topic)}"
     own = f"--prefix={shlex.quote(prefix)}{topic}"  # what is typed last may stand before a full stop
     return f"python -m spark_kafka_sink.transactions {name} {own} --bootstrap-servers HOST:PORT"
 

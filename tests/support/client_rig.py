@@ -29,7 +29,7 @@ REBOOTSTRAP_TRIGGER_MS = 120_000
 
 class ClientRig:
     """Everything of one client within reach. Metadata begins from all nodes of the cluster unless `addresses` says
-    otherwise.
+    otherwise. `beside`: a client of the same cluster and clock.
     """
 
     def __init__(
@@ -43,10 +43,11 @@ class ClientRig:
         resolve: Resolver | None = None,
         reconnect_backoff_ms: int = RECONNECT_BACKOFF_MS,
         seed: int = 1,
+        beside: ClientRig | None = None,
     ) -> None:
         rng = random.Random(seed)
-        self.clock = FakeClock()
-        self.cluster = ScriptedCluster(node_count)
+        self.clock = FakeClock() if beside is None else beside.clock
+        self.cluster = ScriptedCluster(node_count) if beside is None else beside.cluster
         for topic in topics:
             self.cluster.create_topic(topic, partitions=node_count)
         self.network = FakeNetwork(self.cluster)

@@ -8,6 +8,7 @@ from support.client_rig import ClientRig
 from support.raw_transactions import RawTransactions
 from support.scripted_broker.exchange import Exchange
 
+from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.client.transaction_values import EndTxnOutcome, OpenTransaction
@@ -25,18 +26,16 @@ class CoordinatorBench:
         self.cluster.finalized_features["transaction.version"] = version
         self.cluster.create_topic("t", 1)
         self.client = self.rig.consumer()
-        self.coordinator = Coordinator(
-            self.client,
-            self.rig.metadata,
-            self.rig.api_versions,
-            self.rig.clock,
-            random.Random(7),
-            100,
-        )
+        self.coordinator = _coordinator(self.rig, self.client)
         self.raw = RawTransactions(self.coordinator, version)
 
     def timer(self, timeout_ms: int = 60_000) -> Timer:
         return self.coordinator.timer(timeout_ms)
+
+    def another_client(self) -> Coordinator:
+        """As of another process: it knows nothing of the cluster yet."""
+        rig = ClientRig(len(self.cluster.nodes), beside=self.rig)
+        return _coordinator(rig, rig.consumer())
 
     def open(self, *ids: str) -> list[OpenTransaction]:
         """Transactions with a record in each, their ids coordinated by the nodes in turn."""
@@ -62,3 +61,7 @@ class CoordinatorBench:
 
     def state(self, transactional_id: str) -> str:
         return self.cluster.transactions.transactions[transactional_id].state
+
+
+def _coordinator(rig: ClientRig, client: ConsumerNetworkClient) -> Coordinator:
+    return Coordinator(client, rig.metadata, rig.api_versions, rig.clock, random.Random(7), 100)

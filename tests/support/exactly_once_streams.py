@@ -22,6 +22,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 from spark_kafka_sink.sink.driver_cluster import connect
 from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +35,9 @@ _EARLIEST_S = 1_700_000_000
 
 
 class Stream(NamedTuple):
-    """One query: a file of `rows` rows is a batch. `form` is "format" or "foreachBatch"."""
+    """One query: a file of `rows` rows is a batch. `form` is "format" or "foreachBatch". `decisions` is its decision
+    topic, empty where it runs at least once.
+    """
 
     servers: str
     topic: str
@@ -43,6 +46,7 @@ class Stream(NamedTuple):
     rows: int = 40
     data_source: type[KafkaSinkDataSource] = KafkaSinkDataSource
     sink: type[KafkaSink] = KafkaSink
+    decisions: str = DECISION_TOPIC
 
     @property
     def prefix(self) -> str:
@@ -71,14 +75,18 @@ class Stream(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {
+        options = {
             "kafka.bootstrap.servers": self.servers,
             "topic": self.topic,
-            "delivery.guarantee": "exactly-once",
-            "transactional.id.prefix": self.prefix,
             "kafka.linger.ms": "0",
             "kafka.retry.backoff.ms": "20",
         }
+        exactly_once = {
+            "delivery.guarantee": "exactly-once",
+            "transactional.id.prefix": self.prefix,
+            "decision.topic": self.decisions,
+        }
+        return options | (exactly_once if self.decisions else {})
 
     def start(self, spark: SparkSession, partitions: int, order: str = "") -> StreamingQuery:
         """All the input there is, in so many tasks a batch (0: in the one that reads, without a shuffle); a key's rows

@@ -34,6 +34,7 @@ from spark_kafka_sink.protocol.coordinator_requests import coordinator_of, group
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type
 from spark_kafka_sink.record.decoder import decode_batches
+from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision
 
 OURS = (KafkaError, RefusalError)
@@ -218,11 +219,16 @@ def decision(data: bytes) -> None:
     Decision.from_bytes(data, "decisions-0 at offset 1", "P")
 
 
+def birth(data: bytes) -> None:
+    """A record of a prefix's birth in the decision topic."""
+    Birth.from_bytes(data, "decisions-0 at offset 1")
+
+
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         response, frames, batches, records, scram_first, scram_final, oauthbearer, gssapi, login, jaas, token_answer,
-        decision,
+        decision, birth,
     )
 }  # fmt: skip
 

@@ -22,13 +22,13 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.driver_cluster import describe_in_process
 from spark_kafka_sink.sink.driver_session import StreamBatch, session
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
-from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.options import DECISION_TOPIC, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
 KEYS = 7
 LATEST_KILL_S = 0.25
-DRIVERS_REQUESTS = 14
+DRIVERS_REQUESTS = 18
 """Requests of a driver in its first batch, the ends of transactions counted one by one."""
 
 
@@ -40,6 +40,7 @@ class Query(NamedTuple):
     checkpoint: Path
     rows: int = 20
     timeout_ms: int = 60_000
+    decisions: str = DECISION_TOPIC
 
     def config(self) -> SinkConfig:
         return SinkConfig.from_options(
@@ -48,6 +49,7 @@ class Query(NamedTuple):
                 "topic": self.topic,
                 "delivery.guarantee": "exactly-once",
                 "transactional.id.prefix": self.topic,
+                "decision.topic": self.decisions,
                 "kafka.transaction.timeout.ms": self.timeout_ms,
                 "kafka.linger.ms": 0,
                 "kafka.retry.backoff.ms": 20,
@@ -128,7 +130,9 @@ class DyingCluster:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._cluster, name)
-        return lambda *arguments: self._count(lambda: call(*arguments))
+        if not callable(call):
+            return call
+        return lambda *arguments, **named: self._count(lambda: call(*arguments, **named))
 
     def _count(self, call: Callable[[], Any]) -> Any:
         self._left -= 1
@@ -200,8 +204,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, help="kill so many processes")
     parser.add_argument("--batches", type=int, help="or run so many batches in this one")
+    parser.add_argument("--decisions", default=DECISION_TOPIC, help="the decision topic")
     options = parser.parse_args()
-    query = Query(options.servers, options.topic, options.checkpoint)
+    query = Query(options.servers, options.topic, options.checkpoint, decisions=options.decisions)
     if options.kills is not None:
         kill_many(query, options.kills, options.seed)
     else:

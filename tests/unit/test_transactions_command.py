@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import re
 import shlex
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,7 +158,9 @@ def test_where_nothing_was_decided_there_is_nothing_to_accept(bench: OperatorBen
         bench.operator.accept(PREFIX)
 
 
-@pytest.mark.parametrize("arguments", [[], *([name, "--yes"] for name in ("finish", "abort", "accept", "forget"))])
+@pytest.mark.parametrize(
+    "arguments", [[], *([name, "--yes"] for name in ("finish", "abort", "accept", "forget", "adopt"))]
+)
 def test_a_command_and_a_prefix_must_be_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([*arguments, "--bootstrap-servers", "h:1"] if arguments else [])
@@ -207,7 +212,7 @@ def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(benc
     driver = bench.raw.begin("other/driver")
     bench.coordinator.writer.write(driver, mandate.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
     bench.driver.commit([bench.task(mandate, 0, 0)])
-    hidden = f"{mandate.place}: what was decided from offset 0 on is not shown yet, for a transaction is open there.\n"
+    hidden = f"{mandate.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
     for prefix in (None, PREFIX):
         bench.operator.show(prefix)
         assert bench.said().startswith(hidden)
@@ -242,7 +247,7 @@ def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(be
     """Bug: rows of a decided batch were aborted, and it was called undecided: the decision was in another topic."""
     bench.decide(0)
     others = other_topic("others")
-    KafkaDriverCluster(bench.coordinator, others, PREFIX)
+    KafkaDriverCluster(bench.coordinator, others, "another prefix")
     operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
     text = "No decision of orders is in others, and 2 of its transactions are open.*with --decision-topic.*Else abort"
     with pytest.raises(IllegalStateError, match=text):
@@ -530,7 +535,7 @@ def test_a_losing_attempt_that_has_written_nothing_yet_is_fenced_by_the_commit()
 
 def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX, is_one_off=True)
-    driver = ExactlyOnceDriver(PREFIX, cluster, lambda: WALL_MS)
+    driver = ExactlyOnceDriver(PREFIX, cluster, lambda: WALL_MS, is_new=True)
     mandate = driver.begin()
     driver.commit([bench.task(mandate, mandate.next_batch_id, 0)])
     assert bench.values() == ["row 0.0"]
@@ -746,3 +751,158 @@ def test_a_cluster_that_allows_short_transactions_alone_lets_the_operator_in(
     bench.cluster.transactions.max_timeout_ms = 600_000
     getattr(bench.operator, command)(PREFIX)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def written_by_a_stranger(bench: OperatorBench, key: bytes, value: bytes) -> None:
+    bench.coordinator.writer.write_alone(bench.cluster_of_driver.place, key, value, bench.coordinator.timer(1_000))
+
+
+def with_checksum(content: dict[str, object]) -> bytes:
+    checksum = zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return json.dumps(content | {"checksum": checksum}).encode()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"time_ms": 10**18},
+        {"time_ms": 10**400},
+        {"time_ms": -(10**18)},
+        {"rows": "many"},
+        {"batch_id": [1]},
+        {"version": "\x1b[31m"},
+        {"query_id": "q\x1b[2J\npayments: batch 7"},
+        {"transactions": [["a", "b", "c", "d", "e", "f"]]},
+    ],
+    ids=str,
+)
+def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
+    bench: OperatorBench, changed: dict[str, object]
+) -> None:
+    """Bug: a time beyond any calendar ended the list; a query id cleared the screen."""
+    bench.driver.commit(bench.batch(0))
+    content: dict[str, object] = json.loads(Decision(0, "q", WALL_MS, 1, 2, (), is_finished=True).to_bytes())
+    del content["checksum"]
+    written_by_a_stranger(bench, b"evil", with_checksum(content | changed))
+    written_by_a_stranger(bench, b"evil\nborn\nborn", with_checksum(content | changed))
+    bench.operator.show(None)
+    said = bench.said()
+    assert "orders: batch 0 of query q, 2 rows" in said
+    assert re.search("^evil: ", said, re.MULTILINE)
+    assert len(said.splitlines()) == 4
+    assert said.replace("\n", "").isprintable()
+
+
+def test_keys_and_ids_of_strangers_are_shown_without_control_characters(bench: OperatorBench) -> None:
+    """Bug: a key forged a line in colour, and a transactional id set the terminal's title."""
+    written_by_a_stranger(bench, b"evil\x1b[31m\npayments: batch 7 of query q\xff", b"{}")
+    name = "z\x1b[2J\x1b]0;pwned\x07\u202e/driver"
+    bench.raw.write(bench.raw.begin(name), TopicPartition("t", 0), "row")
+    bench.operator.show(None)
+    said = bench.said()
+    assert said.replace("\n", "").isprintable()
+    assert "evil?[31m?payments: batch 7" in said
+    assert "z?[2J?]0;pwned??/driver" in said
+
+
+def test_prefix_without_a_decision_is_shown_with_its_birth(bench: OperatorBench) -> None:
+    bench.driver.begin()
+    bench.operator.show(None)
+    said = bench.said()
+    assert re.search(r"^orders: no decision yet; first used \d{4}-\d\d-\d\d ", said, re.MULTILINE)
+    bench.operator.show("another")
+    assert "orders" not in bench.said()
+    bench.operator.adopt(PREFIX)
+    assert bench.said() == "orders is adopted: its query begins at the next batch of its checkpoint.\n"
+    bench.operator.show(PREFIX)
+    assert re.search(r"^orders: no decision yet; freed or adopted .*any batch\.$", bench.said(), re.MULTILINE)
+    bench.driver.commit(bench.batch(7))
+    bench.operator.show(None)
+    assert "no decision yet" not in bench.said()
+
+
+def test_lost_decision_topic_is_an_error_until_the_prefix_is_adopted(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    bench.cluster.delete_topic(CONFIG.decision_topic)
+    bench.cluster.create_topic(CONFIG.decision_topic, 16, configs={"cleanup.policy": "compact"})
+    with pytest.raises(IllegalStateError, match=r"knows nothing of transactional\.id.prefix='orders'") as lost:
+        bench.driver.begin()
+    typed = shlex.split(str(lost.value).rpartition("-m spark_kafka_sink.transactions ")[2])
+    assert _parser().parse_args(typed).command == "adopt"
+    bench.operator.adopt(PREFIX)
+    mandate = bench.driver.begin()
+    assert mandate.is_written_already(7, "q") is False
+    bench.driver.commit([bench.task(mandate, 7, 0)])
+    assert bench.driver.begin().last_batch_id == 7
+
+
+def test_freed_prefix_begins_at_any_batch_and_is_not_lost(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(3))
+    bench.operator.forget(PREFIX)
+    mandate = bench.driver.begin()
+    assert (mandate.last_batch_id, mandate.is_written_already(2, "another")) == (None, False)
+
+
+def test_prefix_that_an_older_release_freed_is_an_error_until_adopted(bench: OperatorBench) -> None:
+    """That release wrote a tombstone and no birth record."""
+    driver = bench.raw.begin("orders/driver")
+    place = bench.cluster_of_driver.place
+    bench.coordinator.writer.write(driver, place, PREFIX.encode(), None, 0, bench.coordinator.timer(1_000))
+    bench.commit(driver)
+    with pytest.raises(IllegalStateError, match="the prefix was freed by an older release"):
+        bench.driver.begin()
+    bench.operator.adopt(PREFIX)
+    assert bench.driver.begin().is_adopted
+
+
+def test_adopt_is_refused_where_a_decision_is_known(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    with pytest.raises(
+        IllegalStateError, match=r"on batch 0: the query goes on after that batch.*forget --prefix=orders"
+    ):
+        bench.operator.adopt(PREFIX)
+    bench.decide(1)
+    with pytest.raises(IllegalStateError, match="Batch 1 of orders is decided"):
+        bench.operator.adopt(PREFIX)
+
+
+def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> None:
+    """They may be decided in another topic, and the next driver would abort them."""
+    bench.decide(0)
+    others = other_topic("others")
+    operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
+    with pytest.raises(IllegalStateError, match=r"2 transactions of orders are open.*abort --prefix=orders --decision"):
+        operator.adopt(PREFIX)
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
+    bench.operator.finish(PREFIX)
+    operator.adopt(PREFIX)
+    driver = ExactlyOnceDriver(PREFIX, KafkaDriverCluster(bench.coordinator, others, PREFIX), lambda: WALL_MS)
+    assert driver.begin().is_adopted
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget", "adopt"])
+def test_command_for_a_prefix_that_nobody_used_leaves_it_usable(bench: OperatorBench, command: str) -> None:
+    with contextlib.suppress(IllegalStateError):  # of accept: there is nothing to accept
+        getattr(bench.operator, command)(PREFIX)
+    assert bench.driver.begin().last_batch_id is None
+
+
+def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBench) -> None:
+    """Nobody comes back to such a prefix."""
+    prefix = one_off_prefix()
+    for command in ("finish", "abort", "forget"):
+        getattr(bench.operator, command)(prefix)
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, prefix).place
+    assert [record for record in bench.cluster.log(*place).records() if prefix.encode() in (record.key or b"")] == []
+
+
+def test_error_about_a_strangers_record_steers_no_terminal(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written_by_a_stranger(bench, PREFIX.encode(), with_checksum({"version": "\x1b[2J\nAll is well."}))
+    monkeypatch.setattr(transactions, "connect", lambda _: bench.coordinator)
+    arguments = ["finish", "--prefix", PREFIX, "--yes", "--bootstrap-servers", "broker-0:9092"]
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()
+    assert line.startswith("ProtocolError: ")

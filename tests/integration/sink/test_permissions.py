@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 
 def test_what_is_missing_is_told_one_by_one_and_all_of_it_is_enough(
-    secured_broker: SecuredBroker, spark: SparkSession
+    secured_broker: SecuredBroker, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Grants what each refusal names, in the order in which they come, until the write goes through."""
+    """Grants what each refusal names, in the order in which they come, until the write goes through.
+
+    DESCRIBE_CONFIGS on the decision topic is not needed: a warning names it.
+    """
     user = f"guest-{uuid.uuid4().hex[:8]}"
     topic, prefix, decisions = f"{user}-topic", f"{user}-query", f"{user}-decisions"
     access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
@@ -63,5 +66,8 @@ def test_what_is_missing_is_told_one_by_one_and_all_of_it_is_enough(
         assert wanted in text
         access.grant(*permissions)
     KafkaSink(options).write(frame)
+    (warning,) = {record.getMessage() for record in caplog.records if "were not checked" in record.getMessage()}
+    assert f"decision.topic={decisions}" in warning
+    assert f"--operation DescribeConfigs --topic {decisions}" in warning
     found = read_values(secured_broker.kafka.bootstrap_servers, topic, 2)
     assert sorted(map(int, found)) == list(range(100))

@@ -18,14 +18,19 @@ from spark_kafka_sink.client.transaction_values import (
     TransactionState,
 )
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, error_for_code
+from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_for_code
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.decision_topic import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once import PrefixRecords
+from spark_kafka_sink.sink.mandate import driver_id
 
 if TYPE_CHECKING:
     from support.exactly_once_model.world import World
 
+PREFIX = "P"
 PLACE = TopicPartition("decisions", 0)
 TIMEOUT_MS = 10_000
 
@@ -54,6 +59,8 @@ def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence:
 
     def produce() -> None:
         _check(world, open_)
+        if place == PLACE:
+            world.check_topic()
         if open_.transaction_version >= 2:
             add()
         elif tuple(place) not in coordinator.transactions[open_.transactional_id].partitions:
@@ -98,6 +105,21 @@ class ModelDriverCluster:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.knows_prefix = False
+
+    def find_topic(self) -> None:
+        """What making a `KafkaDriverCluster` asks for."""
+        if self.world.request("look for the decision topic", lambda: not self.world.is_topic_gone):
+            return
+        if self.describe_one(driver_id(PREFIX)) is not None:
+            raise missing_topic(PREFIX, PLACE.topic)
+        self.world.request("create the decision topic", self._create_topic)
+
+    def _create_topic(self) -> None:
+        self.world.is_topic_gone = False
+
+    def check_topic(self) -> None:
+        self.world.request("describe the decision topic", lambda: None)
 
     def transaction_version(self) -> int:
         return self.world.version
@@ -105,9 +127,34 @@ class ModelDriverCluster:
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
         return init_producer_id(self.world, transactional_id, held or (-1, -1))
 
+    def check_presence(self) -> None:
+        self.world.check_topic()
+
     def last_decision(self) -> Decision | None:
-        log = self.world.cluster.log(*PLACE)
-        return self.world.request("read the last decision", lambda: next(reversed(log.committed()), None))
+        return self.last_records().decision
+
+    def last_records(self) -> PrefixRecords:
+        found: PrefixRecords = self.world.request("read the last records", self._read)
+        self.knows_prefix = self.knows_prefix or found != PrefixRecords(None, None)
+        return found
+
+    def _read(self) -> PrefixRecords:
+        self.world.check_topic()
+        values = list(reversed(self.world.cluster.log(*PLACE).committed()))
+        decision = next((value for value in values if not isinstance(value, Birth)), None)
+        return PrefixRecords(decision, next((value for value in values if isinstance(value, Birth)), None))
+
+    def lost_decisions(self) -> KafkaError:
+        return lost_decisions(PREFIX, PLACE.topic, 1)
+
+    def write_birth(self, *, is_adopted: bool) -> None:
+        birth = Birth.from_bytes(Birth(self.world.now_ms, 1, 1, is_adopted=is_adopted).to_bytes(), "the model")
+
+        def effect() -> None:
+            self.world.check_topic()
+            self.world.cluster.log(*PLACE).append_alone(birth)
+
+        self.world.request("write the birth record", effect)
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         stored = Decision.from_bytes(decision.to_bytes(), "the model", "P")
@@ -147,6 +194,10 @@ class ModelDriverCluster:
         return self.world.request(f"markers {' '.join(ids)}", lambda: {each: self._marker(each) for each in ids})
 
     def _marker(self, group: str) -> CommittedOffset | None:
+        self.world.check_topic()
+        held = self.world.cluster.transactions.transactions.values()
+        if any(each.state != "CompleteCommit" and each.pending_offsets.get(group) for each in held):
+            raise KafkaTimeoutError("An offset in an open transaction was waited for.")
         commit = self.world.cluster.transactions.offsets.get(group, {}).get(tuple(PLACE))
         return None if commit is None else CommittedOffset(commit.offset, commit.metadata or "")
 
@@ -197,6 +248,7 @@ class ModelProducer:
 
         def effect() -> None:
             _check(self.world, self.open_)
+            self.world.check_topic()
             held = coordinator.begin(self.open_.transactional_id, self.world.now_ms, self.world.version)
             held.groups.add(group)
             pending = held.pending_offsets.setdefault(group, {})

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster
-from support.exactly_once_model.world import World
+from support.exactly_once_model.world import Input, World
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.transactional_task import Describe, TaskIdentity, TransactionalDelivery
 
@@ -36,6 +36,7 @@ class SkipsByMarker(World):
     has_decisions = False
 
     def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
+        mandate = replace(mandate, is_adopted=True)  # there is no decision on an earlier batch
         cluster = ModelDriverCluster(self)
         marker = cluster.markers([task_id(mandate.prefix, task.partition, 0)]).popitem()[1]
         if marker is not None and marker.offset >= task.batch_id + 1:
@@ -109,7 +110,7 @@ class AbortsAfterDecision(World):
 class SkipsOlder(TransactionalDelivery):
     def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
         is_old = mandate.last_batch_id is not None and task.batch_id <= mandate.last_batch_id
-        known = Mandate(mandate.prefix, mandate.driver, mandate.place)
+        known = Mandate(mandate.prefix, mandate.driver, mandate.place, is_adopted=True)
         super().__init__(config, pool, known, task, describe)
         self._mandate = mandate
         self._is_written_already = is_old
@@ -234,3 +235,65 @@ class IgnoresTheRows(World):
 
 class BeginsHoweverLate(World):
     delivery_class = NeverTooLate
+
+
+# ---- the decision topic is trusted -----------------------------------------------------------------------------------
+
+
+class AsksNoCoordinator(ExactlyOnceDriver):
+    def ensure_birth(self) -> None:
+        if self._cluster.last_records() == PrefixRecords(None, None):
+            self._cluster.write_birth(is_adopted=False)
+
+
+class TakesAnyTopicForNew(World):
+    driver_class = AsksNoCoordinator
+
+
+class MissesNoRecord(ExactlyOnceDriver):
+    def _read_records(self) -> PrefixRecords:
+        return self._cluster.last_records()
+
+
+class TakesNothingForNoDecision(World):
+    driver_class = MissesNoRecord
+
+
+class BeginsAtAnyBatch(TransactionalDelivery):
+    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
+        super().__init__(config, pool, replace(mandate, is_adopted=True), task, describe)
+        self._mandate = mandate
+
+
+class TrustsTheCheckpoint(World):
+    delivery_class = BeginsAtAnyBatch
+
+
+class BeginsEmpty(World):
+    """Not broken: the first batch has no rows."""
+
+    @staticmethod
+    def rows(input_: Input, batch: int) -> list[tuple[int, str]]:
+        return World.rows(input_, batch) if batch else []
+
+
+class LeavesNoTrace(ExactlyOnceDriver):
+    def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
+        has_rows = any(outcome.written for outcome in outcomes) or outcomes[0].was_skipped
+        return super().commit(outcomes) if has_rows else Committed(None, False, None)
+
+
+class ForgetsEmptyBatches(BeginsEmpty):
+    driver_class = LeavesNoTrace
+
+
+# ---- a late attempt's marker is pending under the id of a decided transaction ------------------------------------
+
+
+class WaitsForUsurpers(ExactlyOnceDriver):
+    def _abort_usurpers(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+        pass
+
+
+class WaitsForTimeouts(World):
+    driver_class = WaitsForUsurpers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from support.exactly_once_model.world import Fault, Plan, ViolationError, World
+from support.exactly_once_model.world import TOPIC_FAULTS, Fault, Plan, ViolationError, World
 
 Variant = tuple[int, bool]
 """Transaction version, and whether the driver keeps its epoch between batches."""
@@ -51,7 +51,13 @@ def explore(
 
 
 def drawn(seed: int) -> tuple[Plan, Variant]:
-    """A plan of two to five faults anywhere."""
+    """A plan of two to five faults anywhere.
+
+    A decision topic and coordinators that have both forgotten a query before its second batch leave nothing by which
+    to notice that: such faults are not drawn together.
+    """
     rng = random.Random(seed)
     count = rng.choice((2, 2, 3, 4, 5))
-    return {rng.randrange(_LAST_REQUEST): rng.choice(list(Fault)) for _ in range(count)}, rng.choice(VARIANTS)
+    excluded = rng.choice((TOPIC_FAULTS, {Fault.LONG_REST, Fault.RESTORE}))
+    kinds = [fault for fault in Fault if fault not in excluded]
+    return {rng.randrange(_LAST_REQUEST): rng.choice(kinds) for _ in range(count)}, rng.choice(VARIANTS)

@@ -34,6 +34,11 @@ class ModelLog:
             self._sequences.add((producer_id, epoch, sequence))
             self.entries += [Entry(producer_id, value) for value in values]
 
+    def append_alone(self, value: Any) -> None:
+        """Outside any transaction."""
+        self.changes += 1
+        self.entries.append(Entry(-1, value, True))
+
     def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
         for entry in self.entries:
             if entry.producer_id == producer_id and entry.is_committed is None:

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool, write
-from support.exactly_once_model.logs import ModelCluster
+from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
+from support.exactly_once_model.logs import ModelCluster, ModelLog
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TransactionLostError
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision_topic import missing_topic
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
-PREFIX = "P"
 TOPIC = "t"
 TIMEOUT_MS = 10_000
 KEYS = 2
@@ -54,6 +54,15 @@ class Fault(enum.Enum):
     OTHER_ROWS = "the driver dies after it, and the batch that Spark runs again has as many rows, but other ones"
     FEWER_ROWS = "the driver dies after it, and the batch that Spark runs again has fewer rows"
     OTHER_TOPIC = "the driver dies after it, and the query is started again with another topic"
+    STALLED = (
+        "a late attempt of a task, which looked at its driver long before, takes its id, and dies in its transaction"
+    )
+    TOPIC_GONE = "the decision topic is deleted before it"
+    TOPIC_EMPTIED = "the decision topic is deleted and made again before it"
+    ALL_FORGOTTEN = (
+        "after a batch that is not the first, the driver dies before Spark logs it, the decision topic is made"
+        " again, and coordinators have forgotten all ids"
+    )
 
 
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
@@ -61,9 +70,16 @@ CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 CHANGE_FAULTS = frozenset({Fault.OTHER_ROWS, Fault.FEWER_ROWS, Fault.OTHER_TOPIC})
 """Each must end in an error where the batch was decided, and may be no error where it was not."""
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
+TOPIC_FAULTS = frozenset({Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED, Fault.ALL_FORGOTTEN})
+_REFUSALS: tuple[tuple[type[KafkaError], tuple[str, ...], frozenset[Fault]], ...] = (
+    (BatchChangedError, ("",), CHANGE_FAULTS),
+    (IllegalStateError, ("knows nothing of", "is not in the cluster", "is the first one under"), TOPIC_FAULTS),
+    (IllegalStateError, ("comes after", "belongs to"), CHECKPOINT_FAULTS),
+)
+"""Errors that stop the query: class, words of its text, and the faults that explain it."""
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
-MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.OTHER_DRIVER, Fault.LONG_REST}
+MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.STALLED, Fault.OTHER_DRIVER, Fault.LONG_REST}
 """Another driver has begun, or a late attempt; or the abort of a loser does not arrive."""
 Plan = Mapping[int, Fault]
 
@@ -118,6 +134,20 @@ class Input(NamedTuple):
         return self._replace(variant=self.variant + ("x" if fault is Fault.OTHER_ROWS else "-"))
 
 
+class StalledDelivery(TransactionalDelivery):
+    """Of an attempt that has looked at its driver, and was stopped before its InitProducerId."""
+
+    def _free_name(self) -> str:
+        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+
+    def _ensure_current(self) -> None:
+        pass
+
+    def _prepare(self, producer: Any) -> TaskTransaction:
+        super()._prepare(producer)
+        raise TaskCrash
+
+
 class World:
     """`holds_epoch`: the driver is one process (foreachBatch); else its epoch is taken anew for each batch (format).
 
@@ -141,6 +171,9 @@ class World:
         """Inputs and batches that the query finished."""
         self.lost: TransactionLostError | None = None
         self.refused: KafkaError | None = None
+        self.is_topic_gone = False
+        self._decided_before: set[int] = set()
+        """Batches whose decisions went with the decision topic."""
         self._holds_epoch = holds_epoch
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._runs = 0
@@ -175,6 +208,8 @@ class World:
             return self._lose_checkpoint(effect, fault)
         if fault in CHANGE_FAULTS:
             self._change_input(effect, fault)
+        if fault is Fault.ALL_FORGOTTEN:
+            return self._forget_all(effect)
         if fault in {Fault.CRASH_AFTER, Fault.TASK_CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.LOST_REPLY}:
             _quietly(effect)
             self._pass(0)
@@ -206,6 +241,42 @@ class World:
         self.expire()
         self.cluster.transactions.transactions.clear()
 
+    def lose_topic(self, *, is_made_again: bool) -> None:
+        """With its committed offsets, as a group's coordinator does it."""
+        self._decided_before |= {
+            entry.value.batch_id
+            for entry in self.cluster.log(*PLACE).entries
+            if isinstance(entry.value, Decision) and entry.is_committed is not False
+        }
+        self.cluster.logs[tuple(PLACE)] = ModelLog()
+        self._checked = -1
+        coordinator = self.cluster.transactions
+        held = [each.pending_offsets for each in coordinator.transactions.values()]
+        for commits in [*coordinator.offsets.values(), *(group for each in held for group in each.values())]:
+            commits.pop(tuple(PLACE), None)
+        self.is_topic_gone = not is_made_again
+
+    def check_topic(self) -> None:
+        """Raise as `KafkaDriverCluster` does."""
+        if self.is_topic_gone:
+            raise missing_topic(PREFIX, PLACE.topic)
+
+    def _forget_all(self, effect: Callable[[], Any]) -> Any:
+        """For the first batch nothing is left by which that could be told from a first start."""
+        if self.requests[-1] != COMMIT_LOG or not self.commit_log:
+            return effect()
+        self.lose_topic(is_made_again=True)
+        self.cluster.transactions.transactions.clear()
+        raise Crash
+
+    def run_stalled_attempt(self) -> None:
+        """It leaves rows and a marker, and no process that would end them."""
+        held, self.delivery_class = self.delivery_class, StalledDelivery
+        try:
+            self.run_other_attempt(0)
+        finally:
+            self.delivery_class = held
+
     def run_other_attempt(self, attempt: int) -> None:
         if self._last_tasks and not self._is_tampered:
             self._is_tampered = True
@@ -234,14 +305,15 @@ class World:
     def _forget(self) -> None:
         """The operator's command; what keeps it from its end leaves the query with its checkpoint."""
         cluster = ModelDriverCluster(self)
-        driver = self._driver().begin().driver
+        driver = self._driver(cluster).begin().driver
+        cluster.write_birth(is_adopted=True)
         write(self, driver, PLACE, 0, [None])
         (ended,) = cluster.end([driver], committed=True)
         if ended.error is not None:
             raise QueryFailedError from ended.error
 
-    def _driver(self) -> ExactlyOnceDriver:
-        return self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms, topic=self.input.topic)
+    def _driver(self, cluster: ModelDriverCluster) -> ExactlyOnceDriver:
+        return self.driver_class(PREFIX, cluster, lambda: self.now_ms, topic=self.input.topic)
 
     def _pass(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
@@ -272,28 +344,35 @@ class World:
         except (Crash, QueryFailedError):
             return False
         except KafkaError as error:
-            if isinstance(error, TransactionLostError):
-                self.lost = error
-                if not self.may_lose():
-                    raise ViolationError(f"Lost, and nothing happened that could lose rows: {error}") from error
-            elif isinstance(error, BatchChangedError):
-                if not CHANGE_FAULTS & set(self.plan.values()):
-                    raise ViolationError(f"The same batch is taken for another one: {error}") from error
-                self.refused = error
-            elif isinstance(error, IllegalStateError) and ("comes after" in str(error) or "belongs to" in str(error)):
-                if CHECKPOINT_FAULTS & set(self.plan.values()):
-                    self.refused = error
-                elif not {Fault.OTHER_DRIVER, Fault.LONG_REST} & set(
-                    self.plan.values()
-                ):  # it went by an older view of the checkpoint
-                    raise ViolationError(f"The query is refused: {error}") from error
+            self._judge(error)
             return False
         return True
+
+    def _judge(self, error: KafkaError) -> None:
+        """Take an error that stops the query. Raises ViolationError where no fault of the plan explains it."""
+        faults = set(self.plan.values())
+        if isinstance(error, TransactionLostError):
+            self.lost = error
+            if not self.may_lose():
+                raise ViolationError(f"Lost, and nothing happened that could lose rows: {error}") from error
+            return
+        for kind, texts, explaining in _REFUSALS:
+            if isinstance(error, kind) and any(text in str(error) for text in texts):
+                if explaining & faults:
+                    self.refused = error
+                elif kind is BatchChangedError or not {Fault.OTHER_DRIVER, Fault.LONG_REST} & faults:
+                    # but for a driver that went by an older view of the checkpoint
+                    raise ViolationError(
+                        f"The query is refused, or its batch taken for another one: {error}"
+                    ) from error
+                return
 
     def _run_query(self) -> None:
         run, self._runs = self._runs, self._runs + 1
         input_ = self.input
-        driver = self._driver()
+        cluster = ModelDriverCluster(self)
+        cluster.find_topic()
+        driver = self._driver(cluster)
         held: ProducerIdAndEpoch | None = None
         known: Decision | None = None
         while (batch := len(self.commit_log)) < self.batches:
@@ -330,7 +409,7 @@ class World:
         """The batch's rows by task: 2, 1 or 3 tasks; a key's rows are in one task, in their order."""
         count = (2, 1, 3)[run % 3]
         tasks: list[list[tuple[int, str]]] = [[] for _ in range(count)]
-        for row in self.input.rows(batch):
+        for row in self.rows(self.input, batch):
             tasks[(row[0] + run) % count].append(row)
         return tasks
 
@@ -338,6 +417,11 @@ class World:
     def _query_id(self) -> str:
         """Of the checkpoint: another input has another."""
         return f"query {self.input.name}"
+
+    @staticmethod
+    def rows(input_: Input, batch: int) -> list[tuple[int, str]]:
+        """The batch's rows, by key."""
+        return input_.rows(batch)
 
     def _run_task(self, mandate: Mandate, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
         for attempt in range(4):
@@ -372,7 +456,8 @@ class World:
         struck = [(fault, number) for number, fault in self.plan.items() if number < len(self.requests)]
         return any(
             fault is Fault.LONG_REST
-            or (fault is Fault.EXPIRE and self._is_verified(number))
+            or fault in TOPIC_FAULTS  # markers go with the topic
+            or (fault in {Fault.EXPIRE, Fault.STALLED} and self._is_verified(number))
             or (fault in {Fault.OTHER_DRIVER, Fault.LATE} and re.fullmatch(r"init P/\d.*", self.requests[number]))
             for fault, number in struck
         )
@@ -387,7 +472,7 @@ class World:
         return False
 
     def decisions(self) -> list[Decision]:
-        return [decision for decision in self.cluster.log(*PLACE).committed() if decision is not None]
+        return [each for each in self.cluster.log(*PLACE).committed() if isinstance(each, Decision)]
 
     def committed_rows(self) -> list[str]:
         logs = [log for (topic, _), log in self.cluster.logs.items() if topic != PLACE.topic]
@@ -404,7 +489,7 @@ class World:
             raise ViolationError(f"Doubled: {sorted(row for row in rows if rows.count(row) > 1)}")
         if not self.has_decisions:
             return
-        decided = {decision.batch_id for decision in self.decisions()}
+        decided = {decision.batch_id for decision in self.decisions()} | self._decided_before
         early = [row for row in rows if int(row.strip("a").split(".")[0]) not in decided]
         if early:
             raise ViolationError(f"Committed, and their batch is not decided: {early}")
@@ -419,12 +504,27 @@ class World:
         """At the end every row of a finished batch counts once, a key's rows in their order."""
         expected: dict[tuple[str, int], list[str]] = {(TOPIC, key): [] for key in range(KEYS)}
         for input_, batch in self.history:
-            for key, row in input_.rows(batch):
+            for key, row in self.rows(input_, batch):
                 expected.setdefault((input_.topic, key), []).append(row)
         for (topic, key), rows in expected.items():
             seen = self.cluster.log(topic, key).visible()
             if self.refused is None and seen != rows:
                 raise ViolationError(f"Of key {key} readers of {topic} see {seen}, and the query has finished {rows}")
+
+
+class BegunWorld(World):
+    """The prefix's first driver has begun before, and decided nothing.
+
+    Where it has not, a driver may look for it, find nothing, and write the birth record of a topic that is another one
+    by then: another driver's whole first batch and the loss of the topic would have to fall between the two requests.
+    """
+
+    def run(self) -> None:
+        plan, self.plan = self.plan, {}
+        ExactlyOnceDriver(PREFIX, ModelDriverCluster(self), lambda: self.now_ms).begin()
+        self.plan = plan
+        self.requests.clear()
+        super().run()
 
 
 def _quietly(effect: Callable[[], Any]) -> None:
@@ -438,4 +538,7 @@ _MEANWHILE: Mapping[Fault, Callable[[World], None]] = {
     Fault.LONG_REST: World.rest_for_long,
     Fault.SPECULATE: lambda world: world.run_other_attempt(9),
     Fault.ZOMBIE: lambda world: world.run_other_attempt(0),
+    Fault.STALLED: World.run_stalled_attempt,
+    Fault.TOPIC_GONE: lambda world: world.lose_topic(is_made_again=False),
+    Fault.TOPIC_EMPTIED: lambda world: world.lose_topic(is_made_again=True),
 }

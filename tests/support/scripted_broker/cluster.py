@@ -54,6 +54,8 @@ class ScriptedTopic:
     is_visible: bool = True
     visible_from_ms: int = 0
     max_message_bytes: int = 1_048_588
+    configs: dict[str, str] = field(default_factory=dict)
+    """What differs from the defaults of describe_configs.py."""
 
 
 class ScriptedCluster:
@@ -103,7 +105,13 @@ class ScriptedCluster:
     # ---- topics and leaders ------------------------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, partitions: int = 1, *, leaders: Sequence[int] | None = None, visible_from_ms: int = 0
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        leaders: Sequence[int] | None = None,
+        visible_from_ms: int = 0,
+        configs: Mapping[str, str] | None = None,
     ) -> ScriptedTopic:
         """A new topic with a new id; leaders go round the nodes where they are not given."""
         node_ids = sorted(self.nodes)
@@ -113,6 +121,7 @@ class ScriptedCluster:
             uuid.UUID(int=self._random.getrandbits(128), version=4),
             [ScriptedPartition(leader_id, list(node_ids)) for leader_id in chosen],
             visible_from_ms=visible_from_ms,
+            configs=dict(configs or {}),
         )
         self.topics[name] = topic
         return topic

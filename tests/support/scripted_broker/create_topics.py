@@ -23,7 +23,10 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
         elif topic.replication_factor > len(cluster.live_node_ids):
             code = INVALID_REPLICATION_FACTOR
         else:
-            cluster.create_topic(str(topic.name), int(topic.num_partitions))
+            made = cluster.create_topic(str(topic.name), int(topic.num_partitions))
+            made.configs |= {str(config.name): str(config.value) for config in topic.configs}
+            for partition in made.partitions:
+                partition.replica_ids = partition.replica_ids[: int(topic.replication_factor)]
         topics.append(_answer(str(topic.name), code))
     return Answer({"throttle_time": cluster.throttle_ms, "topics": topics})
 

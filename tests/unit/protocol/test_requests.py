@@ -36,6 +36,7 @@ from spark_kafka_sink.protocol.requests import (
     READ_COMMITTED,
     ApiVersionsRequest,
     CreateTopicRequest,
+    DescribeTopicConfigsRequest,
     FetchPartition,
     FetchRequest,
     InitProducerIdRequest,
@@ -62,6 +63,7 @@ REQUESTS: list[Request] = [
     SaslAuthenticateRequest(b"secret"),
     DescribeTransactionsRequest(("txn",)),
     CreateTopicRequest("t", 3, -1, {"cleanup.policy": "compact"}),
+    DescribeTopicConfigsRequest("t", ("cleanup.policy",)),
     ListTransactionsRequest(("Ongoing",), (7,)),
 ]
 

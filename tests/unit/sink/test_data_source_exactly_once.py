@@ -181,13 +181,13 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: of a batch write under a prefix it was said that a start ends them, which writes all rows anew."""
-    writers = [travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off)) for is_one_off in (True, False)]
+    writers = [travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off)) for is_one_off in (False, True)]
     leave_open(bench)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
     for writer in writers:
         writer.abort([None])
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 7)
-    one_off, prefixed, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
+    prefixed, one_off, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
     for text in (one_off, prefixed):
         assert "their transactions end with their time-out, or before by python -m" in text
         assert (

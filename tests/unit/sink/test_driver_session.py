@@ -105,6 +105,24 @@ def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
     assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
 
 
+def test_first_batch_without_any_task_leaves_a_decision(bench: SessionBench) -> None:
+    """Its DataFrame has no partition. The batch after it would else be refused as one without a first batch."""
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), lambda *_: [])
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 1"]
+    for run_id in ("run 3", "run 4"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", run_id, 2), lambda *_: [])
+    with pytest.raises(IllegalStateError, match="Batch 0 comes after batch 1"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 5", 0), lambda *_: [])
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 6", 2), bench.tasks)
+    assert bench.values() == ["row 1", "row 2"]
+
+
+def test_batch_write_without_any_task_leaves_no_decision(bench: SessionBench) -> None:
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    assert KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision() is None
+
+
 def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
     bench: SessionBench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,11 +214,14 @@ def test_a_sink_with_other_settings_takes_the_place_of_the_connections_there_wer
 
 
 def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:
-    bench.run(0)
+    bench.run(0, config=OTHERS["decision topic"])
     bench.run(1, config=OTHERS["decision topic"])
+    with pytest.raises(IllegalStateError, match=r"decision\.topic=__spark_kafka_sink_decisions is not in the cluster"):
+        bench.run(2)
+    bench.run(2, "run 2", config=OTHERS["decision topic"])
     written = KafkaDriverCluster(bench.coordinator, OTHERS["decision topic"], PREFIX).last_decision()
     assert written is not None
-    assert written.batch_id == 1
+    assert written.batch_id == 2
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -456,7 +477,7 @@ def test_where_the_decision_topic_is_not_to_be_had_that_is_told_and_the_client_c
         raise TopicAuthorizationError("not allowed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(KafkaDriverCluster, "_ensure_topic", refuse)
+        patch.setattr(KafkaDriverCluster, "_find_topic", refuse)
         with pytest.raises(TopicAuthorizationError, match="not allowed"):
             bench.run(0)
     assert bench.connections == ["made", "closed"]

@@ -71,10 +71,30 @@ def test_tasks_of_two_mandates_are_not_decided_on(driver: ExactlyOnceDriver) -> 
     assert driver.begin().last_batch_id is None
 
 
-def test_a_batch_without_rows_is_neither_decided_nor_skipped(driver: ExactlyOnceDriver) -> None:
+@pytest.mark.parametrize("version", [2, 1])
+def test_first_batch_without_rows_leaves_a_decision_and_later_ones_none(version: int) -> None:
+    """A later batch would else be the first one that the decision topic hears of."""
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    assert driver.commit([]) == Committed(None, False, None)
     empty = replace(outcome(driver, 0), rows=0, written=None)
-    for outcomes in ([], [empty]):
-        assert driver.commit(outcomes) == Committed(None, False, None)
+    committed = driver.commit([empty])
+    assert committed.decision is not None
+    assert (committed.decision.batch_id, committed.decision.is_finished) == (4, True)
+    assert committed.driver is not None
+    mandate = driver.begin(ProducerIdAndEpoch(*committed.driver[1:3]), committed.decision)
+    assert (mandate.last_batch_id, mandate.is_written_already(4, "q"), mandate.is_written_already(5, "q")) == (
+        4,
+        True,
+        False,
+    )
+    assert driver.commit([replace(empty, mandate=mandate, batch_id=5)]) == Committed(None, False, None)
+    assert driver.begin().last_batch_id == 4
+
+
+def test_batch_write_without_rows_leaves_no_decision(driver: ExactlyOnceDriver) -> None:
+    empty = replace(outcome(driver, 0), rows=0, written=None, query_id="")
+    assert driver.commit([empty]) == Committed(None, False, None)
     assert driver.begin().last_batch_id is None
 
 
@@ -459,6 +479,6 @@ def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:
     own = OpenTransaction("P/driver", *cluster.init_producer_id("P/driver", None), 2)
     cluster.write_decision(own, Decision(4, "q", 0, 1, 1, (TaskTransaction(stranger, 0, 1),)), 0)
     cluster.end([own], committed=True)
-    with pytest.raises(ProtocolError, match=r"__spark_kafka_sink_decisions-\d+, offset 0: .* of 'P'.*'payments/0'"):
+    with pytest.raises(ProtocolError, match=r"__spark_kafka_sink_decisions-\d+, offset 0, 'P': .* of 'P'.*'payments/0'"):
         ExactlyOnceDriver("P", cluster, lambda: 0).begin()
     assert bench.state("payments/0") == "Ongoing"

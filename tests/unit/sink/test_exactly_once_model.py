@@ -15,12 +15,23 @@ from collections.abc import Iterator, Sequence
 import pytest
 from support.exactly_once_model import broken
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
-from support.exactly_once_model.world import CHANGE_FAULTS, COMMIT_LOG, Fault, Plan, ViolationError, World
+from support.exactly_once_model.world import (
+    CHANGE_FAULTS,
+    COMMIT_LOG,
+    TOPIC_FAULTS,
+    BegunWorld,
+    Fault,
+    Plan,
+    ViolationError,
+    World,
+)
 from support.scripted_broker import transaction_coordinator
 
 SEEDS = int(os.environ.get("EXACTLY_ONCE_SEEDS", "1000"))
 FIRST_SEED = int(os.environ.get("EXACTLY_ONCE_FIRST_SEED", "0"))
 GRAVE = (Fault.CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER, Fault.EXPIRE)
+
+LOSSES = (Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED)
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"version {variant[0]}, {variant[1]}")
 
@@ -49,6 +60,27 @@ def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
 def test_any_change_of_a_batch_beside_a_crash(variant: Variant, change: Fault) -> None:
     other = Fault.OTHER_DRIVER if variant == (2, False) else Fault.CRASH_AFTER
     assert explore(World, variant, 2, (change, other), batches=1) > 600
+
+
+@each_variant
+@pytest.mark.parametrize("world_class", [World, BegunWorld])
+def test_decision_topic_lost_at_any_request_beside_a_crash(variant: Variant, world_class: type[World]) -> None:
+    assert explore(world_class, variant, 2, (*LOSSES, Fault.CRASH_BEFORE), batches=1) > 600
+
+
+@each_variant
+def test_decision_topic_lost_at_any_request_beside_another_driver(variant: Variant) -> None:
+    assert explore(BegunWorld, variant, 2, (*LOSSES, Fault.OTHER_DRIVER), batches=1) > 600
+
+
+@each_variant
+def test_first_batch_without_rows_under_any_one_fault(variant: Variant) -> None:
+    assert explore(broken.BeginsEmpty, variant, 1) > 400
+
+
+@each_variant
+def test_late_attempt_with_a_pending_marker_beside_a_crash(variant: Variant) -> None:
+    assert explore(World, variant, 2, (Fault.STALLED, Fault.CRASH_BEFORE), batches=1) > 600
 
 
 def a_time_out_in_the_life_after_a_forgotten_one(variant: Variant, batches: int) -> None:
@@ -86,7 +118,7 @@ def test_plans_drawn_by_seed() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         plan, variant = drawn(seed)
         try:
-            length_of(World, plan, variant, 3)
+            length_of(BegunWorld if TOPIC_FAULTS & set(plan.values()) else World, plan, variant, 3)
         except ViolationError as error:
             raise AssertionError(f"EXACTLY_ONCE_FIRST_SEED={seed}: {error}") from error
 
@@ -125,6 +157,11 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.IgnoresTheContent, 1, (Fault.OTHER_TOPIC,), "readers of t+ see"),
     (broken.IgnoresTheRows, 1, (Fault.FEWER_ROWS,), "readers of t see"),
     (broken.BeginsHoweverLate, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
+    (broken.TakesAnyTopicForNew, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
+    (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
+    (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Doubled"),
+    (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
+    (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
 
