@@ -22,7 +22,7 @@ from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
+from spark_kafka_sink.sink.running_query import refuse_in_query
 from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
 from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
@@ -41,11 +41,6 @@ _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
     ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
     " for a stream, sink.write(df) for a batch; or leave the option out."
-)
-
-_NO_BATCH: Final = (
-    "delivery.guarantee=exactly-once cannot be kept by write inside foreachBatch: a batch that Spark runs again would"
-    " be another write. Call sink.write_batch(df, batch_id), which gives the report too."
 )
 
 
@@ -112,19 +107,19 @@ class KafkaSink:
         finally:
             writer.abandon()
 
-    def write(self, df: DataFrame) -> WriteReport:
+    def write(self, df: DataFrame, *, is_outside_queries: bool = False) -> WriteReport:
         """Write a batch DataFrame by columns, and wait until every row is acknowledged.
 
         Raises SchemaError before any task where a column is missing or of a wrong type; a task that fails is run
         again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
 
         With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
-        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised.
+        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised,
+        and in a thread that may be inside: while a streaming query is active, in any thread but the main one that does
+        not say which query it belongs to. `is_outside_queries=True` says that such a thread is not inside foreachBatch.
         """
         if self._config.is_exactly_once:
-            context = context_of_thread(df.sparkSession)
-            if context is not None and query_id_of(context):
-                raise ConfigError(_NO_BATCH)
+            refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
             return self._write_exactly_once(df, None)
         config = self._config
 

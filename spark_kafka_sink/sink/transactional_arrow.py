@@ -16,7 +16,7 @@ from spark_kafka_sink.sink.driver_cluster import describe_in_process
 from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.running_query import QUERY_ID
+from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 from spark_kafka_sink.sink.write_report import task_report
 
@@ -60,15 +60,10 @@ def streaming_task() -> TaskIdentity:
 
 def batch_task(mandate: Mandate) -> TaskIdentity:
     """Who the running task of a batch write is: the write comes after the last one under the prefix. Raises
-    IllegalStateError in a streaming query, which would write a batch that it runs again once more.
+    ConfigError where a streaming query may run the task: a batch that Spark runs again would be written twice.
     """
     context = _context()
-    if context.getLocalProperty(QUERY_ID):
-        raise IllegalStateError(
-            'df.write.format("kafka_sink") with delivery.guarantee=exactly-once was called inside foreachBatch: a batch'
-            " that Spark runs again would be another write. Use foreachBatch(sink.write_batch), or"
-            ' writeStream.format("kafka_sink").'
-        )
+    refuse_task_in_query(context.getLocalProperty)
     return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -185,7 +186,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
-@pytest.mark.parametrize("form", ["write", "format"])
+@pytest.mark.parametrize("form", ["write", "format", "write in a thread"])
 def test_a_batch_write_inside_foreach_batch_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
 ) -> None:
@@ -197,6 +198,9 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     def write(batch: DataFrame, batch_id: int) -> None:
         if form == "write":
             KafkaSink(options).write(batch)
+        elif form == "write in a thread":
+            with ThreadPoolExecutor(1) as threads:  # it does not inherit the query's local properties
+                threads.submit(KafkaSink(options).write, batch).result()
         else:
             batch.write.format("kafka_sink").options(**options).mode("append").save()
 

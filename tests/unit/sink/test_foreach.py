@@ -17,7 +17,7 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
-from spark_kafka_sink.sink import foreach
+from spark_kafka_sink.sink import foreach, running_query
 from spark_kafka_sink.sink.driver_session import StreamBatch
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
@@ -270,14 +270,15 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     assert not any(session.is_closed for session in sessions)
 
 
-def test_an_exactly_once_write_inside_foreach_batch_is_refused(
+def test_exactly_once_write_inside_foreach_batch_is_refused(
     sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: when Spark ran the batch again its rows were written again, for each write is one of its own."""
     properties = {"sql.streaming.queryId": "q1"}
-    monkeypatch.setattr(foreach, "context_of_thread", lambda session: SimpleNamespace(getLocalProperty=properties.get))
-    with pytest.raises(ConfigError, match=r"write inside foreachBatch.*sink\.write_batch\(df, batch_id\)"):
-        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME)
+    context = SimpleNamespace(getLocalProperty=properties.get)
+    monkeypatch.setattr(running_query, "context_of_thread", lambda session: context)
+    with pytest.raises(ConfigError, match=r"write was called inside foreachBatch.*sink\.write_batch"):
+        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME, is_outside_queries=True)
     assert not sessions
     assert ExactlyOnceSink(EXACTLY_ONCE).write_batch(FRAME, 3).records == 5
     assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
