@@ -16,7 +16,14 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.columnar_writer import write_arrow
-from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
+from spark_kafka_sink.sink.driver_session import (
+    DriverSession,
+    StreamBatch,
+    batch_prefix,
+    one_off_prefix,
+    session,
+    stream_batch,
+)
 from spark_kafka_sink.sink.frame import by_position, needs_projection, projection
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
@@ -165,7 +172,8 @@ class KafkaSink:
             finally:
                 once.close()
         else:
-            prefix = config.transactional_id_prefix or f"spark-kafka-sink-{batch.query_id if batch else ''}"
+            prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
+            assert prefix is not None
             session(prefix).run(config, batch, run_tasks)
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 

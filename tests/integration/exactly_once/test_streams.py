@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +215,34 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     with pytest.raises(StreamingQueryException, match=r"inside foreachBatch.*sink\.write_batch"):
         query.trigger(availableNow=True).start().awaitTermination()
     assert visible_values(servers, three_partitions) == []
+
+
+@each_form
+def test_deleted_checkpoint_is_refused_without_a_prefix(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
+) -> None:
+    """Bug: foreachBatch had the query's id for a name, a new one then, and wrote every row twice."""
+    stream.write_files(0, 1)
+    spark.dataSource.register(KafkaSinkDataSource)
+    options = {name: value for name, value in stream.options.items() if name != "transactional.id.prefix"}
+
+    def run() -> None:
+        writer = spark.readStream.schema("key STRING, value STRING").json(str(stream.source)).writeStream
+        if form == "format":
+            writer = writer.format("kafka_sink").options(**options)
+        else:
+            writer = writer.foreachBatch(KafkaSink(options).write_batch)
+        writer.option("checkpointLocation", str(stream.checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    run()
+    stream.forget_commit(0)
+    run()
+    shutil.rmtree(stream.checkpoint)
+    with pytest.raises(StreamingQueryException, match=r"belongs to query"):
+        run()
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
 def test_stop_of_format_in_mid_batch_leaves_nothing_open(

@@ -230,6 +230,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
     monkeypatch.setattr(foreach, "write_arrow", lambda config, pool, records: [*records])
     monkeypatch.setattr(foreach, "write_in_transaction", lambda config, pool, *given: [*given[:-1], *given[-1]])
     monkeypatch.setattr(foreach, "stream_batch", lambda df, batch_id: StreamBatch("q1", "r1", batch_id))
+    monkeypatch.setattr(
+        foreach, "batch_prefix", lambda config, _: config.transactional_id_prefix or "of-the-checkpoint"
+    )
     return Session.made
 
 
@@ -261,7 +264,7 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
     assert [session.given for session in sessions] == [
-        ("spark-kafka-sink-q1", False),
+        ("of-the-checkpoint", False),
         ("orders", False),
         ("orders", False),
     ]
