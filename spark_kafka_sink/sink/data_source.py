@@ -40,6 +40,7 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
+from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
 from spark_kafka_sink.sink.driver_cluster import process_driver
 from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
@@ -150,6 +151,8 @@ class _ArrowWriter(ABC):
         if self._prefix is not None and self._mandate is None:
             with self._driver() as driver:
                 self._mandate = driver.begin()
+            if self.is_stream:
+                remember_begun(self._mandate)
         return self.__dict__
 
     def _driver(self) -> AbstractContextManager[ExactlyOnceDriver]:
@@ -172,12 +175,14 @@ class _ArrowWriter(ABC):
                 log.info("%s: the batch was committed before, and is skipped", self._prefix)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> str:
-        """End what the tasks left open, those without a message too where this writer began the batch; what becomes of
-        it, in words.
+        """End what the tasks left open, those without a message too where it is known how the batch was begun. Return
+        what becomes of it, in words.
         """
         told = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         outcomes = [outcome for outcome in told if outcome is not None]
         mandate = self._mandate or (outcomes[0].mandate if outcomes else None)
+        if mandate is None and self._prefix is not None:
+            mandate = begun_batch(self._prefix)  # of a stream; its exact epoch ends nothing of a driver that came later
         why = ""
         try:
             if mandate is not None:

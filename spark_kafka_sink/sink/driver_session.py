@@ -52,11 +52,14 @@ RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
 
 
 class StreamBatch(NamedTuple):
-    """A micro-batch as foreachBatch tells it. `run_id` changes with every start of the query."""
+    """A micro-batch as foreachBatch tells it. `run_id` changes with every start of the query. `checkpoint` is where
+    Spark keeps the query's checkpoint, with its scheme, None where Spark does not say.
+    """
 
     query_id: str
     run_id: str | None
     batch_id: int
+    checkpoint: str | None = None
 
 
 class DriverSession:
@@ -95,6 +98,8 @@ class DriverSession:
             mandate: Mandate | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:
+                if held is None and batch is not None:
+                    self._driver.check_owner(batch.batch_id, batch.query_id)
                 mandate = self._driver.begin(held, known)
                 if held is None or held.producer_id != mandate.driver.producer_id:
                     known = None  # `begin` has read the last decision, which may be another driver's
@@ -248,6 +253,37 @@ def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
             "delivery.guarantee=exactly-once needs a name that stays the same from start to start: give"
             ' .option("checkpointLocation", ...), or the option transactional.id.prefix.'
         )
+    return _location_prefix(location)
+
+
+_BATCH_PREFIXES: Final[dict[tuple[int, str, str | None, int], str]] = {}
+
+
+def batch_prefix(config: SinkConfig, batch: StreamBatch) -> str:
+    """The prefix of foreachBatch: the option's, else one made of the checkpoint's location, so that a new query after
+    a checkpoint that was deleted is refused. A query decided under its id goes on under that. Raises KafkaError.
+    """
+    if config.transactional_id_prefix is not None:
+        return config.transactional_id_prefix
+    by_id = f"spark-kafka-sink-{batch.query_id}"
+    key = (os.getpid(), batch.query_id, batch.checkpoint, _connection_of(config))
+    found = _BATCH_PREFIXES.get(key)
+    if found is None:
+        if batch.checkpoint is None:
+            raise IllegalStateError(
+                f"Query {batch.query_id} was stopped before this process wrote a batch of it, so that Spark does not"
+                " say where its checkpoint is. The batch is written when the query is started again."
+            )
+        with connect(config.producer) as coordinator:
+            is_by_id = KafkaDriverCluster(coordinator, config, by_id).last_decision() is not None
+        found = by_id if is_by_id else _location_prefix(batch.checkpoint)
+    _BATCH_PREFIXES[key] = _BATCH_PREFIXES[key[0], key[1], None, key[3]] = (
+        found  # Spark forgets a query that is stopped
+    )
+    return found
+
+
+def _location_prefix(location: str) -> str:
     return f"spark-kafka-sink-{hashlib.sha256(_one_spelling(location).encode()).hexdigest()[:24]}"
 
 
@@ -287,4 +323,6 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
             " function wrapped in pyspark.inheritable_thread_target. For a batch DataFrame call write."
         )
     query = running_query(df, context)  # its thread's job group is the run's id too, until the user sets another one
-    return StreamBatch(query_id, None if query is None else query.runId().toString(), batch_id)
+    if query is None:
+        return StreamBatch(query_id, None, batch_id)
+    return StreamBatch(query_id, query.runId().toString(), batch_id, query.resolvedCheckpointRoot())

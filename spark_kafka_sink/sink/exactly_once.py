@@ -211,6 +211,21 @@ class ExactlyOnceDriver:
         if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
             self._cluster.write_birth(is_adopted=False)
 
+    def check_owner(self, batch_id: int, query_id: str) -> None:
+        """Raise IllegalStateError, before any driver is fenced, where the last decision is another query's or a later
+        batch's. Where a driver is just deciding nothing is checked: to read then waits for its end, and the tasks check
+        it too.
+        """
+        name = driver_id(self.prefix)
+        found = self._cluster.describe([name])[name]
+        if found is None or found.state is TransactionState.ONGOING:
+            return
+        last = self._cluster.last_records().decision
+        if last is not None:
+            driver = OpenTransaction(name, found.producer_id, found.producer_epoch, 2)
+            seen = Mandate(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
+            seen.is_written_already(batch_id, query_id)
+
     # ---- after the tasks -------------------------------------------------------------------------------------------
 
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:

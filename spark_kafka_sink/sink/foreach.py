@@ -16,13 +16,20 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.columnar_writer import write_arrow
-from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, one_off_prefix, session, stream_batch
+from spark_kafka_sink.sink.driver_session import (
+    DriverSession,
+    StreamBatch,
+    batch_prefix,
+    one_off_prefix,
+    session,
+    stream_batch,
+)
 from spark_kafka_sink.sink.frame import by_position, needs_projection, projection
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.running_query import Place, place_of_thread
+from spark_kafka_sink.sink.running_query import refuse_in_query
 from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
 from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
@@ -42,19 +49,6 @@ _NO_DRIVER: Final = (
     ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
     " for a stream, sink.write(df) for a batch; or leave the option out."
 )
-
-_NO_BATCH: Final = (
-    "delivery.guarantee=exactly-once cannot be kept by write inside foreachBatch: a batch that Spark runs again would"
-    " be another write. Call sink.write_batch(df, batch_id), which gives the report too; on Spark Connect use"
-    ' writeStream.format("kafka_sink").'
-)
-_UNKNOWN_THREAD: Final = (
-    "delivery.guarantee=exactly-once: a streaming query runs, and this thread does not say whether it belongs to its"
-    " foreachBatch. There a batch that Spark runs again would be written twice. Inside foreachBatch call"
-    " sink.write_batch(df, batch_id). For a batch write beside a stream call write in the main thread or in a"
-    " pyspark.InheritableThread."
-)
-_REFUSALS: Final = {Place.INSIDE: _NO_BATCH, Place.UNKNOWN: _UNKNOWN_THREAD}
 
 
 class KafkaSink:
@@ -120,7 +114,7 @@ class KafkaSink:
         finally:
             writer.abandon()
 
-    def write(self, df: DataFrame) -> WriteReport:
+    def write(self, df: DataFrame, *, is_outside_queries: bool = False) -> WriteReport:
         """Write a batch DataFrame by columns, and wait until every row is acknowledged.
 
         Raises SchemaError before any task where a column is missing or of a wrong type; a task that fails is run
@@ -128,11 +122,11 @@ class KafkaSink:
 
         With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
         another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised,
-        and in a thread that may belong to it.
+        and in a thread that may be inside: while a streaming query is active, in any thread but the main one that does
+        not say which query it belongs to. `is_outside_queries=True` says that such a thread is not inside foreachBatch.
         """
         if self._config.is_exactly_once:
-            if refusal := _REFUSALS.get(place_of_thread(df.sparkSession)):
-                raise ConfigError(refusal)
+            refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
             return self._write_exactly_once(df, None)
         config = self._config
 
@@ -178,7 +172,8 @@ class KafkaSink:
             finally:
                 once.close()
         else:
-            prefix = config.transactional_id_prefix or f"spark-kafka-sink-{batch.query_id if batch else ''}"
+            prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
+            assert prefix is not None
             session(prefix).run(config, batch, run_tasks)
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 

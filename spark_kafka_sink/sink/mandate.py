@@ -51,6 +51,13 @@ class Mandate:
         """Of a batch write, to which nobody else gives a number."""
         return 0 if self.last_batch_id is None else self.last_batch_id + 1
 
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Mandate:
+        return _mandate(json.loads(text))
+
     def is_written_already(self, batch_id: int, query_id: str) -> bool:
         """Whether the batch is the last one decided: then its rows must not be written again, in whatever partitions
         they come now.

@@ -1,25 +1,35 @@
-"""Which streaming query the running thread belongs to, if any: foreachBatch does not say it with its DataFrame.
-
-The driver's threads. In Spark Connect only the process tells whether it runs a foreachBatch function.
+"""The streaming query whose thread runs: what foreachBatch does not say of a micro-batch's DataFrame. The driver's
+threads; not in Spark Connect.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+from spark_kafka_sink.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-_CONNECT_WORKER: Final = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
-"""The main module of the process in which a server of Spark Connect runs a foreachBatch function."""
-
 QUERY_ID: Final = "sql.streaming.queryId"
 """Spark's local property of a streaming query's thread, which its tasks have too."""
+_OF_QUERY_SESSIONS: Final = "spark.sql.streaming.internal.stateStore.partitions"
+"""Spark 4.2 and later set it in a streaming query's own session, and a session's settings reach its tasks."""
+_CONNECT_TAG: Final = "SparkConnect_"
+"""The jobs of Spark Connect carry tags that begin with it."""
+_CONNECT_WORKER: Final = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
+"""The module of the Python process in which Spark Connect calls foreachBatch."""
+
+_WAYS_OUT: Final = (
+    "Spark may run a micro-batch again, and its rows would then be written twice. For a streaming query use"
+    " foreachBatch(sink.write_batch), which gives the report too (not on Spark Connect), or"
+    ' writeStream.format("kafka_sink").'
+)
 
 
 def has_own_threads() -> bool:
@@ -38,41 +48,6 @@ def context_of_thread(session: object) -> SparkContext | None:
     return session.sparkContext if isinstance(session, ClassicSession) and has_own_threads() else None
 
 
-class Place(enum.Enum):
-    """Where a call comes from."""
-
-    OUTSIDE = "no foreachBatch"
-    INSIDE = "foreachBatch"
-    UNKNOWN = "a thread that may belong to foreachBatch"
-
-
-def place_of_thread(session: object) -> Place:
-    """Whether the running thread belongs to a foreachBatch call, for a session of either kind.
-
-    A thread that the user started tells nothing: its place is UNKNOWN while any streaming query runs in the
-    application. The main thread and a pyspark.InheritableThread are known, because Spark calls foreachBatch in other
-    threads, and an InheritableThread has the query id of the thread that started it.
-    """
-    from pyspark.sql import SparkSession as ClassicSession
-
-    if not isinstance(session, ClassicSession):
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        return Place.INSIDE if spec is not None and spec.name == _CONNECT_WORKER else Place.OUTSIDE
-    context = context_of_thread(session)
-    if context is not None and query_id_of(context):
-        return Place.INSIDE
-    if _is_known_thread() or session._jsparkSession.sharedState().activeStreamingQueries().isEmpty():
-        return Place.OUTSIDE
-    return Place.UNKNOWN
-
-
-def _is_known_thread() -> bool:
-    from pyspark import InheritableThread
-
-    thread = threading.current_thread()
-    return thread is threading.main_thread() or (has_own_threads() and isinstance(thread, InheritableThread))
-
-
 def query_id_of(context: SparkContext) -> str | None:
     """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none."""
     return context.getLocalProperty(QUERY_ID)
@@ -85,4 +60,51 @@ def running_query(df: DataFrame, context: SparkContext) -> Any | None:
         return None
     assert context._jvm is not None
     key = context._jvm.java.util.UUID.fromString(query_id)
-    return df.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get(key)
+    return _active_queries(df.sparkSession).get(key)
+
+
+def refuse_in_query(session: object, *, is_outside_queries: bool) -> None:
+    """Raise ConfigError for an exactly-once batch write that runs inside foreachBatch, or may do so.
+
+    `is_outside_queries` is the user's word for a thread that does not say which query it belongs to.
+    """
+    from pyspark.sql import SparkSession as ClassicSession
+
+    context = context_of_thread(session)
+    if _is_connect_worker() or (context is not None and query_id_of(context)):
+        raise ConfigError(f"delivery.guarantee=exactly-once: write was called inside foreachBatch. {_WAYS_OUT}")
+    # Spark calls foreachBatch in threads of its own, never in the main one.
+    if is_outside_queries or threading.current_thread() is threading.main_thread():
+        return
+    if isinstance(session, ClassicSession) and not _active_queries(session).isEmpty():
+        raise ConfigError(
+            "delivery.guarantee=exactly-once: write was called in a thread that does not say which streaming query it"
+            f" belongs to, and a streaming query is active: the call may be inside foreachBatch. {_WAYS_OUT} If it is"
+            " not inside foreachBatch, call it in the main thread, or call write(df, is_outside_queries=True)."
+        )
+
+
+def refuse_task_in_query(local_property: Callable[[str], str | None]) -> None:
+    """Raise ConfigError for a task of `df.write.format("kafka_sink")`, exactly once, that a streaming query may run.
+
+    `local_property` returns one of the task's local properties.
+    """
+    what = 'delivery.guarantee=exactly-once: df.write.format("kafka_sink") was called'
+    if local_property(QUERY_ID) or local_property(_OF_QUERY_SESSIONS) is not None:
+        raise ConfigError(f"{what} inside foreachBatch. {_WAYS_OUT}")
+    if _CONNECT_TAG in (local_property("spark.job.tags") or ""):
+        raise ConfigError(
+            f"{what} on Spark Connect, where Spark does not say whether the call is inside foreachBatch. {_WAYS_OUT}"
+            " For a batch DataFrame call sink.write(df), which commits from the client and must reach the brokers."
+        )
+
+
+def _is_connect_worker() -> bool:
+    """Whether this is the process in which Spark Connect calls foreachBatch, started as a module or by a daemon."""
+    own = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _CONNECT_WORKER in sys.modules or (own is not None and own.name == _CONNECT_WORKER)
+
+
+def _active_queries(session: Any) -> Any:
+    """Spark's own map of the streaming queries of all sessions, by id."""
+    return session._jsparkSession.sharedState().activeStreamingQueries()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,13 +16,9 @@ from spark_kafka_sink.sink.driver_cluster import describe_in_process
 from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.running_query import QUERY_ID
+from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 from spark_kafka_sink.sink.write_report import task_report
-
-_JOB_TAGS: Final = "spark.job.tags"
-_CONNECT_OPERATION: Final = "SparkConnect_OperationTag"
-"""Begins the job tag of every operation that a client of Spark Connect asked for."""
 
 
 def write_in_transaction(
@@ -64,25 +59,11 @@ def streaming_task() -> TaskIdentity:
 
 
 def batch_task(mandate: Mandate) -> TaskIdentity:
-    """Who the running task of a batch write is: the write comes after the last one under the prefix.
-
-    Raises IllegalStateError in a streaming query, which would write a batch twice that it runs again; and in Spark
-    Connect, whose server does not say whether a write comes from a foreachBatch function.
+    """Who the running task of a batch write is: the write comes after the last one under the prefix. Raises
+    ConfigError where a streaming query may run the task: a batch that Spark runs again would be written twice.
     """
     context = _context()
-    if _CONNECT_OPERATION in (context.getLocalProperty(_JOB_TAGS) or ""):
-        raise IllegalStateError(
-            'df.write.format("kafka_sink") with delivery.guarantee=exactly-once cannot be used on Spark Connect: the'
-            " server does not say whether foreachBatch called it, and there a batch that Spark runs again would be"
-            " written twice. Use KafkaSink(options).write(df), or for a stream"
-            ' writeStream.format("kafka_sink").'
-        )
-    if context.getLocalProperty(QUERY_ID):
-        raise IllegalStateError(
-            'df.write.format("kafka_sink") with delivery.guarantee=exactly-once was called inside foreachBatch: a batch'
-            " that Spark runs again would be another write. Use foreachBatch(sink.write_batch), or"
-            ' writeStream.format("kafka_sink").'
-        )
+    refuse_task_in_query(context.getLocalProperty)
     return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
 
 

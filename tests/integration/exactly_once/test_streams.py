@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException, PythonException, StreamingQueryException
@@ -22,6 +25,7 @@ from support.exactly_once_streams import (
     check_nothing_open,
     kill_a_python_worker,
     ongoing_ids,
+    open_transactions,
     visible_values,
 )
 
@@ -29,6 +33,9 @@ from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 from spark_kafka_sink.sink.driver_session import is_one_off
 from spark_kafka_sink.sink.foreach import KafkaSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KILLS = max(3, int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 4)
 BROKER_KILLS = KILLS // 2 + 1
@@ -185,7 +192,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
-@pytest.mark.parametrize("form", ["write", "format"])
+@pytest.mark.parametrize("form", ["write", "format", "write in a thread"])
 def test_a_batch_write_inside_foreach_batch_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
 ) -> None:
@@ -197,6 +204,9 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     def write(batch: DataFrame, batch_id: int) -> None:
         if form == "write":
             KafkaSink(options).write(batch)
+        elif form == "write in a thread":
+            with ThreadPoolExecutor(1) as threads:  # it does not inherit the query's local properties
+                threads.submit(KafkaSink(options).write, batch).result()
         else:
             batch.write.format("kafka_sink").options(**options).mode("append").save()
 
@@ -205,6 +215,61 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     with pytest.raises(StreamingQueryException, match=r"inside foreachBatch.*sink\.write_batch"):
         query.trigger(availableNow=True).start().awaitTermination()
     assert visible_values(servers, three_partitions) == []
+
+
+@each_form
+def test_deleted_checkpoint_is_refused_without_a_prefix(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
+) -> None:
+    """Bug: foreachBatch had the query's id for a name, a new one then, and wrote every row twice."""
+    stream.write_files(0, 1)
+    spark.dataSource.register(KafkaSinkDataSource)
+    options = {name: value for name, value in stream.options.items() if name != "transactional.id.prefix"}
+
+    def run() -> None:
+        writer = spark.readStream.schema("key STRING, value STRING").json(str(stream.source)).writeStream
+        if form == "format":
+            writer = writer.format("kafka_sink").options(**options)
+        else:
+            writer = writer.foreachBatch(KafkaSink(options).write_batch)
+        writer.option("checkpointLocation", str(stream.checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    run()
+    stream.forget_commit(0)
+    run()
+    shutil.rmtree(stream.checkpoint)
+    with pytest.raises(StreamingQueryException, match=r"belongs to query"):
+        run()
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))
+
+
+def test_stop_of_format_in_mid_batch_leaves_nothing_open(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str
+) -> None:
+    """Bug: all readers of the topic waited for the timeout of what the stopped tasks had left open."""
+    stream.write_files(0, 1)
+    spark.dataSource.register(KafkaSinkDataSource)
+
+    def wait_after_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            time.sleep(300)
+
+    read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
+    writer = read.mapInArrow(wait_after_rows, read.schema).writeStream.format("kafka_sink").options(**stream.options)
+    query = writer.option("checkpointLocation", str(stream.checkpoint)).start()
+    deadline = time.monotonic() + 60
+    while not open_transactions(servers, stream.prefix):
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    query.stop()
+    check_nothing_open(servers, stream.prefix)
+    assert visible_values(servers, three_partitions) == []
+    stream.run(spark, 1)
+    stream.check(1)
 
 
 def test_a_job_group_that_the_user_sets_is_no_run_of_the_query(

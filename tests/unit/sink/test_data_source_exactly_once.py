@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -233,3 +234,42 @@ def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(31), times=None)
     writer.abort([None])
     assert "--prefix=orders --bootstrap-servers HOST:PORT (" in caplog.text
+
+
+def test_stopped_stream_without_finished_task_leaves_nothing_open(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: readers of the topic, those of other producers' rows too, waited until the transactions timed out."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    travelled(KafkaStreamWriter(CONFIG, PREFIX))
+    leave_open(bench)
+    KafkaStreamWriter(CONFIG, PREFIX).abort([None], 0)
+    assert bench.state("orders/0") == "CompleteAbort"
+
+
+def test_stopped_stream_leaves_a_later_driver_alone(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    travelled(KafkaStreamWriter(CONFIG, PREFIX))
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")  # the later driver is another application's
+    later = travelled(KafkaStreamWriter(CONFIG, PREFIX))
+    message = written(bench, later._mandate)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    KafkaStreamWriter(CONFIG, PREFIX).abort([None], 0)
+    assert bench.state("orders/0") == "Ongoing"
+    KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)
+    assert bench.state("orders/0") == "CompleteCommit"
+
+
+def test_abort_after_a_batch_that_was_committed_ends_nothing(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    writer = travelled(KafkaStreamWriter(CONFIG, PREFIX))
+    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, writer._mandate)], 0)
+    KafkaStreamWriter(CONFIG, PREFIX).abort([None], 1)
+    assert bench.state("orders/0") == "CompleteCommit"
+    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
+    assert last is not None
+    assert last.is_finished

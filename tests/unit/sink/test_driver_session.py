@@ -35,6 +35,7 @@ from spark_kafka_sink.sink.driver_session import (
     DriverSession,
     RunTasks,
     StreamBatch,
+    batch_prefix,
     one_off_prefix,
     session,
     stream_batch,
@@ -654,11 +655,13 @@ def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
 def test_a_batch_of_foreach_batch_is_its_querys_and_of_the_run_under_way(
     monkeypatch: pytest.MonkeyPatch, run_id: str | None
 ) -> None:
-    query = run_id and SimpleNamespace(runId=lambda: SimpleNamespace(toString=lambda: run_id))
+    query = run_id and SimpleNamespace(
+        runId=lambda: SimpleNamespace(toString=lambda: run_id), resolvedCheckpointRoot=lambda: "file:/c"
+    )
     context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q"}.get)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
     monkeypatch.setattr(driver_session, "running_query", lambda *given: query if given == (frame, context) else 1 / 0)
-    assert stream_batch(frame, 4) == StreamBatch("q", run_id, 4)
+    assert stream_batch(frame, 4) == StreamBatch("q", run_id, 4, "file:/c" if run_id else None)
 
 
 def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named() -> None:
@@ -694,3 +697,53 @@ def test_forms_without_a_driver_refuse_before_any_row() -> None:
         sink.open(0, 0)
     with pytest.raises(ConfigError, match=r"foreachPartition.*nothing on the driver.*foreachBatch"):
         sink.write_partition(iter(()))
+
+
+def test_foreach_batch_prefix_comes_from_the_checkpoints_location(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: with the query's id as the name, a deleted checkpoint was not noticed, and every row was written twice."""
+    monkeypatch.setattr(driver_session, "_BATCH_PREFIXES", {})
+    named = [batch_prefix(CONFIG, StreamBatch(query, "run", 0, "file:/checkpoint")) for query in ("q1", "q2")]
+    assert named[0] == named[1] == stream_prefix(CONFIG, {"checkpointLocation": "file:///checkpoint"})
+    assert batch_prefix(CONFIG, StreamBatch("q1", None, 0)) == named[0], "Spark forgets a query that is stopped"
+    assert batch_prefix(CONFIG, StreamBatch("q1", "run", 0, "file:/other")) != named[0]
+    with pytest.raises(IllegalStateError, match="Query q3 was stopped"):
+        batch_prefix(CONFIG, StreamBatch("q3", None, 0))
+    given = SinkConfig.from_options(OPTIONS | {"transactional.id.prefix": "mine"})
+    assert batch_prefix(given, StreamBatch("q1", "run", 0, "file:/checkpoint")) == "mine"
+
+
+def test_query_decided_under_its_id_goes_on_under_that_name(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_session, "_BATCH_PREFIXES", {})
+    old = "spark-kafka-sink-q"
+    session(old).run(CONFIG, StreamBatch("q", "run 1", 0), bench.tasks)
+    assert batch_prefix(CONFIG, StreamBatch("q", "run 2", 0, "file:/checkpoint")) == old
+    asked = len(bench.asked(FETCH))
+    assert batch_prefix(CONFIG, StreamBatch("q", "run 2", 1, "file:/checkpoint")) == old
+    assert len(bench.asked(FETCH)) == asked, "a process looks once"
+
+
+def test_another_query_is_refused_before_it_fences_the_first(bench: SessionBench) -> None:
+    """Bug: a second application with the same prefix stopped the first one, which was the rightful owner."""
+    bench.run(0)
+    fences = len(bench.asked(INIT))
+    other = DriverSession(PREFIX)
+    with pytest.raises(IllegalStateError, match="belongs to query q,"):
+        other.run(CONFIG, StreamBatch("other", "run", 0), bench.tasks)
+    assert len(bench.asked(INIT)) == fences
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_owner_is_not_asked_for_while_a_driver_decides(bench: SessionBench) -> None:
+    """To read the last decision then waits until the transaction of a driver that died has timed out."""
+    bench.run(0)
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    bench.raw.write(bench.raw.begin(f"{PREFIX}/driver"), place, "half a decision")
+    started_ms = bench.rig.now_ms
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    assert bench.rig.now_ms - started_ms < 1_000
+    assert bench.values() == ["row 0", "row 1"]

@@ -479,6 +479,8 @@ def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:
     own = OpenTransaction("P/driver", *cluster.init_producer_id("P/driver", None), 2)
     cluster.write_decision(own, Decision(4, "q", 0, 1, 1, (TaskTransaction(stranger, 0, 1),)), 0)
     cluster.end([own], committed=True)
-    with pytest.raises(ProtocolError, match=r"__spark_kafka_sink_decisions-\d+, offset 0, 'P': .* of 'P'.*'payments/0'"):
+    with pytest.raises(
+        ProtocolError, match=r"__spark_kafka_sink_decisions-\d+, offset 0, 'P': .* of 'P'.*'payments/0'"
+    ):
         ExactlyOnceDriver("P", cluster, lambda: 0).begin()
     assert bench.state("payments/0") == "Ongoing"

@@ -17,13 +17,12 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
-from spark_kafka_sink.sink import foreach
+from spark_kafka_sink.sink import foreach, running_query
 from spark_kafka_sink.sink.driver_session import StreamBatch
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.partition_writer import BLOCK_ROWS, PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.running_query import Place
 
 ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
 OPTIONS = {"kafka.bootstrap.servers": "h1:9092", "topic": "orders"}
@@ -231,6 +230,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
     monkeypatch.setattr(foreach, "write_arrow", lambda config, pool, records: [*records])
     monkeypatch.setattr(foreach, "write_in_transaction", lambda config, pool, *given: [*given[:-1], *given[-1]])
     monkeypatch.setattr(foreach, "stream_batch", lambda df, batch_id: StreamBatch("q1", "r1", batch_id))
+    monkeypatch.setattr(
+        foreach, "batch_prefix", lambda config, _: config.transactional_id_prefix or "of-the-checkpoint"
+    )
     return Session.made
 
 
@@ -262,7 +264,7 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
     assert [session.given for session in sessions] == [
-        ("spark-kafka-sink-q1", False),
+        ("of-the-checkpoint", False),
         ("orders", False),
         ("orders", False),
     ]
@@ -271,29 +273,20 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     assert not any(session.is_closed for session in sessions)
 
 
-def test_an_exactly_once_write_inside_foreach_batch_is_refused(
+def test_exactly_once_write_inside_foreach_batch_is_refused(
     sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: when Spark ran the batch again its rows were written again, for each write is one of its own."""
-    places = [Place.INSIDE, Place.OUTSIDE]
-    monkeypatch.setattr(foreach, "place_of_thread", lambda session: places[0])
-    with pytest.raises(ConfigError, match=r"write inside foreachBatch.*sink\.write_batch\(df, batch_id\)"):
-        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME)
+    properties = {"sql.streaming.queryId": "q1"}
+    context = SimpleNamespace(getLocalProperty=properties.get)
+    monkeypatch.setattr(running_query, "context_of_thread", lambda session: context)
+    with pytest.raises(ConfigError, match=r"write was called inside foreachBatch.*sink\.write_batch"):
+        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME, is_outside_queries=True)
     assert not sessions
     assert ExactlyOnceSink(EXACTLY_ONCE).write_batch(FRAME, 3).records == 5
     assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
-    places.pop(0)
+    properties.clear()
     assert ExactlyOnceSink(EXACTLY_ONCE).write(FRAME).records == 5
-
-
-def test_exactly_once_write_in_an_unknown_thread_is_refused(
-    sessions: list[Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(foreach, "place_of_thread", lambda session: Place.UNKNOWN)
-    with pytest.raises(ConfigError, match=r"this thread does not say.*main thread or in a pyspark\.InheritableThread"):
-        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME)
-    assert not sessions
-    assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
 
 
 @pytest.mark.usefixtures("sessions")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from spark_kafka_sink.sink.running_query import Place, context_of_thread, place_of_thread
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink.running_query import context_of_thread, refuse_in_query
 
 CONTEXT: Any = object()
 
@@ -20,8 +19,10 @@ CONTEXT: Any = object()
 class Classic(SparkSession):
     """A session of no JVM."""
 
-    def __init__(self) -> None:
-        self._sc = CONTEXT
+    def __init__(self, context: Any = CONTEXT, *, has_queries: bool = False) -> None:
+        self._sc = context
+        shared = SimpleNamespace(activeStreamingQueries=lambda: SimpleNamespace(isEmpty=lambda: not has_queries))
+        self._jsparkSession: Any = SimpleNamespace(sharedState=lambda: shared)
 
 
 @pytest.mark.parametrize(("pins", "found"), [("true", CONTEXT), ("True", CONTEXT), ("false", None), ("0", None)])
@@ -44,58 +45,45 @@ def test_spark_connect_has_no_context() -> None:
     assert context_of_thread(object()) is None
 
 
-class Application(SparkSession):
-    """A classic session of an application with `queries` active streams, called in a thread of `query_id`."""
+def refusal_in_other_thread(session: object, *, is_outside_queries: bool = False) -> str:
+    """What the check says in a thread that Python started, empty where it lets the write pass."""
+    found: list[str] = []
 
-    def __init__(self, queries: int, query_id: str | None = None) -> None:
-        self._sc: Any = SimpleNamespace(getLocalProperty=lambda name: query_id)
-        active = SimpleNamespace(isEmpty=lambda: queries == 0)
-        shared = SimpleNamespace(activeStreamingQueries=lambda: active)
-        self._jsparkSession: Any = SimpleNamespace(sharedState=lambda: shared)
+    def check() -> None:
+        try:
+            refuse_in_query(session, is_outside_queries=is_outside_queries)
+        except ConfigError as error:
+            found.append(str(error))
 
-
-def in_thread(make: Callable[..., threading.Thread], session: object) -> Place:
-    found: list[Place] = []
-    thread = make(target=lambda: found.append(place_of_thread(session)))
+    thread = threading.Thread(target=check)
     thread.start()
     thread.join()
-    return found[0]
+    return "".join(found)
 
 
-@pytest.fixture
-def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
+@pytest.mark.parametrize("pins", ["true", "false"])
+def test_thread_that_names_no_query_is_refused_while_one_is_active(monkeypatch: pytest.MonkeyPatch, pins: str) -> None:
+    """Bug: a thread inside foreachBatch, and any with PYSPARK_PIN_THREAD=false, wrote a repeated batch twice."""
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", pins)
+    context = SimpleNamespace(getLocalProperty=lambda _: None)
+    session = Classic(context, has_queries=True)
+    text = refusal_in_other_thread(session)
+    assert "a streaming query is active" in text
+    assert "foreachBatch(sink.write_batch)" in text
+    assert 'writeStream.format("kafka_sink")' in text
+    assert refusal_in_other_thread(session, is_outside_queries=True) == ""
+    refuse_in_query(session, is_outside_queries=False)  # the main thread
+    assert refusal_in_other_thread(Classic(context)) == ""
 
 
-def test_thread_of_a_query_is_inside_foreach_batch() -> None:
-    assert place_of_thread(Application(1, "q")) is Place.INSIDE
-    assert in_thread(threading.Thread, Application(1, "q")) is Place.INSIDE
-
-
-def test_main_thread_is_outside_foreach_batch() -> None:
-    assert place_of_thread(Application(3)) is Place.OUTSIDE
-
-
-@pytest.mark.usefixtures("unpinned")
-def test_main_thread_is_outside_also_where_threads_are_shared() -> None:
-    assert place_of_thread(Application(3, "q")) is Place.OUTSIDE
-
-
-def test_plain_thread_is_unknown_while_a_stream_runs() -> None:
-    assert in_thread(threading.Thread, Application(1)) is Place.UNKNOWN
-    assert in_thread(threading.Thread, Application(0)) is Place.OUTSIDE
-
-
-@pytest.mark.usefixtures("unpinned")
-@pytest.mark.parametrize("make", [threading.Thread, InheritableThread])
-def test_shared_thread_is_unknown_while_a_stream_runs(make: Callable[..., threading.Thread]) -> None:
-    assert in_thread(make, Application(1, "of another thread")) is Place.UNKNOWN
-    assert in_thread(make, Application(0)) is Place.OUTSIDE
-
-
-def test_connect_worker_of_foreach_batch_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place_of_thread(object()) is Place.OUTSIDE
+@pytest.mark.parametrize("start", ["module", "daemon"])
+def test_foreach_batch_worker_of_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    """Bug: a batch write inside foreachBatch on Spark Connect wrote a repeated batch twice."""
     name = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=name), raising=False)
-    assert place_of_thread(object()) is Place.INSIDE
-    assert in_thread(threading.Thread, object()) is Place.INSIDE
+    refuse_in_query(object(), is_outside_queries=False)
+    if start == "daemon":
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    else:
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=name))
+    with pytest.raises(ConfigError, match="inside foreachBatch"):
+        refuse_in_query(object(), is_outside_queries=True)

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink import transactional_arrow
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
@@ -57,18 +57,22 @@ def test_a_batch_writes_task_comes_after_the_last_batch_of_its_prefix(
     assert batch_task(replace(MANDATE, last_batch_id=last)) == TaskIdentity(batch_id, "", 5, 2)
 
 
-@pytest.mark.usefixtures("properties")
-def test_a_batch_writes_task_in_a_streaming_query_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({QUERY: "q1"}, r"inside foreachBatch.*sink\.write_batch"),
+        ({"spark.sql.streaming.internal.stateStore.partitions": "2"}, r"inside foreachBatch.*sink\.write_batch"),
+        ({"spark.job.tags": "a,SparkConnect_OperationTag_User_u"}, r"on Spark Connect.*sink\.write\(df\)"),
+    ],
+    ids=["thread of the query", "session of the query", "Spark Connect"],
+)
+def test_batch_writes_task_that_a_query_may_run_is_refused(
+    properties: dict[str, str], given: dict[str, str], text: str
+) -> None:
     """Bug: a batch write inside foreachBatch wrote the rows of a batch that Spark ran again once more."""
-    with pytest.raises(IllegalStateError, match=r"inside foreachBatch.*sink\.write_batch"):
-        batch_task(MANDATE)
-
-
-def test_exactly_once_batch_by_format_is_refused_on_spark_connect(properties: dict[str, str]) -> None:
-    """Inside foreachBatch its tasks look like those of any other write, and a batch that came again was doubled."""
     properties.clear()
-    properties["spark.job.tags"] = "mine,SparkConnect_OperationTag_User__Session_1_Operation_2,spark-session-3"
-    with pytest.raises(IllegalStateError, match=r"cannot be used on Spark Connect.*KafkaSink\(options\)\.write\(df\)"):
+    properties.update(given)
+    with pytest.raises(ConfigError, match=text):
         batch_task(MANDATE)
 
 
