@@ -27,7 +27,8 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkSend
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import correlation_id_of, parse_response
@@ -36,7 +37,7 @@ from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
 SOFTWARE_NAME: Final = "spark-kafka-sink"
 
-_InternalHandler = Callable[[list[ClientResponse], InFlightRequest, Message, int], None]
+_InternalHandler = Callable[[InFlightRequest, Message, int], None]
 
 log = logging.getLogger(__name__)
 
@@ -215,34 +216,48 @@ class NetworkClient:
 
     def _handle_completed_receives(self, responses: list[ClientResponse], now_ms: int) -> None:
         for receive in self._selector.completed_receives:
-            node_id, oldest = receive.source, self._in_flight.oldest(receive.source)
+            node_id = receive.source
             try:
-                body = _read_response(oldest, receive.payload, node_id)
-            except ProtocolError as error:
+                self._handle_receive(responses, receive, now_ms)
+            except KafkaError as error:
                 log.error("Closing the connection to node %s: %s", node_id, error)
                 responses += self._connections.close(node_id, _closed_for(error), now_ms)
-                continue
-            request = self._in_flight.complete_oldest(node_id)
-            self._throttle(request, body, now_ms)
-            if request.is_internal:
-                self._on_internal_response[request.request.request.api_key](responses, request, body, now_ms)
-            else:
-                responses.append(request.completed(body, now_ms))
+            except Exception as cause:  # ours or a library's fault: the other nodes' answers do not suffer from it
+                fault = ProtocolError(
+                    f"The answer of node {node_id} raised an unexpected {type(cause).__name__}: {one_line(str(cause))}"
+                )
+                log.warning("Closing the connection to node %s: %s", node_id, fault)
+                log.debug("Where it was raised:", exc_info=cause)
+                responses += self._connections.close(node_id, _closed_for(fault), now_ms)
 
-    def _on_metadata(self, _: list[ClientResponse], __: InFlightRequest, body: Message, now_ms: int) -> None:
+    def _handle_receive(self, responses: list[ClientResponse], receive: NetworkReceive, now_ms: int) -> None:
+        """Take one answer in. The request stays in flight until nothing can fail any more, so that the loss of the
+        connection completes it.
+        """
+        node_id, request = receive.source, self._in_flight.oldest(receive.source)
+        if request is None:
+            raise ProtocolError(f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.")
+        body = _read_response(request, receive.payload, node_id)
+        self._throttle(request, body, now_ms)
+        if request.is_internal:
+            self._on_internal_response[request.request.request.api_key](request, body, now_ms)
+        self._in_flight.complete_oldest(node_id)
+        if not request.is_internal:
+            responses.append(request.completed(body, now_ms))
+
+    def _on_metadata(self, _: InFlightRequest, body: Message, now_ms: int) -> None:
         self._metadata_updater.handle_response(body, now_ms)
         self._has_news = True
 
-    def _on_api_versions(
-        self, responses: list[ClientResponse], request: InFlightRequest, body: Message, now_ms: int
-    ) -> None:
+    def _on_api_versions(self, request: InFlightRequest, body: Message, _: int) -> None:
         node_id = request.request.destination
         try:
-            if self._discovery.on_response(node_id, request.version, body):
-                self._states.ready(node_id)
+            is_known = self._discovery.on_response(node_id, request.version, body)
         except KafkaError as error:
-            log.warning("Node %s does not tell which versions it speaks: %s", node_id, error)
-            responses += self._connections.close(node_id, _closed_for(error), now_ms)
+            log.warning("Node %s does not report which versions it supports: %s", node_id, error)
+            raise
+        if is_known:
+            self._states.ready(node_id)
 
     def _throttle(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
         throttle_ms = client_throttle_ms(request.request.request.api_key, body)
@@ -325,10 +340,8 @@ def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:
     return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
 
 
-def _read_response(request: InFlightRequest | None, payload: bytes | bytearray, node_id: str) -> Message:
+def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id: str) -> Message:
     """The response to `request`. Raises ProtocolError where it is not one, without touching the request."""
-    if request is None:
-        raise ProtocolError(f"Node {node_id} sent {len(payload)} bytes though nothing was asked of it.")
     correlation_id = correlation_id_of(payload)
     if correlation_id != request.request.correlation_id:
         raise ProtocolError(

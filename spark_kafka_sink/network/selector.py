@@ -15,11 +15,13 @@ import os
 import select
 import selectors
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
@@ -151,7 +153,7 @@ class Selector:
         to_write, self._to_write = self._to_write, []
         now_ms = self._clock.now_ms()
         for channel in to_write:
-            self._write(channel, now_ms)
+            self._shielded(self._write, channel, now_ms)
         deadline_ms = now_ms + timeout_ms
         # A frame larger than the socket's buffer goes out in pieces, of which nobody needs to hear. It comes to an end:
         # nobody gives another send meanwhile.
@@ -222,12 +224,31 @@ class Selector:
 
     def _process(self, channel: Channel, ready: int, now_ms: int) -> None:
         if not channel.is_connected:
-            self._finish_connect(channel, now_ms)
+            self._shielded(self._finish_connect, channel, now_ms)
             return
         if ready & READ:
-            self._read(channel, now_ms)
+            self._shielded(self._read, channel, now_ms)
         if ready & WRITE and not channel.is_closed:
-            self._write(channel, now_ms)
+            self._shielded(self._write, channel, now_ms)
+
+    def _shielded(self, step: Callable[[Channel, int], object], channel: Channel, now_ms: int) -> bool:
+        """Take a step of one channel, and say what it says. An exception of an unexpected kind costs that connection
+        only (Selector.pollSelectionKeys).
+        """
+        try:
+            return bool(step(channel, now_ms))
+        except Exception as error:
+            self._lose_for_fault(channel, error)
+            return False
+
+    def _lose_for_fault(self, channel: Channel, error: Exception) -> None:
+        # The text of an error that a login raises may show a secret.
+        text = f": {one_line(str(error))}" if channel.is_authenticated else ""
+        fault = f"{channel.description}: this client closes the connection after an unexpected {_name(error)}{text}"
+        _log.warning("%s", fault)
+        _log.debug("Where it was raised:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+        if not channel.is_closed:
+            self._lose(channel, channel.state(DisconnectError(fault)))
 
     def _finish_connect(self, channel: Channel, now_ms: int) -> None:
         try:
@@ -276,7 +297,7 @@ class Selector:
     def _advance_authentications(self, now_ms: int) -> None:
         """Send what authenticators have to say since they read, or since a slow step of theirs has ended."""
         for channel in [each for each in self._channels.values() if each.is_held_up]:
-            self._write(channel, now_ms)
+            self._shielded(self._write, channel, now_ms)
 
     def _write(self, channel: Channel, now_ms: int) -> None:
         if channel.is_closed or channel.failed_send is not None:
@@ -323,7 +344,7 @@ class Selector:
         for channel in to_drain:
             if channel.is_closed:
                 continue
-            if self._read(channel, now_ms):
+            if self._shielded(self._read, channel, now_ms):
                 self._to_drain.append(channel)
             elif not channel.is_closed:
                 self._lose(channel, channel.state(None))
@@ -341,11 +362,14 @@ class Selector:
 
     def _drop(self, channel: Channel) -> None:
         channel.is_closed = True
-        self._watch(channel, 0)
-        self._buffered.discard(channel)
-        channel.transport.close()
         del self._channels[channel.id]
         self._idle.forget(channel.id)
+        self._buffered.discard(channel)
+        self._watch(channel, 0)
+        try:
+            channel.transport.close()
+        except Exception as error:
+            _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:
@@ -361,6 +385,10 @@ class Selector:
 
 def _connect_error(description: str, error: OSError) -> KafkaError:
     return DisconnectError(f"{description} cannot be connected to: {_text(error)}.")
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__
 
 
 def _text(error: OSError) -> str:

@@ -12,8 +12,10 @@ from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
 from support.scripted_broker.versions import KAFKA_2_1
 
+from spark_kafka_sink.client import network_client
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.metadata_response import MetadataResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     BootstrapResolutionError,
@@ -26,7 +28,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState
 from spark_kafka_sink.network.transport import Address
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.messages import ApiKey, Message
 from spark_kafka_sink.protocol.requests import (
     InitProducerIdRequest,
     ListOffsetsRequest,
@@ -261,6 +263,49 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rig: ClientRig, cap
 
 
 # ---- disconnections and time-outs ----------------------------------------------------------------------------------
+
+
+def test_unexpected_exception_on_one_answer_costs_that_node_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = ClientRig(2, ["t"])
+    rig.await_metadata()
+    for node_id in (0, 1):
+        rig.connect(node_id)
+    real = network_client.client_throttle_ms
+    monkeypatch.setattr(
+        network_client, "client_throttle_ms", lambda key, body: real(key, body) if body.producer_id > 1000 else {}[1]
+    )
+    bad, good = rig.send(0, ASK), rig.send(1, ASK)
+    by_request = {each.request: each for each in rig.poll_until(lambda: not rig.client.has_in_flight_requests())}
+    assert by_request[bad].disconnected
+    assert "unexpected KeyError: 1" in str(by_request[bad].protocol_error)
+    assert by_request[good].body.producer_id == 1001
+    assert not rig.client.is_ready(rig.node(0), rig.now_ms)
+    assert "unexpected KeyError" in caplog.text
+
+
+def test_unexpected_exception_on_metadata_is_a_failed_update_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ClientRig(1, ["t"])
+    real, answers = MetadataResponse.from_entity, []
+
+    def fail_once(entity: Message) -> MetadataResponse:
+        answers.append(entity)
+        if len(answers) == 1:
+            raise RuntimeError("a fault of the parser")
+        return real(entity)
+
+    monkeypatch.setattr(MetadataResponse, "from_entity", fail_once)
+    rig.await_metadata()
+    assert len(answers) == 2
+
+
+def test_unexpected_exception_at_connecting_counts_as_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ClientRig(1)
+    rig.await_metadata()
+    monkeypatch.setattr(rig.selector, "connect", lambda *_: {}[1])
+    assert not rig.client.ready(rig.node(0), rig.now_ms)
+    assert rig.client.connection_failed(rig.node(0))
 
 
 def test_a_lost_connection_gives_its_requests_back_and_asks_for_metadata(rig: ClientRig) -> None:
