@@ -16,6 +16,7 @@ from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.connections import Connections, Loss
 from spark_kafka_sink.client.in_flight_requests import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import MetadataUpdater
+from spark_kafka_sink.client.network_metrics import NetworkMetrics
 from spark_kafka_sink.client.selectable import Selectable
 from spark_kafka_sink.client.throttling import client_throttle_ms
 from spark_kafka_sink.common.clock import Clock
@@ -31,7 +32,7 @@ from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.framing import correlation_id_of, parse_response
+from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
 from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
@@ -69,6 +70,7 @@ class NetworkClient:
         self._in_flight = InFlightRequests(max_in_flight_requests_per_connection)
         self._states = connection_states
         self._clock = clock
+        self._metrics = NetworkMetrics()
         self._request_timeout_ms = request_timeout_ms
         self._api_versions = api_versions
         self._discovery = VersionDiscovery(api_versions)
@@ -210,6 +212,7 @@ class NetworkClient:
     def _handle_completed_sends(self, responses: list[ClientResponse], now_ms: int) -> None:
         """A request that expects no response (acks=0) is done when it is sent."""
         for send in self._selector.completed_sends:
+            self._metrics.request_sent(send.destination, send.size, now_ms)
             newest = self._in_flight.newest(send.destination)
             if newest is not None and newest.send is send and not newest.request.expect_response:
                 responses.append(self._in_flight.complete_newest(send.destination).completed(None, now_ms))
@@ -217,6 +220,7 @@ class NetworkClient:
     def _handle_completed_receives(self, responses: list[ClientResponse], now_ms: int) -> None:
         for receive in self._selector.completed_receives:
             node_id = receive.source
+            self._metrics.response_received(node_id, SIZE_BYTES + len(receive.payload), now_ms)
             try:
                 self._handle_receive(responses, receive, now_ms)
             except KafkaError as error:
@@ -243,7 +247,9 @@ class NetworkClient:
             self._on_internal_response[request.request.request.api_key](request, body, now_ms)
         self._in_flight.complete_oldest(node_id)
         if not request.is_internal:
-            responses.append(request.completed(body, now_ms))
+            response = request.completed(body, now_ms)
+            self._metrics.request_answered(node_id, response.latency_ms, now_ms)
+            responses.append(response)
 
     def _on_metadata(self, _: InFlightRequest, body: Message, now_ms: int) -> None:
         self._metadata_updater.handle_response(body, now_ms)
@@ -324,6 +330,12 @@ class NetworkClient:
 
     def wakeup(self) -> None:
         self._selector.wakeup()
+
+    def metrics(self, now_ms: int) -> dict[str, float]:
+        return self._metrics.snapshot(self._selector.counts, self._selector.connection_count, now_ms)
+
+    def node_metrics(self, now_ms: int) -> dict[str, dict[str, float]]:
+        return self._metrics.by_node(now_ms)
 
     def close(self) -> None:
         if not self._is_closed:

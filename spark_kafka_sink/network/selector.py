@@ -22,10 +22,12 @@ from typing import Final
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, IllegalStateError, KafkaError
 from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.windows import Windows
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
+from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import READ, WRITE, Address, PlainTransport, TransportFactory
 
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class Selector:
         self._buffered: set[Channel] = set()  # have bytes to read of which the poller knows nothing
         self._to_drain: list[Channel] = []  # sending failed; what the peer sent before is still handed over
         self._lost: dict[str, ChannelState] = {}  # to be reported by the next poll
+        self.counts = Windows(SelectorSample)
         self.completed_sends: list[NetworkSend] = []
         self.completed_receives: list[NetworkReceive] = []
         self.disconnected: dict[str, ChannelState] = {}
@@ -121,6 +124,11 @@ class Selector:
         self._wakeup_reader.close()
         self._wakeup_writer.close()
 
+    @property
+    def connection_count(self) -> int:
+        """Connections now, those being made included. From any thread."""
+        return len(self._channels)
+
     def is_channel_ready(self, connection_id: str) -> bool:
         """Whether a send to this connection may be given."""
         channel = self._channels.get(connection_id)
@@ -164,8 +172,12 @@ class Selector:
         """Whether some sends went on, and nothing else happened. A `timeout_ms` below 0 is 0."""
         to_drain, self._to_drain = self._to_drain, []  # before the events, whose channels have had their turn to read
         buffered, self._buffered = self._buffered, set()
+        began_ms, select_ms = now_ms, self._clock.now_ms()
         events = self._select(0 if to_drain or buffered else self._bounded_timeout(timeout_ms, now_ms))
         now_ms = self._clock.now_ms()
+        counts = self.counts.at(now_ms)
+        counts.selects += 1
+        counts.wait_ms += now_ms - select_ms
         for channel in buffered:
             events[channel] = events.get(channel, 0) | READ
         for channel, ready in events.items():
@@ -175,6 +187,7 @@ class Selector:
             self._advance_authentications(now_ms)
         self._drain_failed(to_drain, now_ms)
         self._close_idle(now_ms)
+        counts.io_ms += select_ms - began_ms + self._clock.now_ms() - now_ms
         is_to_be_told = self._was_woken or self.completed_sends or self.completed_receives or self.disconnected
         return bool(events) and not is_to_be_told and all(channel.is_sending for channel in events)
 
@@ -251,6 +264,7 @@ class Selector:
             self._lose(channel, channel.state(DisconnectError(fault)))
 
     def _finish_connect(self, channel: Channel, now_ms: int) -> None:
+        had_tcp = channel.has_tcp
         try:
             awaited = channel.shake_hands()
         except OSError as error:
@@ -259,9 +273,13 @@ class Selector:
         except KafkaError as error:
             self._lose(channel, channel.state(error))
             return
+        if not had_tcp:
+            self.counts.at(now_ms).connections += 1
         if awaited:
             self._watch(channel, awaited)
             return
+        if self._make_authenticator is None and had_tcp:  # TLS's handshake, which took more than one turn, is done
+            self.counts.at(now_ms).authentications += 1
         self._idle.touch(channel.id, now_ms)
         self._watch(channel, READ)
         self.connected.append(channel.id)
@@ -296,8 +314,12 @@ class Selector:
 
     def _advance_authentications(self, now_ms: int) -> None:
         """Send what authenticators have to say since they read, or since a slow step of theirs has ended."""
-        for channel in [each for each in self._channels.values() if each.is_held_up]:
-            self._shielded(self._write, channel, now_ms)
+        for channel in list(self._channels.values()):
+            if channel.is_held_up:
+                self._shielded(self._write, channel, now_ms)
+            if channel.is_authenticated and not channel.is_counted:
+                channel.is_counted = True
+                self.counts.at(now_ms).authentications += 1
 
     def _write(self, channel: Channel, now_ms: int) -> None:
         if channel.is_closed or channel.failed_send is not None:
@@ -358,10 +380,13 @@ class Selector:
     def _lose(self, channel: Channel, state: ChannelState) -> None:
         self._drop(channel)
         self.disconnected[channel.id] = state
+        if state.kind is ChannelKind.AUTHENTICATION_FAILED:
+            self.counts.at(self._clock.now_ms()).failed_authentications += 1
         _log.debug("Connection %s lost: %s", channel.id, state)
 
     def _drop(self, channel: Channel) -> None:
         channel.is_closed = True
+        self.counts.at(self._clock.now_ms()).closed += 1
         del self._channels[channel.id]
         self._idle.forget(channel.id)
         self._buffered.discard(channel)

@@ -92,7 +92,8 @@ class KafkaProducer(TransactionMethods):
         self._transaction_manager = self._make_transaction_manager(api_versions)
         self._sends: set[object] = set() if self._transaction_manager is None else self._transaction_manager.sends
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
-        self._metrics = ProducerMetrics(self._pool, self._metadata)
+        client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
+        self._metrics = ProducerMetrics(self._pool, self._metadata, client_or_own)
         self._accumulator = RecordAccumulator(
             sizes=BatchSizes(self.config.batch_size),
             linger_ms=self.config.linger_ms,
@@ -107,7 +108,7 @@ class KafkaProducer(TransactionMethods):
         self.sender = Sender(
             config=self.config,
             codec=self._codec,
-            client=client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions),
+            client=client_or_own,
             metadata=self._metadata,
             accumulator=self._accumulator,
             transaction_manager=self._transaction_manager,
@@ -215,7 +216,7 @@ class KafkaProducer(TransactionMethods):
             raise
         except KafkaError as error:
             self._lose_transaction(error, future)
-            self._metrics.records_failed(1, self._clock.now_ms())
+            self._metrics.records_failed(None, 1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire(Exception)
             return failed
@@ -330,11 +331,23 @@ class KafkaProducer(TransactionMethods):
         return cluster.partitions_for_topic(topic)
 
     def metrics(self) -> Mapping[str, float]:
-        """What the producer has done and does, by the names of Kafka's producer-metrics: totals since the start; rates
-        per second, averages and maxima over the last 60 to 90 seconds, NaN where there was nothing. At any time, from
-        any thread; what differs from the Java client's is in `producer/metrics.py`.
+        """Return metrics by the names of Kafka's group producer-metrics: totals since the start, rates per second,
+        averages and maxima over the last 60 to 90 seconds, NaN where there was nothing. At any time, from any
+        thread; what differs from the Java client's is in `producer/metrics.py`.
         """
         return self._metrics.snapshot(self._clock.now_ms())
+
+    def topic_metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of each topic, Kafka's group producer-topic-metrics. An hour after its last batch a topic
+        is forgotten. Otherwise as `metrics`.
+        """
+        return self._metrics.by_topic(self._clock.now_ms())
+
+    def node_metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of each broker, Kafka's group producer-node-metrics, by its tag node-id: "node-1". An
+        address of bootstrap.servers has an id below 0. Otherwise as `topic_metrics`.
+        """
+        return self._metrics.by_node(self._clock.now_ms())
 
     # ---- flush and close -------------------------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class Producer(Protocol):
 
     def metrics(self) -> Mapping[str, float]: ...
 
+    def topic_metrics(self) -> Mapping[str, Mapping[str, float]]: ...
+
+    def node_metrics(self) -> Mapping[str, Mapping[str, float]]: ...
+
     @property
     def has_failed(self) -> bool: ...
 
@@ -149,11 +153,11 @@ class ProducerPool:
             retired.extend(self._retire(now_ms))
         _close(retired)
 
-    def metrics(self) -> list[tuple[str, int, Mapping[str, float]]]:
-        """client.id, a number of its own, and the metrics of each producer that is not closed."""
+    def producers(self) -> list[tuple[str, int, Producer]]:
+        """client.id, a number of its own, and each producer that is not closed. From any thread, to read metrics."""
         with self._lock:
             entries = {entry.number: entry for entry in (*self._ready.values(), *self._lent.values())}
-        return [(entry.client_id, number, entry.producer.metrics()) for number, entry in entries.items()]
+        return [(entry.client_id, number, entry.producer) for number, entry in entries.items()]
 
     def _retire(self, now_ms: int) -> list[Producer]:
         """Take out every producer that failed or that was idle for too long; those that nobody uses are to be

@@ -73,3 +73,9 @@ class ScriptedProducer:
 
     def metrics(self) -> dict[str, float]:
         return {"batch-send-total": float(len(self.sent)), "record-retry-total": 0.0}
+
+    def topic_metrics(self) -> dict[str, dict[str, float]]:
+        return {each.topic: {"record-error-total": 0.0, "compression-rate": 1.0} for each in self.sent}
+
+    def node_metrics(self) -> dict[str, dict[str, float]]:
+        return {"node-1": {"request-total": float(self.flushes)}}

@@ -91,6 +91,17 @@ def refusal(selector: Selector, port: int, host: str = "127.0.0.1") -> str:
     return str(state.error)
 
 
+def test_handshakes_are_counted_by_their_outcome() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        counted = selector.counts.read(SystemClock().now_ms()).total
+        assert (counted.connections, counted.authentications, counted.failed_authentications) == (1, 1, 0)
+    with TlsServer(server_context(Authority("stranger").issue())) as server, selector_of() as selector:
+        refusal(selector, server.port)
+        counted = selector.counts.read(SystemClock().now_ms()).total
+        assert (counted.connections, counted.authentications, counted.failed_authentications) == (1, 0, 1)
+
+
 # ---- who is let in ---------------------------------------------------------------------------------------------------
 
 
