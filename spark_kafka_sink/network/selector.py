@@ -99,13 +99,17 @@ class Selector:
         except AuthenticationError as error:
             self._lost[connection_id] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
             return
-        authenticator = None
-        if self._make_authenticator is not None:
-            authenticator = self._make_authenticator(description, address.host, self.wakeup)
-        channel = Channel(connection_id, description, transport, MAX_RECEIVE_SIZE, authenticator)
+        try:
+            authenticator = None
+            if self._make_authenticator is not None:
+                authenticator = self._make_authenticator(description, address.host, self.wakeup)
+            channel = Channel(connection_id, description, transport, MAX_RECEIVE_SIZE, authenticator)
+            self._watch(channel, WRITE)
+        except BaseException:  # the caller hears of it, and no socket is left
+            transport.close()
+            raise
         self._channels[connection_id] = channel
         self._idle.touch(channel.id, self._clock.now_ms())
-        self._watch(channel, WRITE)
 
     def close(self, connection_id: str) -> None:
         """Close one connection, if there is one. It is not reported as disconnected: who closes it knows."""
@@ -278,7 +282,7 @@ class Selector:
         if awaited:
             self._watch(channel, awaited)
             return
-        if self._make_authenticator is None and had_tcp:  # TLS's handshake, which took more than one turn, is done
+        if self._make_authenticator is None and not isinstance(channel.transport, PlainTransport):  # TLS is done
             self.counts.at(now_ms).authentications += 1
         self._idle.touch(channel.id, now_ms)
         self._watch(channel, READ)
@@ -380,6 +384,8 @@ class Selector:
     def _lose(self, channel: Channel, state: ChannelState) -> None:
         self._drop(channel)
         self.disconnected[channel.id] = state
+        if channel.id in self.connected:  # a poll reports one of the two
+            self.connected.remove(channel.id)
         if state.kind is ChannelKind.AUTHENTICATION_FAILED:
             self.counts.at(self._clock.now_ms()).failed_authentications += 1
         _log.debug("Connection %s lost: %s", channel.id, state)
