@@ -43,6 +43,7 @@ class ScriptedProducer:
     closed_with: list[float | None] = field(default_factory=list)
     has_failed: bool = False
     partitions: int = 4
+    client_id: str = ""
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
         assert not self.closed_with, "a send after close"

@@ -40,7 +40,7 @@ class Bench:
         self.pool = ProducerPool(self._create, self.clock)
 
     def _create(self, config: ProducerConfig) -> ScriptedProducer:
-        self.made.append(ScriptedProducer())
+        self.made.append(ScriptedProducer(client_id=config.client_id))
         return self.made[-1]
 
 

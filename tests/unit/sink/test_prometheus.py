@@ -33,7 +33,7 @@ def config(**settings: str) -> ProducerConfig:
 
 
 def pool() -> ProducerPool:
-    return ProducerPool(lambda _: ScriptedProducer(), FakeClock())
+    return ProducerPool(lambda given: ScriptedProducer(client_id=given.client_id), FakeClock())
 
 
 @pytest.fixture
