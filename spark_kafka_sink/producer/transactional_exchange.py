@@ -43,6 +43,7 @@ from spark_kafka_sink.producer.transaction_manager import (
 from spark_kafka_sink.producer.transactional_queue import TransactionalQueue
 from spark_kafka_sink.producer.transactional_requests import Action, Priority, Refusal, TransactionalRequest
 from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 log = logging.getLogger(__name__)
 
@@ -354,7 +355,9 @@ def _of_old_brokers(request: TransactionalRequest, error: KafkaError) -> KafkaEr
     The numbers of a lost batch are not used again instead, as the Java client does where it may: a leader that has the
     batch after all would take the next transaction's records for its doubles and drop them.
     """
-    if request.priority is not Priority.INIT_PRODUCER_ID or not isinstance(error, UnsupportedVersionError):
+    init = request.request
+    asks_for_next_epoch = isinstance(init, InitProducerIdRequest) and init.producer_id >= 0
+    if not asks_for_next_epoch or not isinstance(error, UnsupportedVersionError):
         return error
     return retold(
         error,
