@@ -7,8 +7,6 @@ from typing import Final, Self
 
 FOREVER_MS: Final = 2**63 - 1
 """A delay that no deadline reaches: "nothing but an event from the network will change this"."""
-NEVER_MS: Final = -(2**62)
-"""The time of something that has not happened yet; any wait counted from it is long over."""
 
 
 class ExponentialBackoff:

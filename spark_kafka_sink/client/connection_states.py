@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_kafka_sink.client.backoff import FOREVER_MS, NEVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.clock import NEVER_MS
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.network.transport import Address
 

@@ -108,7 +108,9 @@ class Connections:
         try:
             address = self.states.current_address(node_id)
             self._selector.connect(node_id, address, self._send_buffer, self._receive_buffer)
-        except (KafkaError, OSError) as error:
+        except Exception as error:  # of any kind: the node would stay in CONNECTING, and others wait for it
+            if not isinstance(error, KafkaError | OSError):
+                log.debug("Where it was raised:", exc_info=error)
             log.warning("No connection to %s: %s", node, error)
             self.states.disconnected(node_id, now_ms)
             self._metadata_updater.handle_disconnect(node_id, str(error), None, now_ms)

@@ -69,6 +69,9 @@ class ConsumerNetworkClient:
     (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient).
 
     A poll waits no longer than MAX_POLL_MS, and no longer than `retry_backoff_ms` while nothing is in flight.
+
+    `wakeup` is for a caller that ends its own polls: nothing in this package calls it, so there is no disableWakeup or
+    pollNoWakeup. `poll_until` and `RequestFuture.chain` stand in for awaitPendingRequests and compose.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.connections import Connections, Loss
 from spark_kafka_sink.client.in_flight_requests import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import MetadataUpdater
+from spark_kafka_sink.client.network_metrics import NetworkMetrics
 from spark_kafka_sink.client.selectable import Selectable
 from spark_kafka_sink.client.throttling import client_throttle_ms
 from spark_kafka_sink.common.clock import Clock
@@ -27,16 +28,17 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkSend
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.framing import correlation_id_of, parse_response
+from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
 from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
 SOFTWARE_NAME: Final = "spark-kafka-sink"
 
-_InternalHandler = Callable[[list[ClientResponse], InFlightRequest, Message, int], None]
+_InternalHandler = Callable[[InFlightRequest, Message, int], None]
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class NetworkClient:
         self._in_flight = InFlightRequests(max_in_flight_requests_per_connection)
         self._states = connection_states
         self._clock = clock
+        self._metrics = NetworkMetrics()
         self._request_timeout_ms = request_timeout_ms
         self._api_versions = api_versions
         self._discovery = VersionDiscovery(api_versions)
@@ -209,40 +212,58 @@ class NetworkClient:
     def _handle_completed_sends(self, responses: list[ClientResponse], now_ms: int) -> None:
         """A request that expects no response (acks=0) is done when it is sent."""
         for send in self._selector.completed_sends:
+            self._metrics.request_sent(send.destination, send.size, now_ms)
             newest = self._in_flight.newest(send.destination)
             if newest is not None and newest.send is send and not newest.request.expect_response:
                 responses.append(self._in_flight.complete_newest(send.destination).completed(None, now_ms))
 
     def _handle_completed_receives(self, responses: list[ClientResponse], now_ms: int) -> None:
         for receive in self._selector.completed_receives:
-            node_id, oldest = receive.source, self._in_flight.oldest(receive.source)
+            node_id = receive.source
+            self._metrics.response_received(node_id, SIZE_BYTES + len(receive.payload), now_ms)
             try:
-                body = _read_response(oldest, receive.payload, node_id)
-            except ProtocolError as error:
+                self._handle_receive(responses, receive, now_ms)
+            except KafkaError as error:
                 log.error("Closing the connection to node %s: %s", node_id, error)
                 responses += self._connections.close(node_id, _closed_for(error), now_ms)
-                continue
-            request = self._in_flight.complete_oldest(node_id)
-            self._throttle(request, body, now_ms)
-            if request.is_internal:
-                self._on_internal_response[request.request.request.api_key](responses, request, body, now_ms)
-            else:
-                responses.append(request.completed(body, now_ms))
+            except Exception as cause:  # ours or a library's fault: the other nodes' answers do not suffer from it
+                fault = ProtocolError(
+                    f"The answer of node {node_id} raised an unexpected {type(cause).__name__}: {one_line(str(cause))}"
+                )
+                log.warning("Closing the connection to node %s: %s", node_id, fault)
+                log.debug("Where it was raised:", exc_info=cause)
+                responses += self._connections.close(node_id, _closed_for(fault), now_ms)
 
-    def _on_metadata(self, _: list[ClientResponse], __: InFlightRequest, body: Message, now_ms: int) -> None:
+    def _handle_receive(self, responses: list[ClientResponse], receive: NetworkReceive, now_ms: int) -> None:
+        """Take one answer in. The request stays in flight until nothing can fail any more, so that the loss of the
+        connection completes it.
+        """
+        node_id, request = receive.source, self._in_flight.oldest(receive.source)
+        if request is None:
+            raise ProtocolError(f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.")
+        body = _read_response(request, receive.payload, node_id)
+        self._throttle(request, body, now_ms)
+        if request.is_internal:
+            self._on_internal_response[request.request.request.api_key](request, body, now_ms)
+        self._in_flight.complete_oldest(node_id)
+        if not request.is_internal:
+            response = request.completed(body, now_ms)
+            self._metrics.request_answered(node_id, response.latency_ms, now_ms)
+            responses.append(response)
+
+    def _on_metadata(self, _: InFlightRequest, body: Message, now_ms: int) -> None:
         self._metadata_updater.handle_response(body, now_ms)
         self._has_news = True
 
-    def _on_api_versions(
-        self, responses: list[ClientResponse], request: InFlightRequest, body: Message, now_ms: int
-    ) -> None:
+    def _on_api_versions(self, request: InFlightRequest, body: Message, _: int) -> None:
         node_id = request.request.destination
         try:
-            if self._discovery.on_response(node_id, request.version, body):
-                self._states.ready(node_id)
+            is_known = self._discovery.on_response(node_id, request.version, body)
         except KafkaError as error:
-            log.warning("Node %s does not tell which versions it speaks: %s", node_id, error)
-            responses += self._connections.close(node_id, _closed_for(error), now_ms)
+            log.warning("Node %s does not report which versions it supports: %s", node_id, error)
+            raise
+        if is_known:
+            self._states.ready(node_id)
 
     def _throttle(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
         throttle_ms = client_throttle_ms(request.request.request.api_key, body)
@@ -310,6 +331,12 @@ class NetworkClient:
     def wakeup(self) -> None:
         self._selector.wakeup()
 
+    def metrics(self, now_ms: int) -> dict[str, float]:
+        return self._metrics.snapshot(self._selector.counts, self._selector.connection_count, now_ms)
+
+    def node_metrics(self, now_ms: int) -> dict[str, dict[str, float]]:
+        return self._metrics.by_node(now_ms)
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -325,10 +352,8 @@ def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:
     return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
 
 
-def _read_response(request: InFlightRequest | None, payload: bytes | bytearray, node_id: str) -> Message:
+def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id: str) -> Message:
     """The response to `request`. Raises ProtocolError where it is not one, without touching the request."""
-    if request is None:
-        raise ProtocolError(f"Node {node_id} sent {len(payload)} bytes though nothing was asked of it.")
     correlation_id = correlation_id_of(payload)
     if correlation_id != request.request.correlation_id:
         raise ProtocolError(

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import random
 
-from spark_kafka_sink.client.backoff import NEVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.clock import NEVER_MS
 
 
 class RefreshSchedule:

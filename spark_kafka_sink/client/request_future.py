@@ -64,7 +64,11 @@ class RequestFuture(Generic[T]):
         self._finish(value, None)
 
     def fail(self, error: KafkaError) -> None:
-        """Set the error. Raises IllegalStateError where it is done already."""
+        """Set the error. Raises IllegalStateError where it is done already, and TypeError for what is not a KafkaError:
+        None would make it a success.
+        """
+        if not isinstance(error, KafkaError):
+            raise TypeError(f"A request fails with a KafkaError, not with {error!r}.")
         self._finish(None, error)
 
     def add_listener(self, on_success: OnSuccess[T], on_failure: OnFailure) -> None:

@@ -11,7 +11,9 @@ from typing import Protocol
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.windows import Windows
 from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.building import Request
 
@@ -32,6 +34,12 @@ class Selectable(Protocol):
 
     @property
     def connected(self) -> Sequence[str]: ...
+
+    @property
+    def counts(self) -> Windows[SelectorSample]: ...
+
+    @property
+    def connection_count(self) -> int: ...
 
     def connect(self, connection_id: str, address: Address, send_buffer: int, receive_buffer: int) -> None:
         """Begin to connect; how it ends is a result of a later poll."""
@@ -117,6 +125,14 @@ class KafkaClient(Protocol):
 
     def wakeup(self) -> None:
         """End a poll that waits. From any thread."""
+        ...
+
+    def metrics(self, now_ms: int) -> dict[str, float]:
+        """Those of all connections together, by Kafka's names. From any thread."""
+        ...
+
+    def node_metrics(self, now_ms: int) -> dict[str, dict[str, float]]:
+        """Those of each node's connection, by "node-" and the node's id. From any thread."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+NEVER_MS: Final = -(2**62)
+"""The time of something that has not happened yet; any wait counted from it is long over."""
 
 
 class Clock(Protocol):

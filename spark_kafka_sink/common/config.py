@@ -37,7 +37,13 @@ class ProducerConfig(SecurityConfig):
             "doc": "Required: host:port pairs to learn the cluster from, comma-separated.",
         }
     )
-    client_id: str = option(parsers.text, "", "string", "Name of this client in the brokers' logs, metrics and quotas.")
+    client_id: str = option(
+        parsers.text,
+        "",
+        "string",
+        "Name of this client in the brokers' logs, metrics and quotas. Without it each producer gets one: producer-1,"
+        " producer-2, … in each process, or producer-<transactional.id>.",
+    )
     client_dns_lookup: str = option(
         parsers.one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
         "use_all_dns_ips",

@@ -27,9 +27,9 @@ class Channel:
     """A connection to one node. At most one frame is on its way out, and one on its way in."""
 
     __slots__ = (
-        "_authenticator", "_filled", "_frame", "_has_tcp", "_held", "_max_receive_size", "_offered", "_own_send",
-        "_size_bytes", "_view", "description", "failed_send", "id", "interest", "is_authenticated", "is_closed",
-        "is_connected", "send", "transport",
+        "_authenticator", "_filled", "_frame", "_held", "_max_receive_size", "_offered", "_own_send", "_size_bytes",
+        "_view", "description", "failed_send", "has_tcp", "id", "interest", "is_authenticated", "is_closed",
+        "is_connected", "is_counted", "send", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +53,10 @@ class Channel:
         self.failed_send: KafkaError | None = None
         """Why nothing can be sent any more, while what came before is still being read."""
         self.send: NetworkSend | None = None
-        self._has_tcp = False
+        self.has_tcp = False
+        """TCP's handshake is done; TLS's may be under way."""
+        self.is_counted = False
+        """The selector has counted its authentication."""
         self._authenticator = authenticator
         self._own_send: NetworkSend | None = None  # the authenticator's
         self._held: NetworkSend | None = None  # waits until the session is renewed
@@ -68,9 +71,9 @@ class Channel:
         """The socket is ready: go on with TCP's handshake, and then with TLS's. Gives the readiness to wait for, 0 when
         the channel is connected. Raises OSError, and what the transport raises.
         """
-        if not self._has_tcp:
+        if not self.has_tcp:
             self.transport.finish_connect()
-            self._has_tcp = True
+            self.has_tcp = True
         awaited = self.transport.handshake()
         self.is_connected = awaited == 0
         return awaited
@@ -220,7 +223,7 @@ class Channel:
             return ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
         if self.failed_send is not None:
             return ChannelState(ChannelKind.FAILED_SEND, self.failed_send)
-        if not self._has_tcp:
+        if not self.has_tcp:
             return ChannelState(ChannelKind.NOT_CONNECTED, error)
         is_ready = self.is_connected and self.is_authenticated
         return ChannelState(ChannelKind.READY if is_ready else ChannelKind.AUTHENTICATE, error)

@@ -15,15 +15,19 @@ import os
 import select
 import selectors
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.windows import Windows
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.idle_connections import IdleConnections
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
+from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import READ, WRITE, Address, PlainTransport, TransportFactory
 
 _log = logging.getLogger(__name__)
@@ -69,6 +73,7 @@ class Selector:
         self._buffered: set[Channel] = set()  # have bytes to read of which the poller knows nothing
         self._to_drain: list[Channel] = []  # sending failed; what the peer sent before is still handed over
         self._lost: dict[str, ChannelState] = {}  # to be reported by the next poll
+        self.counts = Windows(SelectorSample)
         self.completed_sends: list[NetworkSend] = []
         self.completed_receives: list[NetworkReceive] = []
         self.disconnected: dict[str, ChannelState] = {}
@@ -94,13 +99,17 @@ class Selector:
         except AuthenticationError as error:
             self._lost[connection_id] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
             return
-        authenticator = None
-        if self._make_authenticator is not None:
-            authenticator = self._make_authenticator(description, address.host, self.wakeup)
-        channel = Channel(connection_id, description, transport, MAX_RECEIVE_SIZE, authenticator)
+        try:
+            authenticator = None
+            if self._make_authenticator is not None:
+                authenticator = self._make_authenticator(description, address.host, self.wakeup)
+            channel = Channel(connection_id, description, transport, MAX_RECEIVE_SIZE, authenticator)
+            self._watch(channel, WRITE)
+        except BaseException:  # the caller hears of it, and no socket is left
+            transport.close()
+            raise
         self._channels[connection_id] = channel
         self._idle.touch(channel.id, self._clock.now_ms())
-        self._watch(channel, WRITE)
 
     def close(self, connection_id: str) -> None:
         """Close one connection, if there is one. It is not reported as disconnected: who closes it knows."""
@@ -118,6 +127,11 @@ class Selector:
         self._poller.close()
         self._wakeup_reader.close()
         self._wakeup_writer.close()
+
+    @property
+    def connection_count(self) -> int:
+        """Connections now, those being made included. From any thread."""
+        return len(self._channels)
 
     def is_channel_ready(self, connection_id: str) -> bool:
         """Whether a send to this connection may be given."""
@@ -151,7 +165,7 @@ class Selector:
         to_write, self._to_write = self._to_write, []
         now_ms = self._clock.now_ms()
         for channel in to_write:
-            self._write(channel, now_ms)
+            self._shielded(self._write, channel, now_ms)
         deadline_ms = now_ms + timeout_ms
         # A frame larger than the socket's buffer goes out in pieces, of which nobody needs to hear. It comes to an end:
         # nobody gives another send meanwhile.
@@ -162,8 +176,12 @@ class Selector:
         """Whether some sends went on, and nothing else happened. A `timeout_ms` below 0 is 0."""
         to_drain, self._to_drain = self._to_drain, []  # before the events, whose channels have had their turn to read
         buffered, self._buffered = self._buffered, set()
+        began_ms, select_ms = now_ms, self._clock.now_ms()
         events = self._select(0 if to_drain or buffered else self._bounded_timeout(timeout_ms, now_ms))
         now_ms = self._clock.now_ms()
+        counts = self.counts.at(now_ms)
+        counts.selects += 1
+        counts.wait_ms += now_ms - select_ms
         for channel in buffered:
             events[channel] = events.get(channel, 0) | READ
         for channel, ready in events.items():
@@ -173,6 +191,7 @@ class Selector:
             self._advance_authentications(now_ms)
         self._drain_failed(to_drain, now_ms)
         self._close_idle(now_ms)
+        counts.io_ms += select_ms - began_ms + self._clock.now_ms() - now_ms
         is_to_be_told = self._was_woken or self.completed_sends or self.completed_receives or self.disconnected
         return bool(events) and not is_to_be_told and all(channel.is_sending for channel in events)
 
@@ -222,14 +241,34 @@ class Selector:
 
     def _process(self, channel: Channel, ready: int, now_ms: int) -> None:
         if not channel.is_connected:
-            self._finish_connect(channel, now_ms)
+            self._shielded(self._finish_connect, channel, now_ms)
             return
         if ready & READ:
-            self._read(channel, now_ms)
+            self._shielded(self._read, channel, now_ms)
         if ready & WRITE and not channel.is_closed:
-            self._write(channel, now_ms)
+            self._shielded(self._write, channel, now_ms)
+
+    def _shielded(self, step: Callable[[Channel, int], object], channel: Channel, now_ms: int) -> bool:
+        """Take a step of one channel, and say what it says. An exception of an unexpected kind costs that connection
+        only (Selector.pollSelectionKeys).
+        """
+        try:
+            return bool(step(channel, now_ms))
+        except Exception as error:
+            self._lose_for_fault(channel, error)
+            return False
+
+    def _lose_for_fault(self, channel: Channel, error: Exception) -> None:
+        # The text of an error that a login raises may show a secret.
+        text = f": {one_line(str(error))}" if channel.is_authenticated else ""
+        fault = f"{channel.description}: this client closes the connection after an unexpected {_name(error)}{text}"
+        _log.warning("%s", fault)
+        _log.debug("Where it was raised:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+        if not channel.is_closed:
+            self._lose(channel, channel.state(DisconnectError(fault)))
 
     def _finish_connect(self, channel: Channel, now_ms: int) -> None:
+        had_tcp = channel.has_tcp
         try:
             awaited = channel.shake_hands()
         except OSError as error:
@@ -238,9 +277,13 @@ class Selector:
         except KafkaError as error:
             self._lose(channel, channel.state(error))
             return
+        if not had_tcp:
+            self.counts.at(now_ms).connections += 1
         if awaited:
             self._watch(channel, awaited)
             return
+        if self._make_authenticator is None and not isinstance(channel.transport, PlainTransport):  # TLS is done
+            self.counts.at(now_ms).authentications += 1
         self._idle.touch(channel.id, now_ms)
         self._watch(channel, READ)
         self.connected.append(channel.id)
@@ -275,8 +318,12 @@ class Selector:
 
     def _advance_authentications(self, now_ms: int) -> None:
         """Send what authenticators have to say since they read, or since a slow step of theirs has ended."""
-        for channel in [each for each in self._channels.values() if each.is_held_up]:
-            self._write(channel, now_ms)
+        for channel in list(self._channels.values()):
+            if channel.is_held_up:
+                self._shielded(self._write, channel, now_ms)
+            if channel.is_authenticated and not channel.is_counted:
+                channel.is_counted = True
+                self.counts.at(now_ms).authentications += 1
 
     def _write(self, channel: Channel, now_ms: int) -> None:
         if channel.is_closed or channel.failed_send is not None:
@@ -323,7 +370,7 @@ class Selector:
         for channel in to_drain:
             if channel.is_closed:
                 continue
-            if self._read(channel, now_ms):
+            if self._shielded(self._read, channel, now_ms):
                 self._to_drain.append(channel)
             elif not channel.is_closed:
                 self._lose(channel, channel.state(None))
@@ -337,15 +384,23 @@ class Selector:
     def _lose(self, channel: Channel, state: ChannelState) -> None:
         self._drop(channel)
         self.disconnected[channel.id] = state
+        if channel.id in self.connected:  # a poll reports one of the two
+            self.connected.remove(channel.id)
+        if state.kind is ChannelKind.AUTHENTICATION_FAILED:
+            self.counts.at(self._clock.now_ms()).failed_authentications += 1
         _log.debug("Connection %s lost: %s", channel.id, state)
 
     def _drop(self, channel: Channel) -> None:
         channel.is_closed = True
-        self._watch(channel, 0)
-        self._buffered.discard(channel)
-        channel.transport.close()
+        self.counts.at(self._clock.now_ms()).closed += 1
         del self._channels[channel.id]
         self._idle.forget(channel.id)
+        self._buffered.discard(channel)
+        self._watch(channel, 0)
+        try:
+            channel.transport.close()
+        except Exception as error:
+            _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:
@@ -361,6 +416,10 @@ class Selector:
 
 def _connect_error(description: str, error: OSError) -> KafkaError:
     return DisconnectError(f"{description} cannot be connected to: {_text(error)}.")
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__
 
 
 def _text(error: OSError) -> str:

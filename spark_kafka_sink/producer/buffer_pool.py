@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
-from spark_kafka_sink.producer.windows import Sample, Windows
+from spark_kafka_sink.common.windows import Sample, Windows
 
 
 @dataclass(slots=True)

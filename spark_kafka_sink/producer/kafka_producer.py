@@ -12,6 +12,7 @@ import os
 import random
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
@@ -59,6 +60,7 @@ BLOCKS_IN_MEMORY: Final = 6
 """A block takes at most this share of buffer.memory, so that one is encoded while others are on the wire."""
 
 _numbers = itertools.count(1)
+"""For generated client.ids; each process counts for itself."""
 
 
 class KafkaProducer(TransactionMethods):
@@ -78,7 +80,7 @@ class KafkaProducer(TransactionMethods):
         client: KafkaClient | None = None,
         metadata: ProducerMetadata | None = None,
     ) -> None:
-        self.config = config if isinstance(config, ProducerConfig) else ProducerConfig.from_mapping(config)
+        self.config = _named(config if isinstance(config, ProducerConfig) else ProducerConfig.from_mapping(config))
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._process_id = os.getpid()
@@ -92,7 +94,8 @@ class KafkaProducer(TransactionMethods):
         self._transaction_manager = self._make_transaction_manager(api_versions)
         self._sends: set[object] = set() if self._transaction_manager is None else self._transaction_manager.sends
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
-        self._metrics = ProducerMetrics(self._pool, self._metadata)
+        client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
+        self._metrics = ProducerMetrics(self._pool, self._metadata, client_or_own)
         self._accumulator = RecordAccumulator(
             sizes=BatchSizes(self.config.batch_size),
             linger_ms=self.config.linger_ms,
@@ -107,7 +110,7 @@ class KafkaProducer(TransactionMethods):
         self.sender = Sender(
             config=self.config,
             codec=self._codec,
-            client=client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions),
+            client=client_or_own,
             metadata=self._metadata,
             accumulator=self._accumulator,
             transaction_manager=self._transaction_manager,
@@ -119,9 +122,10 @@ class KafkaProducer(TransactionMethods):
         self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, on_wait)
         self._thread: threading.Thread | None = None
         if client is None:
-            name = f"kafka-producer-network-thread-{self.config.client_id or next(_numbers)}"
+            name = f"kafka-producer-network-thread-{self.client_id}"
             self._thread = threading.Thread(target=self.sender.run, name=name, daemon=True)
             self._thread.start()
+            log.info("Producer %s (client.id) has started", self.client_id)
 
     @staticmethod
     def make_metadata(config: ProducerConfig, clock: Clock, rng: random.Random) -> ProducerMetadata:
@@ -151,7 +155,7 @@ class KafkaProducer(TransactionMethods):
         if os.getpid() != self._process_id:  # whose locks may have been taken at the fork
             return f"KafkaProducer(of process {self._process_id})"
         state = "closed" if self._is_closed else "failed" if self.has_failed else "open"
-        return f"KafkaProducer({state}, {self._accumulator!r}, {self._pool!r})"
+        return f"KafkaProducer({state}, {self.client_id}, {self._accumulator!r}, {self._pool!r})"
 
     def __enter__(self) -> KafkaProducer:
         return self
@@ -161,6 +165,11 @@ class KafkaProducer(TransactionMethods):
     ) -> None:
         """Close; after an error without waiting for what is on its way."""
         self.close(None if error is None else 0)
+
+    @property
+    def client_id(self) -> str:
+        """The client.id in this producer's requests: the one that was set, or a generated one."""
+        return self.config.client_id
 
     @property
     def has_failed(self) -> bool:
@@ -215,7 +224,7 @@ class KafkaProducer(TransactionMethods):
             raise
         except KafkaError as error:
             self._lose_transaction(error, future)
-            self._metrics.records_failed(1, self._clock.now_ms())
+            self._metrics.records_failed(None, 1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
             RecordThunk(failed, on_completion).fire(Exception)
             return failed
@@ -330,11 +339,23 @@ class KafkaProducer(TransactionMethods):
         return cluster.partitions_for_topic(topic)
 
     def metrics(self) -> Mapping[str, float]:
-        """What the producer has done and does, by the names of Kafka's producer-metrics: totals since the start; rates
-        per second, averages and maxima over the last 60 to 90 seconds, NaN where there was nothing. At any time, from
-        any thread; what differs from the Java client's is in `producer/metrics.py`.
+        """Return metrics by the names of Kafka's group producer-metrics: totals since the start, rates per second,
+        averages and maxima over the last 60 to 90 seconds, NaN where there was nothing. At any time, from any
+        thread; what differs from the Java client's is in `producer/metrics.py`.
         """
         return self._metrics.snapshot(self._clock.now_ms())
+
+    def topic_metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of each topic, Kafka's group producer-topic-metrics. An hour after its last batch a topic
+        is forgotten. Otherwise as `metrics`.
+        """
+        return self._metrics.by_topic(self._clock.now_ms())
+
+    def node_metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of each broker, Kafka's group producer-node-metrics, by its tag node-id: "node-1". An
+        address of bootstrap.servers has an id below 0. Otherwise as `topic_metrics`.
+        """
+        return self._metrics.by_node(self._clock.now_ms())
 
     # ---- flush and close -------------------------------------------------------------------------------------------
 
@@ -398,3 +419,13 @@ class KafkaProducer(TransactionMethods):
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
+
+
+def _named(config: ProducerConfig) -> ProducerConfig:
+    """`config` with a client.id, generated where none is set, as by ProducerConfig.maybeOverrideClientId of the Java
+    client.
+    """
+    if config.client_id:
+        return config
+    name = next(_numbers) if config.transactional_id is None else config.transactional_id
+    return replace(config, client_id=f"producer-{name}")

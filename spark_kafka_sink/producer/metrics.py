@@ -1,5 +1,6 @@
-"""The producer's metrics, by the names of Kafka's own: group producer-metrics, and byte-* of producer-topic-metrics
-over all topics. Always on: a few additions for each batch, request and response, none for a record, no clock read.
+"""The producer's metrics, by the names of Kafka's own: groups producer-metrics (with byte-* over all topics),
+producer-topic-metrics and, from the client, producer-node-metrics. Always on: a few additions for each batch, request
+and response, none for a record.
 
 The Sender's thread counts what it does; application threads count under a lock of their own what only they know. Any
 thread may read: nothing waits for a reader, so one count of an event may be seen before another. Reference:
@@ -13,8 +14,11 @@ Where a number is not made as the Java client makes it:
   for the largest row of the block, up to about 30 bytes more, and 8 for each of its headers.
 - record-error counts no rows that send_columns raises for, and buffer-exhausted a block of them once.
 - produce-throttle-time is that of answers to Produce alone; there those of other requests count too.
-- request-rate and -total count what the Sender sends (Produce, and the requests for a producer id and for
-  transactions), not the client's own Metadata and ApiVersions.
+- bytes, requests and responses on connections are counted by whole frames, when the last byte is gone or there. Logins
+  and frames that were cut off are left out; network-io counts these frames, there each read and each write.
+- request-latency of a node is that of every request of the producer's, there of Produce alone.
+- A topic or node that was idle for an hour is forgotten; its totals begin at 0 again if it returns.
+- Not there: reauthentication, connections by cipher, batch-split and metadata by topic, and what Java marks deprecated.
 - requests-in-flight is from the beginning of the Sender's poll.
 - Times in ns are measured in whole milliseconds.
 - batch-send-total is ours: batches acknowledged, or sent where acks=0.
@@ -28,14 +32,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from spark_kafka_sink.client.backoff import NEVER_MS
+from spark_kafka_sink.client.network_metrics import NS_PER_MS
+from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.common.clock import NEVER_MS
+from spark_kafka_sink.common.windows import Sample, Windows, WindowsByKey, average, peak
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.windows import Sample, Windows
 from spark_kafka_sink.record.batch import HEADER_SIZE
 
-_NS_PER_MS: Final = 1_000_000
 TIMED_CALLS: Final = ("flush", "metadata-wait", "txn-init", "txn-begin", "txn-send-offsets", "txn-commit", "txn-abort")
 """What application threads may spend their time in; each has a `…-time-ns-total`."""
 
@@ -44,7 +49,6 @@ TIMED_CALLS: Final = ("flush", "metadata-wait", "txn-init", "txn-begin", "txn-se
 class SenderSample(Sample):
     """What the Sender did. Sizes in bytes, times in ms."""
 
-    requests: int = 0
     produce_requests: int = 0
     batches: int = 0
     records: int = 0
@@ -68,6 +72,17 @@ class SenderSample(Sample):
 
 
 @dataclass(slots=True)
+class TopicSample(Sample):
+    """What the Sender did for one topic. Sizes in bytes on the wire."""
+
+    batches: int = 0
+    records: int = 0
+    batch_bytes: int = 0
+    compression_rates: float = 0.0
+    retried_records: int = 0
+
+
+@dataclass(slots=True)
 class ErrorSample(Sample):
     """Records that failed for good."""
 
@@ -77,21 +92,20 @@ class ErrorSample(Sample):
 class ProducerMetrics:
     """The counts of one producer, and what they come to."""
 
-    def __init__(self, pool: BufferPool, metadata: ProducerMetadata) -> None:
+    def __init__(self, pool: BufferPool, metadata: ProducerMetadata, client: KafkaClient) -> None:
         self._pool = pool
         self._metadata = metadata
+        self._client = client
         self._sender = Windows(SenderSample)
+        self._by_topic = WindowsByKey(TopicSample)
         self.requests_in_flight = 0
         """Set by the Sender before it polls, and at its end."""
         self._lock = threading.Lock()
         self._errors = Windows(ErrorSample)
+        self._errors_by_topic = WindowsByKey(ErrorSample)
         self._call_ms = dict.fromkeys(TIMED_CALLS, 0)
 
     # ---- the Sender thread -----------------------------------------------------------------------------------------
-
-    def request_sent(self, now_ms: int) -> None:
-        """A request other than Produce."""
-        self._sender.at(now_ms).requests += 1
 
     def batches_sent(self, batches: Iterable[ProducerBatch], now_ms: int) -> None:
         """A Produce request with these batches, sealed; a batch that is sent again is counted again."""
@@ -102,7 +116,8 @@ class ProducerMetrics:
             sample.records += batch.record_count
             sample.batch_bytes += size
             sample.record_bytes += body
-            sample.compression_rates += (size - HEADER_SIZE) / body
+            compression_rate = (size - HEADER_SIZE) / body
+            sample.compression_rates += compression_rate
             sample.queue_ms += queue_ms
             if size > sample.max_batch_bytes:
                 sample.max_batch_bytes = size
@@ -110,7 +125,11 @@ class ProducerMetrics:
                 sample.max_queue_ms = queue_ms
             if batch.largest_record > sample.max_record_bytes:
                 sample.max_record_bytes = batch.largest_record
-        sample.requests += 1
+            of_topic = self._by_topic.at(batch.topic_partition.topic, now_ms)
+            of_topic.batches += 1
+            of_topic.records += batch.record_count
+            of_topic.batch_bytes += size
+            of_topic.compression_rates += compression_rate
         sample.produce_requests += 1
 
     def response_received(self, latency_ms: int, throttle_ms: int, now_ms: int) -> None:
@@ -127,23 +146,27 @@ class ProducerMetrics:
     def batch_acknowledged(self, now_ms: int) -> None:
         self._sender.at(now_ms).acknowledged_batches += 1
 
-    def records_retried(self, count: int, now_ms: int) -> None:
+    def records_retried(self, topic: str, count: int, now_ms: int) -> None:
         """A batch of `count` records is queued again."""
         self._sender.at(now_ms).retried_records += count
+        self._by_topic.at(topic, now_ms).retried_records += count
 
     def batch_split(self, now_ms: int) -> None:
         self._sender.at(now_ms).splits += 1
 
     # ---- any thread ------------------------------------------------------------------------------------------------
 
-    def records_failed(self, count: int, now_ms: int) -> None:
-        """The futures or callbacks of `count` records are about to tell of an error.
+    def records_failed(self, topic: str | None, count: int, now_ms: int) -> None:
+        """The futures or callbacks of `count` records are about to tell of an error. `topic`: None for a record that
+        came into no batch, whose topic may not exist; it counts for no topic, as in Kafka.
 
         Two kinds are not told of here: as in Kafka, records that are given up by a close, an aborted transaction or a
         fatal error; and rows that `send_columns` raised for and never took.
         """
         with self._lock:
             self._errors.at(now_ms).records += count
+            if topic is not None:
+                self._errors_by_topic.at(topic, now_ms).records += count
 
     def call_returned(self, call: str, duration_ms: int) -> None:
         """One of TIMED_CALLS took that long. As in Kafka one that raises does not count."""
@@ -169,36 +192,52 @@ class ProducerMetrics:
             "batch-send-total": float(total.acknowledged_batches),
             "batch-split-rate": recent.splits * per_s,
             "batch-split-total": float(total.splits),
-            "batch-size-avg": _average(recent.batch_bytes, recent.batches),
-            "batch-size-max": _peak(recent.max_batch_bytes, recent.batches),
-            "compression-rate-avg": _average(recent.compression_rates, recent.batches),
-            "record-size-avg": _average(recent.record_bytes, recent.records),
-            "record-size-max": _peak(recent.max_record_bytes, recent.records),
-            "record-queue-time-avg": _average(recent.queue_ms, recent.batches),
-            "record-queue-time-max": _peak(recent.max_queue_ms, recent.batches),
-            "records-per-request-avg": _average(recent.records, recent.produce_requests),
-            "request-rate": recent.requests * per_s,
-            "request-total": float(total.requests),
-            "request-latency-avg": _average(recent.latency_ms, recent.responses),
-            "request-latency-max": _peak(recent.max_latency_ms, recent.responses),
+            "batch-size-avg": average(recent.batch_bytes, recent.batches),
+            "batch-size-max": peak(recent.max_batch_bytes, recent.batches),
+            "compression-rate-avg": average(recent.compression_rates, recent.batches),
+            "record-size-avg": average(recent.record_bytes, recent.records),
+            "record-size-max": peak(recent.max_record_bytes, recent.records),
+            "record-queue-time-avg": average(recent.queue_ms, recent.batches),
+            "record-queue-time-max": peak(recent.max_queue_ms, recent.batches),
+            "records-per-request-avg": average(recent.records, recent.produce_requests),
+            "request-latency-avg": average(recent.latency_ms, recent.responses),
+            "request-latency-max": peak(recent.max_latency_ms, recent.responses),
             "requests-in-flight": float(self.requests_in_flight),
-            "produce-throttle-time-avg": _average(recent.throttle_ms, recent.responses),
-            "produce-throttle-time-max": _peak(recent.max_throttle_ms, recent.responses),
+            "produce-throttle-time-avg": average(recent.throttle_ms, recent.responses),
+            "produce-throttle-time-max": peak(recent.max_throttle_ms, recent.responses),
             "bufferpool-wait-ratio": pool.recent.wait_ms / 1000 / pool.window_s,
-            "bufferpool-wait-time-ns-total": float(pool.total.wait_ms * _NS_PER_MS),
+            "bufferpool-wait-time-ns-total": float(pool.total.wait_ms * NS_PER_MS),
             "buffer-exhausted-rate": pool.recent.exhausted / pool.window_s,
             "buffer-exhausted-total": float(pool.total.exhausted),
             "buffer-total-bytes": float(self._pool.total_memory),
             "buffer-available-bytes": float(self._pool.available_memory),
             "waiting-threads": float(self._pool.queued),
             "metadata-age": math.nan if refreshed_ms == NEVER_MS else (now_ms - refreshed_ms) / 1000,
-            **{f"{call}-time-ns-total": float(spent_ms * _NS_PER_MS) for call, spent_ms in self._call_ms.items()},
+            **self._client.metrics(now_ms),
+            **{f"{call}-time-ns-total": float(spent_ms * NS_PER_MS) for call, spent_ms in self._call_ms.items()},
         }
 
+    def by_topic(self, now_ms: int) -> dict[str, dict[str, float]]:
+        """The metrics of group producer-topic-metrics, by topic; a topic idle for an hour is forgotten."""
+        sent, failed = self._by_topic.read(now_ms), self._errors_by_topic.read(now_ms)
+        nothing, no_error = Windows(TopicSample).read(now_ms), Windows(ErrorSample).read(now_ms)
+        found = {}
+        for topic in sorted(sent.keys() | failed.keys()):
+            counts, errors = sent.get(topic, nothing), failed.get(topic, no_error)
+            recent, total, per_s = counts.recent, counts.total, 1 / counts.window_s
+            found[topic] = {
+                "record-send-rate": recent.records * per_s,
+                "record-send-total": float(total.records),
+                "record-error-rate": errors.recent.records / errors.window_s,
+                "record-error-total": float(errors.total.records),
+                "record-retry-rate": recent.retried_records * per_s,
+                "record-retry-total": float(total.retried_records),
+                "byte-rate": recent.batch_bytes * per_s,
+                "byte-total": float(total.batch_bytes),
+                "compression-rate": average(recent.compression_rates, recent.batches),
+            }
+        return found
 
-def _average(amount: float, count: int) -> float:
-    return amount / count if count else math.nan
-
-
-def _peak(highest: int, count: int) -> float:
-    return float(highest) if count else math.nan
+    def by_node(self, now_ms: int) -> dict[str, dict[str, float]]:
+        """The metrics of group producer-node-metrics, by "node-" and the broker's id."""
+        return self._client.node_metrics(now_ms)

@@ -142,7 +142,7 @@ class BatchOutcomes:
             self._split(batch, now_ms)
         elif self._can_retry(batch, error, outcome.log_start_offset, now_ms):
             log.debug("Sending %d records for %s again: %s", batch.record_count, batch.topic_partition, error)
-            self._metrics.records_retried(batch.record_count, now_ms)
+            self._metrics.records_retried(batch.topic_partition.topic, batch.record_count, now_ms)
             batch.may_be_in_log |= not isinstance(error, _NOTHING_TAKEN)
             self._accumulator.reenqueue(batch, error, now_ms)
         else:
@@ -212,7 +212,7 @@ class BatchOutcomes:
             return
         if self._transaction_manager is not None:
             self._transaction_manager.handle_failed_batch(batch, error)
-        self._metrics.records_failed(batch.record_count, now_ms)
+        self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
         batch.fail(error, record_errors)
 
     def fail_unsendable(self, batch: ProducerBatch, cause: Exception, now_ms: int) -> None:

@@ -242,7 +242,6 @@ class Sender:
 
         if not outgoing.take():
             return
-        self._metrics.request_sent(now_ms)
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
 

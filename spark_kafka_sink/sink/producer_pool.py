@@ -46,7 +46,14 @@ class Producer(Protocol):
 
     def close(self, timeout: float | None = None) -> None: ...
 
+    @property
+    def client_id(self) -> str: ...
+
     def metrics(self) -> Mapping[str, float]: ...
+
+    def topic_metrics(self) -> Mapping[str, Mapping[str, float]]: ...
+
+    def node_metrics(self) -> Mapping[str, Mapping[str, float]]: ...
 
     @property
     def has_failed(self) -> bool: ...
@@ -75,7 +82,6 @@ class _Entry:
     last_used_ms: int = 0
     is_borrowed: bool = False
     """Nobody else gets it until it comes back."""
-    client_id: str = ""
     number: int = field(default_factory=itertools.count().__next__)
     """No other producer of the process has it."""
 
@@ -100,7 +106,7 @@ class ProducerPool:
                 retired = self._retire(self._clock.now_ms())
                 entry = self._ready.get(key)
                 if entry is None:
-                    entry = _Entry(key, self._create(config), client_id=config.client_id)
+                    entry = _Entry(key, self._create(config))
                     self._ready[key] = entry
                 entry.users += 1
                 self._lent[id(entry.producer)] = entry
@@ -117,9 +123,7 @@ class ProducerPool:
         try:
             with self._lock:
                 retired = self._retire(self._clock.now_ms())
-                entry = self._ready.pop(key, None) or _Entry(
-                    key, self._create(config), is_borrowed=True, client_id=config.client_id
-                )
+                entry = self._ready.pop(key, None) or _Entry(key, self._create(config), is_borrowed=True)
                 entry.users = 1
                 self._lent[id(entry.producer)] = entry
         finally:
@@ -149,11 +153,11 @@ class ProducerPool:
             retired.extend(self._retire(now_ms))
         _close(retired)
 
-    def metrics(self) -> list[tuple[str, int, Mapping[str, float]]]:
-        """client.id, a number of its own, and the metrics of each producer that is not closed."""
+    def producers(self) -> list[tuple[str, int, Producer]]:
+        """client.id, a number of its own, and each producer that is not closed. From any thread, to read metrics."""
         with self._lock:
             entries = {entry.number: entry for entry in (*self._ready.values(), *self._lent.values())}
-        return [(entry.client_id, number, entry.producer.metrics()) for number, entry in entries.items()]
+        return [(entry.producer.client_id, number, entry.producer) for number, entry in entries.items()]
 
     def _retire(self, now_ms: int) -> list[Producer]:
         """Take out every producer that failed or that was idle for too long; those that nobody uses are to be

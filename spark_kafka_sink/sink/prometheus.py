@@ -1,4 +1,4 @@
-"""The producers of a process for Prometheus: what `producer.metrics()` says, at http://<host>:<port>/metrics.
+"""The producers of a process for Prometheus: what their `metrics`, `topic_metrics` and `node_metrics` return, at http://<host>:<port>/metrics.
 
 For the option `metrics.port`. A machine has many Spark workers, each a process with producers of its own, so the option
 is a range, and a worker takes the first port of it that is free. Needs the extra `prometheus`.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -22,33 +22,53 @@ from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 log = logging.getLogger(__name__)
 
-_LABELS: Final = ("client_id", "producer")
 _COUNTER: Final = "-total"
+_Families = dict[str, CounterMetricFamily | GaugeMetricFamily]
+
+
+class _Group(NamedTuple):
+    """A group of Kafka's metrics, and how Prometheus sees it."""
+
+    name: str
+    prefix: str
+    labels: tuple[str, ...]
+
+
+_OF_PRODUCER: Final = _Group("producer-metrics", "kafka_producer", ("client_id", "producer"))
+_OF_TOPIC: Final = _Group("producer-topic-metrics", "kafka_producer_topic", ("client_id", "producer", "topic"))
+_OF_NODE: Final = _Group("producer-node-metrics", "kafka_producer_node", ("client_id", "producer", "node_id"))
 
 
 class PoolCollector(Collector):
     """Every metric of every producer in `pool`, read when it is asked for: `record-send-total` is
-    kafka_producer_record_send_total. Labels: the client.id, and a number that no other producer of the process has.
+    kafka_producer_record_send_total, that of a topic kafka_producer_topic_record_send_total, and a node's
+    kafka_producer_node_… Labels: the client.id, a number that no other producer of the process has, topic or node_id.
     """
 
     def __init__(self, pool: ProducerPool) -> None:
         self._pool = pool
 
     def collect(self) -> Iterable[Metric]:
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for client_id, number, metrics in self._pool.metrics():
-            for name, value in metrics.items():
-                family = families.get(name)
-                if family is None:
-                    family = families[name] = _family(name)
-                family.add_metric((client_id, str(number)), value)
+        families: _Families = {}
+        for client_id, number, producer in self._pool.producers():
+            labels = (client_id, str(number))
+            _add(families, _OF_PRODUCER, labels, producer.metrics())
+            for topic, metrics in producer.topic_metrics().items():
+                _add(families, _OF_TOPIC, (*labels, topic), metrics)
+            for node_id, metrics in producer.node_metrics().items():
+                _add(families, _OF_NODE, (*labels, node_id), metrics)
         return families.values()
 
 
-def _family(name: str) -> CounterMetricFamily | GaugeMetricFamily:
-    full_name = f"kafka_producer_{name.removesuffix(_COUNTER).replace('-', '_')}"
-    kind = CounterMetricFamily if name.endswith(_COUNTER) else GaugeMetricFamily
-    return kind(full_name, f"{name} of Kafka's producer metrics", labels=_LABELS)
+def _add(families: _Families, group: _Group, labels: tuple[str, ...], metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        full_name = f"{group.prefix}_{name.removesuffix(_COUNTER).replace('-', '_')}"
+        family = families.get(full_name)
+        if family is None:
+            kind = CounterMetricFamily if name.endswith(_COUNTER) else GaugeMetricFamily
+            family = kind(full_name, f"{name} of Kafka's {group.name}", labels=group.labels)
+            families[full_name] = family
+        family.add_metric(labels, value)
 
 
 _lock = threading.Lock()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import dsa, ec
 from cryptography.x509.oid import NameOID
 
 _NOW = datetime.datetime.now(datetime.UTC)
@@ -21,7 +21,7 @@ _DAY = datetime.timedelta(days=1)
 class Identity:
     """A private key and the certificate for it."""
 
-    key: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey | dsa.DSAPrivateKey
     certificate: x509.Certificate
 
     @cached_property
@@ -80,6 +80,14 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return Identity(key, builder.sign(self._key, hashes.SHA256()))
 
+    def issue_dsa(self) -> Identity:
+        """With a key of the kind that browsers and OpenSSL have given up."""
+        key = dsa.generate_private_key(2048)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
+        builder = self._builder(subject, key.public_key(), _NOW + _DAY)
+        alternatives = x509.SubjectAlternativeName([_alternative("127.0.0.1")])
+        return Identity(key, builder.add_extension(alternatives, critical=False).sign(self._key, hashes.SHA256()))
+
     @classmethod
     def expired(cls) -> Authority:
         """Its own certificate is; what it issues is good."""
@@ -94,7 +102,7 @@ class Authority:
     def _builder(
         self,
         subject: x509.Name,
-        key: ec.EllipticCurvePublicKey,
+        key: ec.EllipticCurvePublicKey | dsa.DSAPublicKey,
         not_after: datetime.datetime,
         not_before: datetime.datetime = _NOW - 2 * _DAY,
     ) -> x509.CertificateBuilder:

@@ -18,7 +18,9 @@ from support.fake_clock import FakeClock
 from support.scripted_broker.cluster import ScriptedCluster
 
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
+from spark_kafka_sink.common.windows import Windows
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import Address
 
 _MAX_RECEIVE_SIZE = 100 * 1024 * 1024
@@ -106,6 +108,7 @@ class FakeSelector:
         self.disconnected: dict[str, ChannelState] = {}
         self.connected: list[str] = []
         self.polls = 0
+        self.counts = Windows(SelectorSample)
         network.selectors.append(self)
 
     # ---- the methods of Selector -------------------------------------------------------------------------------------
@@ -135,6 +138,10 @@ class FakeSelector:
         if self in self._network.selectors:
             self._network.selectors.remove(self)
 
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
     def is_channel_ready(self, connection_id: str) -> bool:
         connection = self._connections.get(connection_id)
         return connection is not None and connection.is_connected
@@ -151,6 +158,7 @@ class FakeSelector:
     def poll(self, timeout_ms: int) -> None:
         self._check_open()
         self.polls += 1
+        began_ms = self._clock.now_ms()
         self.completed_sends, self.completed_receives, self.connected = [], [], []
         self.disconnected, self._lost = self._lost, {}
         deadline_ms = self._clock.now_ms() + max(0, timeout_ms)
@@ -165,6 +173,9 @@ class FakeSelector:
                 break
             self._clock.advance_to(min(next_ms, deadline_ms))
         self._is_woken = False
+        counts = self.counts.at(self._clock.now_ms())
+        counts.selects += 1
+        counts.wait_ms += self._clock.now_ms() - began_ms
         self.disconnected.update(self._lost)
         self._lost.clear()
 
@@ -215,6 +226,7 @@ class FakeSelector:
             self._lose(connection, ChannelKind.NOT_CONNECTED, error, self.disconnected)
             return
         connection.is_connected = True
+        self.counts.at(self._clock.now_ms()).connections += 1
         self.connected.append(connection.id)
 
     def _take_sends(self) -> None:
@@ -282,6 +294,7 @@ class FakeSelector:
 
     def _drop(self, connection: _Connection) -> None:
         connection.is_closed = True
+        self.counts.at(self._clock.now_ms()).closed += 1
         del self._connections[connection.id]
 
 

@@ -43,6 +43,7 @@ class ScriptedProducer:
     closed_with: list[float | None] = field(default_factory=list)
     has_failed: bool = False
     partitions: int = 4
+    client_id: str = ""
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
         assert not self.closed_with, "a send after close"
@@ -73,3 +74,9 @@ class ScriptedProducer:
 
     def metrics(self) -> dict[str, float]:
         return {"batch-send-total": float(len(self.sent)), "record-retry-total": 0.0}
+
+    def topic_metrics(self) -> dict[str, dict[str, float]]:
+        return {each.topic: {"record-error-total": 0.0, "compression-rate": 1.0} for each in self.sent}
+
+    def node_metrics(self) -> dict[str, dict[str, float]]:
+        return {"node-1": {"request-total": float(self.flushes)}}

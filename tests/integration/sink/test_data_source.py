@@ -477,5 +477,7 @@ def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_what_was_d
     assert set(map(int, values_of(spark, kafka_broker, topic))) == set(range(60_000))
     report = rf"60,000 records, .* batches to 1 partitions of {topic}, 0 retries, .* records/s"
     assert re.search(rf"^\S+ \S+ INFO kafka_sink: Write: {report}$", done.stderr, re.MULTILINE), done.stderr
-    assert re.search(r'^kafka_producer_record_send_total\{client_id="",producer="0"\} [1-9]', done.stdout, re.MULTILINE)
+    assert re.search(
+        r'^kafka_producer_record_send_total\{client_id="producer-1",producer="0"\} [1-9]', done.stdout, re.MULTILINE
+    )
     assert re.search(rf"^CAPTURED INFO Write: {report}$", done.stdout, re.MULTILINE), done.stdout

@@ -15,7 +15,7 @@ from support.peer import Peer, connect, frame, lost, open_files, poll_until, rec
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, SaslAuthenticationError
-from spark_kafka_sink.network.frames import ChannelKind
+from spark_kafka_sink.network.frames import ChannelKind, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.transport import Address, PlainTransport
 
@@ -347,3 +347,80 @@ def test_an_attempt_that_failed_at_once_and_was_closed_is_not_told(selector: Sel
     selector.connect("2", nowhere)
     selector.poll(0)
     assert list(selector.disconnected) == ["2"]
+
+
+# ---- ends that meet something else in the same poll ------------------------------------------------------------------
+
+
+def test_connection_that_cannot_be_registered_leaves_no_socket(selector: Selector, peer: Peer) -> None:
+    before = open_files()
+    poller = selector._poller
+
+    class FullPoller:
+        def register(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")  # epoll's watches are used up
+
+    selector._poller = FullPoller()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space left"):
+        selector.connect("1", peer.address)
+    selector._poller = poller
+    assert (selector.connection_count, open_files()) == (0, before)
+    connect(selector, peer)
+
+
+def test_connection_made_and_lost_in_one_poll_is_reported_as_lost_only(peer: Peer) -> None:
+    class Refused:
+        is_complete = False
+
+        def begin(self) -> None:
+            raise SaslAuthenticationError("no")
+
+    selector = Selector(SystemClock(), -1, make_authenticator=lambda *_: Refused())  # type: ignore[arg-type, return-value]
+    selector.connect("1", peer.address)
+    poll_until(selector, lambda: selector.connected or selector.disconnected)
+    assert selector.connected == []
+    assert list(selector.disconnected) == ["1"]
+    selector.close_all()
+
+
+def test_idle_connection_expires_in_a_poll_with_nothing_ready(peer: Peer) -> None:
+    clock = FakeClock()
+    selector = Selector(clock, connections_max_idle_ms=1_000)
+    selector.connect("1", peer.address)
+    poll_until(selector, lambda: selector.connected)
+    clock.advance(1_001)
+    selector.poll(0)
+    assert selector.disconnected["1"].kind is ChannelKind.EXPIRED
+    assert not selector.is_channel_ready("1")
+    selector.close_all()
+
+
+@pytest.mark.parametrize("is_closed_by_peer", [False, True])
+def test_frames_that_came_before_the_expiry_are_handed_over_first(peer: Peer, is_closed_by_peer: bool) -> None:
+    clock = FakeClock()
+    selector = Selector(clock, connections_max_idle_ms=1_000)
+    selector.connect("1", peer.address)
+    poll_until(selector, lambda: selector.connected)
+    connection = peer.accept()
+    connection.sendall(b"".join(frame(b"%04d" % number) for number in range(5)))
+    if is_closed_by_peer:
+        connection.close()
+    payloads = []
+    for _ in range(5):
+        clock.advance(1_001)  # longer than it may be idle, before each poll
+        selector.poll(0)
+        payloads += [bytes(received.payload) for received in selector.completed_receives]
+        assert selector.disconnected == {}
+    assert payloads == [b"%04d" % number for number in range(5)]
+    clock.advance(1_001)
+    selector.poll(0)
+    assert selector.disconnected["1"].kind is (ChannelKind.READY if is_closed_by_peer else ChannelKind.EXPIRED)
+    selector.close_all()
+
+
+def test_send_without_bytes_completes(selector: Selector, peer: Peer) -> None:
+    connect(selector, peer)
+    empty = NetworkSend("1", [])
+    selector.send(empty)
+    selector.poll(0)
+    assert selector.completed_sends == [empty]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import random
 import select
 import socket
 import ssl
+import subprocess
+import sys
+import termios
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.certificates import Authority, Identity
-from support.peer import Peer, frame, lost, open_files, poll_until, receive, send_of
+from support.peer import Peer, frame, lost, open_files, poll_until, receive, send_of, socket_of
 from support.tcp_proxy import TcpProxy, Way
 from support.tls_server import TlsServer, server_context
 
@@ -89,6 +94,17 @@ def refusal(selector: Selector, port: int, host: str = "127.0.0.1") -> str:
     assert "Node 1 at 127.0.0.1:" in str(state.error)
     assert PASSWORD not in str(state.error)
     return str(state.error)
+
+
+def test_handshakes_are_counted_by_their_outcome() -> None:
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        counted = selector.counts.read(SystemClock().now_ms()).total
+        assert (counted.connections, counted.authentications, counted.failed_authentications) == (1, 1, 0)
+    with TlsServer(server_context(Authority("stranger").issue())) as server, selector_of() as selector:
+        refusal(selector, server.port)
+        counted = selector.counts.read(SystemClock().now_ms()).total
+        assert (counted.connections, counted.authentications, counted.failed_authentications) == (1, 0, 1)
 
 
 # ---- who is let in ---------------------------------------------------------------------------------------------------
@@ -498,3 +514,82 @@ def test_a_forked_child_that_closes_leaves_the_parents_connection_alone() -> Non
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert echo(selector, b"after") == b"after"
+
+
+# ---- what the peer hears, and what TLS does by itself ----------------------------------------------------------------
+
+
+def test_peer_hears_why_its_certificate_is_refused() -> None:
+    with TlsServer(server_context(Authority("stranger").issue())) as server, selector_of() as selector:
+        refusal(selector, server.port)
+        deadline = time.monotonic() + 10
+        while not server.failures:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (failure,) = server.failures
+    assert isinstance(failure, ssl.SSLError)
+    assert "UNKNOWN_CA" in str(failure)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ssl_enabled_protocols": "TLSv1.2"}])
+def test_dsa_certificate_is_refused_with_what_to_change(settings: dict[str, str]) -> None:
+    """OpenSSL 3 has no DSA among its suites at its default level, and TLS 1.3 has none at all (RFC 8446)."""
+    context = server_context(AUTHORITY.issue_dsa())
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with TlsServer(context) as server, selector_of(config(**settings)) as selector:
+        text = refusal(selector, server.port)
+    assert "no TLS version or cipher suite in common" in text
+    assert "ssl.cipher.suites" in text
+
+
+def test_frame_of_many_tls_records_is_read_in_one_poll() -> None:
+    """A poll for each record would be a turn of the client for each 16 KiB."""
+    payload = random.Random(1).randbytes(48 << 10)
+    with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
+        connect(selector, server.port)
+        echo(selector, b"the server is there")
+        server.connections[0].sendall(frame(payload))
+        with socket_of(selector) as raw:
+            deadline = time.monotonic() + 10
+            while int.from_bytes(fcntl.ioctl(raw, termios.FIONREAD, bytes(4)), sys.byteorder) < len(payload):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        selector.poll(0)
+        assert [received.payload for received in selector.completed_receives] == [payload]
+
+
+def test_key_update_of_the_peer_is_passed_over(tmp_path: Path) -> None:
+    """TLS 1.3 lets a peer change its keys at any time (RFC 8446, 4.6.3); `K` makes s_server do so and ask us to."""
+    certificate = BROKER.write(tmp_path / "server.pem")
+    server = subprocess.Popen(
+        ["stdbuf", "-o0", "openssl", "s_server", "-tls1_3", "-accept", "127.0.0.1:0", "-cert", str(certificate)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    def read_until(wanted: bytes) -> bytes:
+        seen = b""
+        while wanted not in seen:
+            assert select.select([server.stdout], [], [], 10)[0], seen
+            seen += os.read(server.stdout.fileno(), 1 << 16)
+        return seen
+
+    try:
+        listening = read_until(b"ACCEPT 127.0.0.1:").split(b"ACCEPT 127.0.0.1:")[1]
+        port = int(listening if listening.endswith(b"\n") else listening + server.stdout.readline())
+        with selector_of() as selector:
+            connect(selector, port)
+            selector.send(send_of(b"before"))
+            poll_until(selector, lambda: selector.completed_sends)
+            read_until(b"before")
+            server.stdin.write(b"K\n")
+            read_until(b"SSL_do_handshake -> 1")
+            server.stdin.write(frame(b"after the update\n"))
+            assert receive(selector).payload == b"after the update\n"
+            selector.send(send_of(b"with the new keys"))
+            poll_until(selector, lambda: selector.completed_sends)
+            read_until(b"with the new keys")
+    finally:
+        server.kill()
+        server.communicate(timeout=10)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from spark_kafka_sink.client.backoff import FOREVER_MS, NEVER_MS
+from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
+from spark_kafka_sink.common.clock import NEVER_MS
 from spark_kafka_sink.common.errors import (
     BootstrapResolutionError,
     IllegalStateError,

@@ -11,6 +11,7 @@ from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.consumer_network_client import MAX_POLL_MS, ConsumerNetworkClient, WakeupError
 from spark_kafka_sink.client.request_future import RequestFuture
 from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     DisconnectError,
     KafkaTimeoutError,
@@ -208,6 +209,81 @@ def test_with_something_in_flight_a_poll_waits_longer_but_not_beyond_its_maximum
     bench.client.poll(bench.timer(60_000))
     assert waited(bench, 60_000, future) == MAX_POLL_MS
     assert waited(bench, 30) == 30
+
+
+def test_reconnect_backoff_of_a_node_with_something_unsent_bounds_the_poll(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.client.send(bench.rig.node(0), ASK)  # in flight: else the retry backoff would bound the poll
+    bench.client.poll(bench.timer(0))
+    down = Node(7, "broker-7", 9092)
+    bench.rig.states.connecting("7", down.host, down.port, bench.rig.now_ms)
+    bench.rig.states.disconnected("7", bench.rig.now_ms)
+    left_ms = bench.rig.client.poll_delay_ms(down, bench.rig.now_ms)
+    assert 0 < left_ms < 100
+    bench.rig.client.connection_failed = lambda node: False  # type: ignore[method-assign]  # it is to stay queued
+    bench.client.send(down, ASK)
+    bench.rig.selector._is_woken = False
+    assert waited(bench, 60_000) == left_ms
+
+
+def test_all_requests_to_a_ready_node_go_in_one_turn(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.selector.polls = 0
+    sent: list[object] = []
+    real_send, real_ready = bench.rig.client.send, bench.rig.client.ready
+    bench.rig.client.send = lambda request, now_ms: sent.append(request)  # type: ignore[method-assign]
+    for _ in range(3):
+        bench.client.send(bench.rig.node(0), ASK)
+    bench.rig.client.ready = lambda node, now_ms: bench.rig.selector.polls == 0 and real_ready(node, now_ms)  # type: ignore[method-assign]
+    bench.client.poll(bench.timer(0))
+    assert len(sent) == 3
+    bench.rig.client.send = real_send  # type: ignore[method-assign]
+
+
+def test_requests_to_a_node_that_is_not_ready_stay_queued(bench: Bench) -> None:
+    node = bench.rig.connect(0)
+    bench.rig.client.ready = lambda node, now_ms: False  # type: ignore[method-assign]
+    future = bench.client.send(node, ASK)
+    bench.client.poll(bench.timer(0))
+    assert bench.client.pending_request_count(node) == 1
+    assert not bench.rig.client.has_in_flight_requests()
+    del bench.rig.client.ready
+    bench.finish(future)
+
+
+def test_wakeup_ends_a_poll_that_waits(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.client.send(bench.rig.node(0), ASK)
+    bench.client.poll(bench.timer(0))
+    before_ms = bench.rig.now_ms
+    bench.rig.selector.at(before_ms + 30, bench.client.wakeup)
+    with pytest.raises(WakeupError):
+        bench.client.poll(bench.timer(60_000))
+    assert bench.rig.now_ms - before_ms == 30
+
+
+def test_late_request_expires_behind_one_that_is_not_late(bench: Bench) -> None:
+    bench.rig.network.hanging.add(0)
+    node = bench.rig.node(0)
+    patient = bench.client.send(node, ASK, request_timeout_ms=5_000)
+    late = bench.client.send(node, ASK, request_timeout_ms=50)
+    bench.client.poll(bench.timer(60))
+    bench.client.poll(bench.timer(60))
+    assert isinstance(late.error, KafkaTimeoutError)
+    assert not patient.is_done()
+
+
+def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    node, error = bench.rig.connect(0), SaslAuthenticationError("wrong password")
+    bench.rig.selector.close("0")
+    bench.rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
+        bench.client.poll(bench.timer(0))
+    again = bench.client.send(node, ASK)
+    bench.client.poll(bench.timer(0))
+    assert again.error is error
 
 
 def test_whatever_another_thread_queues_wakes_the_poll(bench: Bench) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from uuid import UUID
@@ -617,3 +618,57 @@ def test_why_connections_fail_is_kept_until_metadata_comes(metadata: SomeTopics)
     assert metadata.connection_failure == "refused"
     update(metadata, response())
     assert metadata.connection_failure is None
+
+
+# ---- leaders that do not fit the brokers, and readers beside the writer ----------------------------------------------
+
+
+def test_leader_kept_by_its_newer_epoch_is_none_once_its_broker_is_gone(metadata: SomeTopics) -> None:
+    update(metadata, response(topic("t", partition(leader=2, epoch=10))))
+    stale = MetadataResponse({0: NODES[0], 1: NODES[1]}, (topic("t", partition(leader=0, epoch=9)),), "c", 1, True)
+    update(metadata, stale)
+    assert metadata.cache.leader_epoch(T0) == 10, "the older epoch did not replace it"
+    assert metadata.fetch().leader_for(T0) is None
+    assert metadata.current_leader(T0).leader is None
+
+
+def test_leader_named_by_a_response_changes_that_partition_only(metadata: SomeTopics) -> None:
+    update(
+        metadata,
+        response(
+            topic("t", partition(leader=0), partition(number=1, leader=1), topic_id=ID_A),
+            topic("u", partition("u", leader=1), topic_id=ID_B),
+        ),
+    )
+    before = metadata.fetch()
+    metadata.update_partition_leadership({T0: LeaderIdAndEpoch(2, 6)}, [NODES[2]])
+    after = metadata.fetch()
+    assert after.leader_for(T0) == NODES[2]
+    for other in (TopicPartition("t", 1), TopicPartition("u", 0)):
+        assert after.partition_info(other) == before.partition_info(other)
+    assert after.topic_ids == before.topic_ids == {"t": ID_A, "u": ID_B}
+
+
+def test_readers_beside_the_writer_see_whole_views_only(metadata: SomeTopics) -> None:
+    """Each update gives both partitions the same leader; a mixed view would show two."""
+    views: list[tuple[Node | None, Node | None]] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            cluster = metadata.fetch()
+            views.append((cluster.leader_for(T0), cluster.leader_for(TopicPartition("t", 1))))
+
+    update(metadata, response(topic("t", partition(leader=0, epoch=1), partition(number=1, leader=0, epoch=1))))
+    reader = threading.Thread(target=read)
+    reader.start()
+    for epoch in range(2, 300):
+        leader = epoch % 3
+        update(
+            metadata,
+            response(topic("t", *(partition(number=number, leader=leader, epoch=epoch) for number in (0, 1)))),
+        )
+    done.set()
+    reader.join(10)
+    assert views
+    assert all(first == second is not None for first, second in views)

@@ -12,8 +12,10 @@ from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
 from support.scripted_broker.versions import KAFKA_2_1
 
+from spark_kafka_sink.client import network_client
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.metadata_response import MetadataResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     BootstrapResolutionError,
@@ -26,7 +28,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState
 from spark_kafka_sink.network.transport import Address
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.messages import ApiKey, Message
 from spark_kafka_sink.protocol.requests import (
     InitProducerIdRequest,
     ListOffsetsRequest,
@@ -263,6 +265,49 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rig: ClientRig, cap
 # ---- disconnections and time-outs ----------------------------------------------------------------------------------
 
 
+def test_unexpected_exception_on_one_answer_costs_that_node_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = ClientRig(2, ["t"])
+    rig.await_metadata()
+    for node_id in (0, 1):
+        rig.connect(node_id)
+    real = network_client.client_throttle_ms
+    monkeypatch.setattr(
+        network_client, "client_throttle_ms", lambda key, body: real(key, body) if body.producer_id > 1000 else {}[1]
+    )
+    bad, good = rig.send(0, ASK), rig.send(1, ASK)
+    by_request = {each.request: each for each in rig.poll_until(lambda: not rig.client.has_in_flight_requests())}
+    assert by_request[bad].disconnected
+    assert "unexpected KeyError: 1" in str(by_request[bad].protocol_error)
+    assert by_request[good].body.producer_id == 1001
+    assert not rig.client.is_ready(rig.node(0), rig.now_ms)
+    assert "unexpected KeyError" in caplog.text
+
+
+def test_unexpected_exception_on_metadata_is_a_failed_update_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ClientRig(1, ["t"])
+    real, answers = MetadataResponse.from_entity, []
+
+    def fail_once(entity: Message) -> MetadataResponse:
+        answers.append(entity)
+        if len(answers) == 1:
+            raise RuntimeError("a fault of the parser")
+        return real(entity)
+
+    monkeypatch.setattr(MetadataResponse, "from_entity", fail_once)
+    rig.await_metadata()
+    assert len(answers) == 2
+
+
+def test_unexpected_exception_at_connecting_counts_as_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ClientRig(1)
+    rig.await_metadata()
+    monkeypatch.setattr(rig.selector, "connect", lambda *_: {}[1])
+    assert not rig.client.ready(rig.node(0), rig.now_ms)
+    assert rig.client.connection_failed(rig.node(0))
+
+
 def test_a_lost_connection_gives_its_requests_back_and_asks_for_metadata(rig: ClientRig) -> None:
     sent = []
     for _ in range(3):
@@ -412,6 +457,58 @@ def test_disconnect_gives_requests_back_with_the_next_poll_and_doubts_no_metadat
     assert rig.poll() == []
 
 
+def test_disconnect_of_a_node_that_is_down_leaves_its_backoff_alone(rig: ClientRig) -> None:
+    rig.client.disconnect("0")
+    assert not rig.states.can_connect("0", rig.now_ms)
+    rig.clock.advance(2 * RECONNECT_BACKOFF_MS)
+    assert rig.states.can_connect("0", rig.now_ms)
+    rig.client.disconnect("0")
+    assert rig.states.can_connect("0", rig.now_ms)
+
+
+def test_disconnect_with_many_in_flight_gives_all_back_in_the_order_sent(rig: ClientRig) -> None:
+    heard: list[ClientResponse] = []
+    sent = []
+    for timeout_ms in (30_000, 1_000):
+        sent.append(rig.send(0, ASK, timeout_ms=timeout_ms, callback=heard.append))
+        rig.network.held.add(0)
+        rig.poll()
+    assert rig.client.in_flight_request_count("0") == 2
+    rig.network.cut(0)
+    rig.poll_until(lambda: heard)
+    assert [response.request for response in heard] == sent
+    assert all(response.disconnected and not response.timed_out for response in heard)
+    assert rig.client.in_flight_request_count() == 0
+
+
+def test_disconnect_while_versions_are_asked_for_gives_nothing_back() -> None:
+    rig = ClientRig(1)
+    rig.await_metadata()
+    node = rig.node(0)
+    rig.network.held.add(0)
+    rig.client.ready(node, rig.now_ms)
+    rig.poll_until(lambda: rig.client.has_in_flight_requests("0"))
+    rig.client.disconnect("0")
+    assert rig.poll() == []
+    assert rig.client.in_flight_request_count() == 0
+    rig.network.held.clear()
+    rig.connect(0)
+
+
+def test_closing_a_node_that_is_being_connected_leaves_others_alone() -> None:
+    rig = ClientRig(2)
+    rig.await_metadata()
+    rig.network.hanging.add(0)
+    rig.client.ready(rig.node(0), rig.now_ms)
+    rig.client.ready(rig.node(1), rig.now_ms)
+    rig.client.close_connection("0")
+    assert "0" not in rig.selector.connection_ids
+    rig.poll_until(lambda: rig.client.is_ready(rig.node(1), rig.now_ms))
+    assert not rig.client.connection_failed(rig.node(0)), "it is forgotten, not failed"
+    rig.network.hanging.clear()
+    rig.connect(0)
+
+
 def test_close_connection_forgets_node_and_requests(rig: ClientRig) -> None:
     heard: list[ClientResponse] = []
     rig.send(0, ASK, callback=heard.append)
@@ -430,6 +527,19 @@ def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: Cli
     assert rig.poll_until(lambda: rig.client.connection_failed(rig.node(0))) == []
     assert rig.metadata.time_to_next_update(rig.now_ms) > 0
     rig.await_metadata()
+
+
+def test_metadata_request_of_the_user_is_not_the_updaters(rig: ClientRig) -> None:
+    rig.network.held.add(0)
+    request = rig.send(0, BROKERS_ONLY)
+    rig.poll()
+    failed_updates = []
+    rig.updater.handle_failed_request = lambda *arguments: failed_updates.append(arguments)  # type: ignore[method-assign]
+    rig.client.disconnect("0")
+    (response,) = rig.poll()
+    assert response.request is request
+    assert response.disconnected
+    assert failed_updates == []
 
 
 def test_a_metadata_request_in_flight_at_a_disconnect_is_sent_again(rig: ClientRig) -> None:

@@ -35,6 +35,14 @@ def test_a_failed_future_has_its_error() -> None:
         future.value()
 
 
+@pytest.mark.parametrize("no_error", [None, ValueError("not ours"), KafkaError])
+def test_failure_without_a_kafka_error_is_refused(no_error: object) -> None:
+    future: RequestFuture[int] = RequestFuture()
+    with pytest.raises(TypeError, match="KafkaError"):
+        future.fail(no_error)  # type: ignore[arg-type]
+    assert not future.is_done()
+
+
 def test_none_is_a_value() -> None:
     future: RequestFuture[None] = RequestFuture()
     heard: list[None] = []

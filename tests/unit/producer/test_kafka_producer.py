@@ -689,6 +689,27 @@ def producer_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("kafka-producer-network-thread")]
 
 
+def test_generated_client_ids_are_numbered() -> None:
+    first, second = (ProducerHarness().producer for _ in range(2))
+    assert re.fullmatch(r"producer-[1-9]\d*", first.client_id)
+    assert second.client_id == f"producer-{int(first.client_id.removeprefix('producer-')) + 1}"
+    assert first.client_id in repr(first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "client_id"),
+    [
+        ({"transactional.id": "orders-7"}, "producer-orders-7"),
+        ({"transactional.id": "orders-7", "client.id": "mine"}, "mine"),
+        ({"client.id": "mine"}, "mine"),
+    ],
+)
+def test_client_id_is_the_one_set_or_made_of_the_transactional_id(settings: dict[str, str], client_id: str) -> None:
+    with threaded(**settings) as producer:
+        assert producer.client_id == producer.config.client_id == client_id
+        assert [thread.name for thread in producer_threads()] == [f"kafka-producer-network-thread-{client_id}"]
+
+
 def test_close_leaves_no_thread() -> None:
     """Row 52."""
     with threaded(**{"client.id": "here"}) as producer:

@@ -22,12 +22,22 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
+from spark_kafka_sink.common.windows import EXPIRY_MS
 from spark_kafka_sink.producer.metrics import TIMED_CALLS
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 
 PRODUCE = 0
+OF_CONNECTIONS = (
+    *("outgoing-byte", "incoming-byte", "response", "network-io", "connection-creation", "connection-close"),
+    *("successful-authentication", "failed-authentication", "select"),
+)
+BOTH = ("rate", "total")
+OF_POLLS = {
+    *("select-rate", "io-wait-ratio", "io-wait-time-ns-avg", "io-time-ns-avg", "outgoing-byte-rate"),
+    *("incoming-byte-rate", "request-rate", "response-rate", "network-io-rate", "request-size-avg", "request-size-max"),
+}
 NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_DENIED, CLUSTER_DENIED = 6, 19, 29, 31
 AT_ONCE = {"linger.ms": "0"}
 TOTALS = ("record-send", "record-error", "record-retry", "byte", "batch-send", "batch-split", "request")
@@ -81,6 +91,10 @@ def test_the_names_are_kafkas_and_one_of_ours() -> None:
         *("compression-rate-avg", "records-per-request-avg", "requests-in-flight", "metadata-age", "waiting-threads"),
         *("bufferpool-wait-ratio", "bufferpool-wait-time-ns-total", "buffer-total-bytes", "buffer-available-bytes"),
         *(f"{call}-time-ns-total" for call in TIMED_CALLS),
+        *(f"{name}-{kind}" for name in OF_CONNECTIONS for kind in both),
+        *("connection-count", "request-size-avg", "request-size-max"),
+        *(f"{name}-{kind}" for name in ("io-time-ns", "io-wait-time-ns") for kind in ("avg", "total")),
+        *("io-ratio", "io-wait-ratio"),
     } - {"batch-send-rate"}
     metrics = ProducerHarness().producer.metrics()
     assert set(metrics) == expected
@@ -155,6 +169,8 @@ def test_what_is_long_ago_leaves_rates_averages_and_maxima_and_stays_in_the_tota
     harness.run_for(60_000)
     idle = harness.producer.metrics()
     for name, value in idle.items():
+        if name in OF_POLLS:
+            continue  # the Sender polls on, and asks for metadata every five minutes
         if name.endswith("-rate"):
             assert value == 0, name
         elif name.endswith(("-avg", "-max")):
@@ -182,7 +198,8 @@ def test_the_requests_for_a_producer_id_are_requests_too() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.send()
     harness.settle()
-    assert harness.producer.metrics()["request-total"] == 2
+    requests = harness.producer.metrics()["request-total"]
+    assert requests == len(harness.cluster.requests) == 5, "two for versions, metadata, producer id, Produce"
     assert harness.producer.metrics()["records-per-request-avg"] == 1
 
 
@@ -366,7 +383,7 @@ def test_records_that_are_sent_again_are_retries_and_sent_twice() -> None:
         harness.send()
     harness.settle()
     assert moved.totals() == {"record-send": 9, "record-retry": 6, "batch-send": 1}
-    assert moved["request-total"] == 3
+    assert moved["request-total"] == len(harness.cluster.requests) == 5, "a refusal asks for metadata, too"
     assert harness.producer.metrics()["record-retry-rate"] > 0
 
 
@@ -591,13 +608,95 @@ def test_a_commit_that_does_not_end_in_time_is_measured_when_it_is_called_again_
     assert harness.producer.metrics()["txn-commit-time-ns-total"] == (harness.now_ms - before_ms) * 1_000_000 > 0
 
 
+# ---- by topic, by node, of connections -------------------------------------------------------------------------------
+
+
+def test_topics_are_counted_apart_and_come_to_what_the_producer_did() -> None:
+    harness = warm({"linger.ms": "5", "compression.type": "gzip"})
+    harness.cluster.create_topic("other", partitions=1)
+    for _ in range(3):
+        harness.send(bytes(1_000))
+    harness.producer.send("other", b"x")
+    harness.settle()
+    by_topic, all_topics = harness.producer.topic_metrics(), harness.producer.metrics()
+    assert set(by_topic) == {TOPIC, "other"}
+    rates = {f"{name}-{kind}" for name in ("record-send", "record-error", "record-retry", "byte") for kind in BOTH}
+    assert set(by_topic[TOPIC]) == {*rates, "compression-rate"}
+    assert by_topic[TOPIC]["record-send-total"] == all_topics["record-send-total"] - 1
+    assert by_topic["other"]["record-send-total"] == 1
+    assert sum(each["byte-total"] for each in by_topic.values()) == all_topics["byte-total"]
+    assert by_topic[TOPIC]["compression-rate"] < 0.1 < by_topic["other"]["compression-rate"]
+
+
+def test_errors_and_retries_are_those_of_their_topic() -> None:
+    harness = warm({"linger.ms": "5", "retries": "1"})
+    harness.cluster.create_topic("other", partitions=1)
+    harness.producer.send("other", b"x")
+    harness.run_for(100)
+    harness.cluster.on(PRODUCE, faults.fail_with(NOT_ENOUGH_REPLICAS), times=2)
+    harness.send()
+    harness.settle()
+    by_topic = harness.producer.topic_metrics()
+    assert (by_topic[TOPIC]["record-retry-total"], by_topic[TOPIC]["record-error-total"]) == (1, 1)
+    assert (by_topic["other"]["record-retry-total"], by_topic["other"]["record-error-total"]) == (0, 0)
+
+
+def test_topic_that_takes_no_record_is_not_counted() -> None:
+    harness = warm({**AT_ONCE, "max.request.size": "1000"})
+    before = set(harness.producer.topic_metrics())
+    for number in range(20):
+        harness.producer.send(f"bad name {number}", b"x")
+    assert set(harness.producer.topic_metrics()) == before
+    assert harness.producer.metrics()["record-error-total"] == 20
+
+
+def test_idle_topic_and_node_are_forgotten_after_an_hour() -> None:
+    harness = warm(AT_ONCE)
+    harness.send()
+    harness.settle()
+    assert set(harness.producer.topic_metrics()) == {TOPIC}
+    assert "node--1" in harness.producer.node_metrics()
+    harness.clock.advance(EXPIRY_MS + 30_000)
+    assert harness.producer.topic_metrics() == {}
+    assert harness.producer.node_metrics() == {}
+
+
+def test_nodes_are_counted_apart_and_come_to_what_all_took() -> None:
+    harness = warm(AT_ONCE)
+    harness.network.latency_ms = lambda: 50
+    harness.send()
+    harness.settle()
+    by_node, all_nodes = harness.producer.node_metrics(), harness.producer.metrics()
+    assert {"node-0", "node--1"} <= set(by_node)
+    for name in ("request-total", "response-total", "outgoing-byte-total", "incoming-byte-total"):
+        assert sum(each[name] for each in by_node.values()) == all_nodes[name] > 0, name
+    assert by_node["node-0"]["request-latency-max"] == 100
+    assert math.isnan(by_node["node--1"]["request-latency-max"]), "metadata and versions are the client's own"
+    assert set(by_node["node-0"]) == {
+        *(f"{name}-{kind}" for name in ("request", "response", "outgoing-byte", "incoming-byte") for kind in BOTH),
+        *(f"{name}-{kind}" for name in ("request-size", "request-latency") for kind in ("avg", "max")),
+    }
+
+
+def test_connections_are_counted_as_they_come_and_go() -> None:
+    harness = warm(AT_ONCE)
+    moved, open_before = Moved(harness), len(harness.selector.connection_ids)
+    harness.network.cut(0)
+    harness.send()
+    harness.settle()
+    assert (moved["connection-close-total"], moved["connection-creation-total"]) == (open_before, 1)
+    metrics = harness.producer.metrics()
+    open_now = metrics["connection-creation-total"] - metrics["connection-close-total"]
+    assert metrics["connection-count"] == len(harness.selector.connection_ids) == open_now
+
+
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 
 def test_errors_that_many_threads_count_are_all_counted() -> None:
     harness = ProducerHarness()
     threads = [
-        threading.Thread(target=lambda: [harness.producer._metrics.records_failed(1, now) for now in range(5_000)])
+        threading.Thread(target=lambda: [harness.producer._metrics.records_failed("t", 1, now) for now in range(5_000)])
         for _ in range(4)
     ]
     for thread in threads:

@@ -31,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     TransactionAbortableError,
     TransactionalIdAuthorizationError,
     UnknownProducerIdError,
+    UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.transaction_manager import State
 
@@ -323,3 +324,29 @@ def test_a_call_of_a_transaction_raises_an_error_of_its_own(version: int) -> Non
     assert refused.error is not None
     assert refused.error is not caught.value
     assert refused.error.__traceback__ is None
+
+
+def test_failed_batch_on_brokers_before_2_5_ends_the_producer_by_name() -> None:
+    harness = TransactionHarness(1)
+    harness.cluster.versions = {**harness.cluster.versions, INIT_PRODUCER_ID: (0, 2)}
+    harness.started()
+    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.send(b"refused", partition=0)
+    harness.settle()
+    harness.producer.abort_transaction()  # the transaction itself has ended as it should
+    harness.run_for(100)
+    assert harness.producer.has_failed
+    with pytest.raises(UnsupportedVersionError, match=r"Kafka 2\.5 or newer .* make another, or upgrade the brokers"):
+        harness.producer.begin_transaction()
+    assert harness.coordinated.state == "CompleteAbort"
+
+
+def test_abort_without_a_failed_batch_goes_on_with_brokers_before_2_5() -> None:
+    harness = TransactionHarness(1)
+    harness.cluster.versions = {**harness.cluster.versions, INIT_PRODUCER_ID: (0, 2)}
+    harness.started()
+    harness.send(b"dropped", partition=0)
+    harness.settle()
+    harness.producer.abort_transaction()
+    harness.commit(b"kept")
+    assert harness.committed() == [b"kept"]

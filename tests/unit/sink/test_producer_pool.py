@@ -40,7 +40,7 @@ class Bench:
         self.pool = ProducerPool(self._create, self.clock)
 
     def _create(self, config: ProducerConfig) -> ScriptedProducer:
-        self.made.append(ScriptedProducer())
+        self.made.append(ScriptedProducer(client_id=config.client_id))
         return self.made[-1]
 
 
@@ -259,12 +259,12 @@ def test_what_is_closed_is_no_longer_told_of() -> None:
     bench.made[1].has_failed = True
     bench.pool.release(failed)
     shared, borrowed = bench.pool.acquire(config(client_id="a")), bench.pool.borrow(config(client_id="b"))
-    told = bench.pool.metrics()
+    told = bench.pool.producers()
     assert [client_id for client_id, *_ in told] == ["a", "b"]
     assert len({number for _, number, _ in told}) == 2
     bench.pool.release(shared)
     bench.pool.release(borrowed)
-    assert bench.pool.metrics() == told
+    assert bench.pool.producers() == told
     assert bench.pool._lent == {}
 
 
@@ -298,6 +298,6 @@ def test_producers_are_made_under_the_lock_and_closed_after_it_and_every_call_ta
     shared = pool.acquire(config())
     shared.has_failed = True  # type: ignore[misc]
     pool.release(shared)
-    pool.metrics()
+    pool.producers()
     assert seen == [("made", True), ("closed", False)] * 2
     assert lock.taken == 5

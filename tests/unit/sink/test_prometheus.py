@@ -18,6 +18,7 @@ from support.scripted_producer import ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import prometheus
 from spark_kafka_sink.sink.columnar_writer import write_arrow
 from spark_kafka_sink.sink.options import SinkConfig
@@ -32,7 +33,7 @@ def config(**settings: str) -> ProducerConfig:
 
 
 def pool() -> ProducerPool:
-    return ProducerPool(lambda _: ScriptedProducer(), FakeClock())
+    return ProducerPool(lambda given: ScriptedProducer(client_id=given.client_id), FakeClock())
 
 
 @pytest.fixture
@@ -80,9 +81,25 @@ def test_totals_are_counters_and_the_rest_gauges() -> None:
     producers = pool()
     producers.acquire(config(**{"client.id": "orders"}))
     (entry,) = producers._ready.values()
+    entry.producer.send_columns("t", RecordColumns(pa.array([b"value"])))
     entry.producer.metrics = lambda: {"record-send-total": 7.0, "request-latency-avg": 1.5}  # type: ignore[method-assign]
     kinds = {family.name: family.type for family in PoolCollector(producers).collect()}
-    assert kinds == {"kafka_producer_record_send": "counter", "kafka_producer_request_latency_avg": "gauge"}
+    assert kinds == {
+        "kafka_producer_record_send": "counter",
+        "kafka_producer_request_latency_avg": "gauge",
+        "kafka_producer_topic_record_error": "counter",
+        "kafka_producer_topic_compression_rate": "gauge",
+        "kafka_producer_node_request": "counter",
+    }
+
+
+def test_topics_and_nodes_are_labels() -> None:
+    producers = pool()
+    producers.acquire(config(**{"client.id": "orders"})).send_columns("t", RecordColumns(pa.array([b"value"])))
+    found = {sample.name: sample.labels for family in PoolCollector(producers).collect() for sample in family.samples}
+    assert found["kafka_producer_topic_record_error_total"].keys() == {"client_id", "producer", "topic"}
+    assert found["kafka_producer_topic_record_error_total"]["topic"] == "t"
+    assert found["kafka_producer_node_request_total"]["node_id"] == "node-1"
 
 
 def test_each_producer_is_a_series_of_its_own_while_it_is_used_and_while_it_waits() -> None:
@@ -92,11 +109,11 @@ def test_each_producer_is_a_series_of_its_own_while_it_is_used_and_while_it_wait
     lent = producers.acquire(second)
     lent.has_failed = True  # type: ignore[misc]
     again = producers.acquire(second)
-    told = producers.metrics()
+    told = producers.producers()
     assert [client_id for client_id, _, _ in told] == ["same"] * 3
     assert len({number for _, number, _ in told}) == 3
     producers.release(lent)
-    assert len(producers.metrics()) == 2
+    assert len(producers.producers()) == 2
     producers.release(again)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from spark_kafka_sink.producer.windows import WINDOW_MS, Sample, Windows
+from spark_kafka_sink.common.windows import EXPIRY_MS, WINDOW_MS, Sample, Windows, WindowsByKey
 
 
 @dataclass(slots=True)
@@ -91,3 +91,15 @@ def test_the_time_of_a_rate_moves_on_with_the_samples() -> None:
         count(windows, now_ms, 1)
     assert windows.read(90_000).window_s == 60
     assert windows.read(300_000).window_s == 30
+
+
+def test_keys_are_counted_apart_and_idle_ones_give_way_to_new_ones() -> None:
+    by_key = WindowsByKey(Counts)
+    for now_ms in range(0, 3 * EXPIRY_MS, WINDOW_MS):
+        by_key.at("busy", now_ms).things += 1
+        by_key.at(f"once at {now_ms}", now_ms).things += 1
+    end_ms = 3 * EXPIRY_MS - WINDOW_MS
+    read = by_key.read(end_ms)
+    assert read["busy"].total.things == 3 * EXPIRY_MS // WINDOW_MS
+    assert len(by_key._by_key) <= EXPIRY_MS // WINDOW_MS + 2
+    assert set(by_key.read(end_ms + EXPIRY_MS + WINDOW_MS)) == set()

@@ -8,16 +8,19 @@ org.apache.kafka.common.metrics.stats.SampledStat, Rate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final, Generic, TypeVar
 
-from spark_kafka_sink.client.backoff import NEVER_MS
+from spark_kafka_sink.common.clock import NEVER_MS
 
 WINDOW_MS: Final = 30_000
 """metrics.sample.window.ms of the Java client."""
 _KEPT_MS: Final = 3 * WINDOW_MS
 """A sample counts until all of it is older than metrics.num.samples = 2 windows."""
+EXPIRY_MS: Final = 3_600_000
+"""How long the metrics of an idle topic or node are kept (INACTIVE_SENSOR_EXPIRATION_TIME_SECONDS)."""
 
 
 @dataclass(slots=True)
@@ -79,6 +82,10 @@ class Windows(Generic[S]):
             window_ms += WINDOW_MS
         return Reading(self._merged([past, *kept]), self._merged(recent), window_ms / 1000)
 
+    def is_idle(self, now_ms: int) -> bool:
+        """Nothing was counted for EXPIRY_MS. Any thread."""
+        return now_ms - self._newest.start_ms - WINDOW_MS >= EXPIRY_MS
+
     def _merged(self, samples: Iterable[S]) -> S:
         merged = self._sample_class(NEVER_MS)
         for sample in samples:
@@ -86,6 +93,44 @@ class Windows(Generic[S]):
                 one, other = getattr(merged, name), getattr(sample, name)
                 setattr(merged, name, max(one, other) if name.startswith("max_") else one + other)
         return merged
+
+
+class WindowsByKey(Generic[S]):
+    """A `Windows` for each key, such as a topic. A key that was not counted for EXPIRY_MS is forgotten, and its totals
+    with it, so that not more keys are kept than are in use.
+
+    Threads as for `Windows`: a reader sees the keys of one moment.
+    """
+
+    def __init__(self, sample_class: type[S]) -> None:
+        self._sample_class = sample_class
+        self._by_key: dict[str, Windows[S]] = {}
+
+    def at(self, key: str, now_ms: int) -> S:
+        """The sample of `key` to count in, as `Windows.at`."""
+        windows = self._by_key.get(key)
+        if windows is None:
+            windows = Windows(self._sample_class)
+            # Another dict each time: a reader may be going over the old one.
+            self._by_key = {**self._in_use(now_ms), key: windows}
+        return windows.at(now_ms)
+
+    def read(self, now_ms: int) -> dict[str, Reading[S]]:
+        """What there is now of each key in use. Any thread."""
+        return {key: windows.read(now_ms) for key, windows in self._in_use(now_ms).items()}
+
+    def _in_use(self, now_ms: int) -> dict[str, Windows[S]]:
+        return {key: windows for key, windows in self._by_key.items() if not windows.is_idle(now_ms)}
+
+
+def average(amount: float, count: int) -> float:
+    """The mean, NaN where there was nothing."""
+    return amount / count if count else math.nan
+
+
+def peak(highest: float, count: int) -> float:
+    """The maximum, NaN where there was nothing."""
+    return float(highest) if count else math.nan
 
 
 def _counts(sample: Sample, now_ms: int) -> bool:
