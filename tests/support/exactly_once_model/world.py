@@ -60,8 +60,8 @@ class Fault(enum.Enum):
     TOPIC_GONE = "the decision topic is deleted before it"
     TOPIC_EMPTIED = "the decision topic is deleted and made again before it"
     ALL_FORGOTTEN = (
-        "after a batch that is not the first, the driver dies before Spark logs it, the decision topic is made"
-        " again, and coordinators have forgotten all ids"
+        "the driver dies before Spark logs a batch that is not the first, the decision topic is made again, and"
+        " coordinators have forgotten all ids"
     )
 
 
