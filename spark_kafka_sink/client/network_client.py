@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkSend
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
@@ -219,8 +220,8 @@ class NetworkClient:
             try:
                 body = _read_response(oldest, receive.payload, node_id)
             except ProtocolError as error:
-                log.error("Closing the connection to node %s: %s", node_id, error)
-                responses += self._connections.close(node_id, _closed_for(error), now_ms)
+                unreadable = _unreadable(error, self._states.place(node_id), oldest)
+                responses += self._connections.close(node_id, _closed_for(unreadable), now_ms)
                 continue
             request = self._in_flight.complete_oldest(node_id)
             self._throttle(request, body, now_ms)
@@ -241,8 +242,8 @@ class NetworkClient:
             if self._discovery.on_response(node_id, request.version, body):
                 self._states.ready(node_id)
         except KafkaError as error:
-            log.warning("Node %s does not tell which versions it speaks: %s", node_id, error)
-            responses += self._connections.close(node_id, _closed_for(error), now_ms)
+            told = retold(error, f"Node {node_id} does not tell which versions it speaks: {error}")
+            responses += self._connections.close(node_id, _closed_for(told), now_ms)
 
     def _throttle(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
         throttle_ms = client_throttle_ms(request.request.request.api_key, body)
@@ -323,6 +324,13 @@ class NetworkClient:
 
 def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:
     return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
+
+
+def _unreadable(error: ProtocolError, place: tuple[str, int], request: InFlightRequest | None) -> ProtocolError:
+    """The error with the server's address; the first answer of a server shows whether it is Kafka at all."""
+    is_first = request is not None and request.request.request.api_key is ApiKey.API_VERSIONS
+    question = " Is it a Kafka port, and does security.protocol fit it?" if is_first else ""
+    return ProtocolError(f"The server at {place[0]}:{place[1]} does not answer as Kafka does: {error}{question}")
 
 
 def _read_response(request: InFlightRequest | None, payload: bytes | bytearray, node_id: str) -> Message:
