@@ -46,7 +46,7 @@ for write in (
     try:
         write()
     except Exception as error:
-        print("REFUSED", [line for line in str(error).splitlines() if "cannot be used" in line][-1])
+        print("REFUSED", [line for line in str(error).splitlines() if 'format("kafka_sink") cannot be used:' in line][-1])
 spark.stop()
 """
 
