@@ -46,7 +46,8 @@ for write in (
     try:
         write()
     except Exception as error:
-        print("REFUSED", [line for line in str(error).splitlines() if 'format("kafka_sink") cannot be used:' in line][-1])
+        told = [line for line in str(error).splitlines() if 'format("kafka_sink") cannot be used:' in line]
+        print("REFUSED", told[-1])
 spark.stop()
 """
 
