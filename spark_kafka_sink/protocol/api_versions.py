@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_kafka_sink.common.errors import UnsupportedVersionError
+from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message, VersionRange
 from spark_kafka_sink.protocol.releases import first_release
@@ -27,8 +27,10 @@ class NodeApiVersions:
 
         A range that is upside down or negative is kept as it is: it holds no version that `usable_version` could
         choose, and matters only where that api is needed. Of an api that is named twice only the versions that are in
-        both ranges count.
+        both ranges count. Raises ProtocolError where no api is named at all, as in a message of zeroes.
         """
+        if not response.api_keys:
+            raise ProtocolError("The answer names no api at all.")
         ranges: dict[int, VersionRange] = {}
         for api in response.api_keys:
             oldest, latest = int(api.min_version), int(api.max_version)

@@ -89,7 +89,7 @@ def test_range_upside_down_leaves_the_node_known() -> None:
 def test_a_lost_node_is_forgotten_and_not_due_any_more() -> None:
     registry = ApiVersions()
     discovery = VersionDiscovery(registry)
-    discovery.on_response("1", LATEST, response())
+    discovery.on_response("1", LATEST, response(ranges=[(3, 0, 9)]))
     discovery.begin("1")
     discovery.forget("1")
     assert registry.get("1") is None

@@ -6,7 +6,7 @@ import pytest
 from support.scripted_broker.responses import encode_response
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 
-from spark_kafka_sink.common.errors import UnsupportedVersionError
+from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
 from spark_kafka_sink.protocol.api_versions import NodeApiVersions
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import EndTxnRequest
@@ -54,7 +54,7 @@ def test_old_and_new_releases_are_spoken_to(release: dict[int, tuple[int, int]],
 
 def test_finalized_features_are_kept_by_name() -> None:
     features = [{"name": "transaction.version", "max_version_level": 2, "min_version_level": 1}]
-    node = versions_of({}, finalized_features=features, finalized_features_epoch=41)
+    node = versions_of({3: (0, 9)}, finalized_features=features, finalized_features_epoch=41)
     assert node.finalized_features == {"transaction.version": 2}
     assert node.finalized_features_epoch == 41
     assert versions_of({18: (0, 0)}, version=0).finalized_features_epoch == -1
@@ -71,6 +71,11 @@ def test_range_upside_down_costs_only_its_own_api(theirs: tuple[int, int]) -> No
         f"The node claims versions {low} to {high} of PRODUCE (api 0), which hold no version; this request needs"
         " versions 3 to 12: Kafka 0.11 or newer."
     )
+
+
+def test_answer_that_names_no_api_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="names no api at all"):
+        versions_of({})
 
 
 def test_range_that_begins_below_zero_counts_from_zero() -> None:
@@ -99,7 +104,7 @@ def test_api_named_twice_has_the_versions_of_both_ranges() -> None:
         ),
         ({3: (0, 2)}, MetadataRequest(None), "needs versions 4 to 13: Kafka 0.11 or newer."),
         (
-            {},
+            {0: (0, 9)},
             MetadataRequest(None),
             "does not speak METADATA (api 3) at all; this request needs versions 4 to 13: Kafka",
         ),
