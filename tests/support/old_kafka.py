@@ -61,6 +61,7 @@ def old_kafka(version: str, folder: Path) -> Iterator[str]:
         f"-Djava.io.tmpdir={folder}",
         f"-Dlog4j.configuration={log_file.as_uri()}",
         "-Dzookeeper.admin.enableServer=false",
+        "-Dzookeeper.jmx.log4j.disable=true",  # which needs classes that the jars do not have
         "-cp",
         jars,
     ]
