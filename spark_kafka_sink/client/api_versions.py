@@ -71,7 +71,7 @@ class VersionDiscovery:
 
     def on_response(self, node_id: str, asked_version: int, response: Message) -> bool:
         """Take the answer in. True: the node's versions are known. False: it is due to be asked again, in an older
-        version. Raises the node's error, or ProtocolError where the answer makes no sense.
+        version. Raises the node's error, or ProtocolError where it names no api at all.
 
         A node that does not know the version says so and, since Kafka 2.4, which one it does know. Each further
         attempt is in a lower version than the one before, whatever the node claims, so that this ends.

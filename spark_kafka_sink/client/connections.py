@@ -13,10 +13,11 @@ from spark_kafka_sink.client.api_versions import VersionDiscovery
 from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.in_flight_requests import InFlightRequests
+from spark_kafka_sink.client.loss_log import LossLog
 from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
 from spark_kafka_sink.client.selectable import Selectable
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import KafkaError, ProtocolError
+from spark_kafka_sink.common.errors import DisconnectError, KafkaError, ProtocolError
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState
 from spark_kafka_sink.protocol.messages import ApiKey
 
@@ -60,6 +61,7 @@ class Connections:
         self._rng = rng
         self._send_buffer = send_buffer
         self._receive_buffer = receive_buffer
+        self._loss_log = LossLog(log)
 
     def can_send_request(self, node_id: str, now_ms: int) -> bool:
         """Connected, the channel done with its handshakes, not throttled, and room in flight."""
@@ -111,7 +113,7 @@ class Connections:
         except Exception as error:  # of any kind: the node would stay in CONNECTING, and others wait for it
             if not isinstance(error, KafkaError | OSError):
                 log.debug("Where it was raised:", exc_info=error)
-            log.warning("No connection to %s: %s", node, error)
+            self._loss_log.tell(logging.WARNING, node_id, f"No connection to {node}: {error}", now_ms)
             self.states.disconnected(node_id, now_ms)
             self._metadata_updater.handle_disconnect(node_id, str(error), None, now_ms)
 
@@ -134,10 +136,23 @@ class Connections:
             refusal = state.error
             self.states.authentication_failed(node_id, refusal, now_ms)
         reason = f"Connection to node {node_id} lost ({state.kind.name.lower()}): {state.error}"
-        log.log(_LOG_LEVELS.get(state.kind, logging.INFO), "%s", reason)
+        is_nonsense = isinstance(state.error, ProtocolError)
+        if is_nonsense:
+            reason = str(state.error)
+        self._log_loss(node_id, state, reason, now_ms)
         cancelled = self._cancel_in_flight(node_id, loss, refusal, now_ms)
-        self._metadata_updater.handle_disconnect(node_id, reason, refusal, now_ms)
+        self._metadata_updater.handle_disconnect(node_id, reason, refusal, now_ms, is_nonsense=is_nonsense)
         return cancelled
+
+    def _log_loss(self, node_id: str, state: ChannelState, reason: str, now_ms: int) -> None:
+        level = _LOG_LEVELS.get(state.kind, logging.INFO)
+        if isinstance(state.error, ProtocolError):
+            level = logging.ERROR
+        elif state.kind is ChannelKind.LOCAL_CLOSE and not isinstance(state.error, DisconnectError):
+            level = logging.WARNING
+        if node_id.startswith("-") and any(node.id_string == node_id for node in self._metadata_updater.fetch_nodes()):
+            level, reason = max(level, logging.WARNING), f"No metadata yet: {reason}"
+        self._loss_log.tell(level, node_id, reason, now_ms)
 
     def drop(self, node_id: str, now_ms: int) -> list[ClientResponse]:
         """Close the connection because our user wants it closed: no failure, and no reason to doubt the metadata."""

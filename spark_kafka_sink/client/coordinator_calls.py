@@ -278,8 +278,13 @@ class _Call(Generic[Item, Value]):
 
     def _named(self, error: KafkaError, work: _Work[Item], node: Node | None) -> KafkaError:
         """The error with the item, the node and what to do in its text."""
-        place = f"{self.api.describe(work.item)}" + (f", asked of node {node}" if node is not None else "")
-        text = f"{place}: {self.api.advice.get(error.error_code or 0) or error}"
+        place = self.api.describe(work.item)
+        if node is not None and str(node) not in place:
+            place += f", asked of node {node}"
+        why = self.api.advice.get(error.error_code or 0) or str(error)
+        if node is not None:
+            why = why.removeprefix(f"Node {node.id_string}: ")
+        text = f"{place}: {why}"
         if isinstance(error, BrokerError) and error.error_code is not None:
             return error_for_code(error.error_code, text)
         return type(error)(text)

@@ -93,6 +93,7 @@ class Metadata:
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._leader_epochs: dict[TopicPartition, int] = {}
         self._connection_failure: str | None = None
+        self._is_nonsense = False
 
     # ---- what subclasses choose ------------------------------------------------------------------------------------
 
@@ -146,8 +147,23 @@ class Metadata:
         """Whether a node ever refused us: the next connection would show it the same certificate or password."""
         return self._was_refused
 
-    def note_connection_failure(self, reason: str) -> None:
+    def note_connection_failure(self, reason: str, *, is_nonsense: bool = False) -> None:
+        """`is_nonsense`: what the node sent is not the Kafka protocol."""
         self._connection_failure = reason
+        self._is_nonsense = is_nonsense
+
+    def no_broker_text(self, servers: Iterable[tuple[str, int]], limit: str) -> str:
+        """Say that no broker of bootstrap.servers answered within `limit`, and why. A server that answered nonsense
+        comes first: it was reached, so no address has to be checked.
+        """
+        failure = self._connection_failure
+        named = ",".join(f"{host}:{port}" for host, port in servers)
+        if failure is not None and self._is_nonsense:
+            return f"{failure} No broker of bootstrap.servers={named} answered {limit}."
+        return (
+            f"No broker of bootstrap.servers={named} answered {limit}: check the addresses, and that security.protocol"
+            " fits the port." + ("" if failure is None else f" Last: {failure}")
+        )
 
     def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
         """The leader and its epoch; where the partition is not cached the last epoch that was heard of."""

@@ -62,8 +62,12 @@ class MetadataUpdater(Protocol):
         """Send or prepare a metadata request where one is due. Returns ms until this must be asked again."""
         ...
 
-    def handle_disconnect(self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int) -> None:
-        """The connection to the node was lost, or could not be made. `fatal`: the node refused us."""
+    def handle_disconnect(
+        self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int, *, is_nonsense: bool = False
+    ) -> None:
+        """The connection to the node was lost, or could not be made. `fatal`: the node refused us. `is_nonsense`: what
+        it sent is not the Kafka protocol.
+        """
         ...
 
     def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
@@ -139,11 +143,16 @@ class DefaultMetadataUpdater:
             return self._reconnect_backoff_ms
         return FOREVER_MS  # being connected, or busy: an event from the network or a time-out there changes that
 
-    def handle_disconnect(self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int) -> None:
-        self._metadata.note_connection_failure(reason)
-        cluster = self._metadata.fetch()
-        if cluster.is_bootstrap_configured and cluster.node_by_id(int(node_id)) is not None:
-            log.warning("No metadata yet: %s", reason)
+    def handle_disconnect(
+        self,
+        node_id: str,  # noqa: ARG002 - of the interface
+        reason: str,
+        fatal: KafkaError | None,
+        now_ms: int,
+        *,
+        is_nonsense: bool = False,
+    ) -> None:
+        self._metadata.note_connection_failure(reason, is_nonsense=is_nonsense)
         if self.is_update_due(now_ms):
             self.handle_failed_request(None, now_ms)
         if fatal is not None:

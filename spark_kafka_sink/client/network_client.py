@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
@@ -224,13 +225,11 @@ class NetworkClient:
             try:
                 self._handle_receive(responses, receive, now_ms)
             except KafkaError as error:
-                log.error("Closing the connection to node %s: %s", node_id, error)
                 responses += self._connections.close(node_id, _closed_for(error), now_ms)
             except Exception as cause:  # ours or a library's fault: the other nodes' answers do not suffer from it
                 fault = ProtocolError(
                     f"The answer of node {node_id} raised an unexpected {type(cause).__name__}: {one_line(str(cause))}"
                 )
-                log.warning("Closing the connection to node %s: %s", node_id, fault)
                 log.debug("Where it was raised:", exc_info=cause)
                 responses += self._connections.close(node_id, _closed_for(fault), now_ms)
 
@@ -239,9 +238,12 @@ class NetworkClient:
         connection completes it.
         """
         node_id, request = receive.source, self._in_flight.oldest(receive.source)
-        if request is None:
-            raise ProtocolError(f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.")
-        body = _read_response(request, receive.payload, node_id)
+        try:
+            if request is None:
+                raise ProtocolError(f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.")
+            body = _read_response(request, receive.payload, node_id)
+        except ProtocolError as error:
+            raise _unreadable(error, self._states.place(node_id), request) from error
         self._throttle(request, body, now_ms)
         if request.is_internal:
             self._on_internal_response[request.request.request.api_key](request, body, now_ms)
@@ -260,8 +262,7 @@ class NetworkClient:
         try:
             is_known = self._discovery.on_response(node_id, request.version, body)
         except KafkaError as error:
-            log.warning("Node %s does not report which versions it supports: %s", node_id, error)
-            raise
+            raise retold(error, f"Node {node_id} does not report which versions it supports: {error}") from error
         if is_known:
             self._states.ready(node_id)
 
@@ -350,6 +351,13 @@ class NetworkClient:
 
 def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:
     return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
+
+
+def _unreadable(error: ProtocolError, place: tuple[str, int], request: InFlightRequest | None) -> ProtocolError:
+    """The error with the server's address; the first answer of a server shows whether it is Kafka at all."""
+    is_first = request is not None and request.request.request.api_key is ApiKey.API_VERSIONS
+    question = " Is it a Kafka port, and does security.protocol fit it?" if is_first else ""
+    return ProtocolError(f"The server at {place[0]}:{place[1]} does not answer as Kafka does: {error}{question}")
 
 
 def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id: str) -> Message:

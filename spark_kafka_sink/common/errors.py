@@ -107,7 +107,10 @@ class BrokerError(KafkaError):
 
 class UnknownServerError(KafkaError):
     error_code = -1
-    sentence = "The server met an unexpected error. Its log says more."
+    sentence = (
+        "The server met an unexpected error, or answered with an error code that this client does not know. The"
+        " server's log says more; the code is in this client's log."
+    )
 
 
 class OffsetOutOfRangeError(KafkaError):

@@ -54,11 +54,13 @@ class PendingOperation:
         self._result: TransactionalResult | None = None
         self.last_refusal: KafkaError | None = None
         """Why the operation takes so long: what it is sent again after."""
+        self.last_loss: str | None = None
+        """The last request of the operation that brought no answer, in words."""
         self._closed_by: KafkaError | None = None
 
     def begin(self, operation: str, what: object = None) -> TransactionalResult:
         self._result = TransactionalResult(operation, what)
-        self.last_refusal = None
+        self.last_refusal = self.last_loss = None
         return self._result
 
     def joined(self, operation: str, what: object = None) -> TransactionalResult | None:

@@ -231,23 +231,32 @@ class BatchOutcomes:
 
     def expiry_error(self, batch: ProducerBatch) -> KafkaTimeoutError:
         """What to tell of records that were not acknowledged in time."""
+        leader = self._metadata.fetch().leader_for(batch.topic_partition)
         if batch.last_error is not None:
-            why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}"
+            why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}{self._quota(batch, leader)}"
         elif batch.is_in_flight:
-            why = "they were sent and not answered"
-        elif (leader := self._metadata.fetch().leader_for(batch.topic_partition)) is None:
+            why = f"they were sent and not answered.{self._quota(batch, leader)}"
+        elif leader is None:
             why = self._why_no_leader(batch.topic_partition)
         else:
             manager = self._transaction_manager
             reason = None if manager is None else manager.reason_to_wait(batch.topic_partition)
-            why = reason or "they could not be sent; is its broker reachable?"
-            throttle_ms, until_ms = self._throttles.get(leader.id, (0, batch.created_ms))
-            if reason is None and until_ms > batch.created_ms:
-                why = f"{why} It asked to be left alone for {throttle_ms} ms: is there a quota?"
+            why = reason or f"they could not be sent; is its broker reachable?{self._quota(batch, leader)}"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
             f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"
         )
+
+    def _quota(self, batch: ProducerBatch, leader: Node | None) -> str:
+        """That the leader throttled us while the batch waited. A broker reads nothing of a client that it throttles, so
+        requests in flight are not answered either.
+        """
+        if leader is None:
+            return ""
+        throttle_ms, until_ms = self._throttles.get(leader.id, (0, batch.created_ms))
+        if until_ms <= batch.created_ms:
+            return ""
+        return f" It asked to be left alone for {throttle_ms} ms: is there a quota?"
 
     def _why_no_leader(self, topic_partition: TopicPartition) -> str:
         cluster = self._metadata.fetch()

@@ -79,13 +79,7 @@ class TopicMetadata:
         limit = f"within max.block.ms={self._config.max_block_ms}"
         count = cluster.partition_count_for_topic(topic)
         if cluster.is_bootstrap_configured:
-            failure = self._metadata.connection_failure
-            last = "" if failure is None else f" Last: {failure}"
-            servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
-            return (
-                f"No broker of bootstrap.servers={servers} answered {limit}: check the addresses, and that"
-                f" security.protocol fits the port.{last}"
-            )
+            return self._metadata.no_broker_text(self._config.bootstrap_servers, limit)
         if count is None:
             return (
                 f"Topic {topic} is not in the metadata {limit}: create it, or let the brokers do so"

@@ -16,6 +16,7 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaT
 from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
@@ -30,6 +31,7 @@ class TransactionMethods:
     config: ProducerConfig
     sender: Sender
     _clock: Clock
+    _metadata: ProducerMetadata
     _metrics: ProducerMetrics
     _thread: threading.Thread | None
     _transaction_manager: TransactionManager | None
@@ -135,16 +137,28 @@ class TransactionMethods:
         result = begin(manager)
         self.sender.wakeup()
         if not result.wait(self._clock, self.config.max_block_ms):
-            refusal = manager.last_refusal
+            limit = f"within max.block.ms={self.config.max_block_ms}"
             late = KafkaTimeoutError(
-                f"{result.operation} of transactional.id {manager.transactional_id} did not end within"
-                f" max.block.ms={self.config.max_block_ms}; call it again to go on waiting."
-                + ("" if refusal is None else f" The last answer was: {refusal}")
+                f"{result.operation} of transactional.id {manager.transactional_id} did not end {limit}; call it again"
+                f" to go on waiting.{self._why_late(manager, limit)}"
             )
             raise self.sender.explained(late)
         if result.error is not None:
             raise copied(result.error)
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
+
+    def _why_late(self, manager: TransactionalManager, limit: str) -> str:
+        """What an operation that did not end waits for, as far as it is known."""
+        metadata = self._metadata
+        if metadata.fetch().is_bootstrap_configured:
+            return f" {metadata.no_broker_text(self.config.bootstrap_servers, limit)}"
+        refusal, loss, failure = manager.last_refusal, manager.last_loss, metadata.connection_failure
+        told = [
+            "" if refusal is None else f" The last answer was: {refusal}",
+            "" if loss is None else f" {loss}",
+            "" if failure is None else f" The last lost connection: {failure}",
+        ]
+        return "".join(told)
 
     def _manager(self) -> TransactionalManager:
         self._ensure_usable()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -174,7 +174,7 @@ class TransactionalExchange(TransactionManager):
                 take=lambda: self._take(request),
                 answered=lambda body, answered_ms: self._on_answer(request, body, answered_ms),
                 refused=lambda error: self.fail(_of_old_brokers(request, error)),
-                unreachable=lambda: self._on_unreachable(request, now_ms),
+                unreachable=lambda: self._on_unreachable(request, node, now_ms),
             )
 
     def request_delay_ms(self, now_ms: int) -> int:
@@ -230,8 +230,9 @@ class TransactionalExchange(TransactionManager):
         with self._lock:
             return self._queue.take(request)
 
-    def _on_unreachable(self, request: TransactionalRequest, now_ms: int) -> None:
+    def _on_unreachable(self, request: TransactionalRequest, node: Node | None, now_ms: int) -> None:
         with self._lock:
+            self._pending.last_loss = f"{node or 'A broker'} cannot be reached."
             if request in self._queue:
                 self._queue.forget_coordinator(request)
                 self._queue.again(request, 0, now_ms)
@@ -241,6 +242,7 @@ class TransactionalExchange(TransactionManager):
         with self._lock:
             self._queue.in_flight = None
             if body is None:  # a copy may arrive yet, also of what nobody waits for any more
+                self._pending.last_loss = "A broker was disconnected before it answered."
                 self._must_bump_epoch |= request.may_be_late
                 request.is_in_doubt = True
             if self.has_fatal_error or request.result.is_done:

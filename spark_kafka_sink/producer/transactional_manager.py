@@ -47,6 +47,11 @@ class TransactionalManager(TransactionalExchange):
         """Why the operation under way takes so long, as far as answers tell."""
         return self._pending.last_refusal
 
+    @property
+    def last_loss(self) -> str | None:
+        """The last request of the operation under way that brought no answer, in words."""
+        return self._pending.last_loss
+
     def begin_initialize(self, transactional_id: str | None = None) -> TransactionalResult:
         """Ask for a producer id and epoch, which fences every older producer of the id; from now on under another id,
         where one is given.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message, VersionRange
+from spark_kafka_sink.protocol.releases import first_release
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,20 @@ class NodeApiVersions:
 
     @classmethod
     def from_response(cls, response: Message) -> NodeApiVersions:
-        """From an ApiVersions response of any version without error. Raises ProtocolError where a range is upside
-        down.
+        """Read an ApiVersions response of any version without error.
+
+        A range that is upside down or negative is kept as it is: it holds no version that `usable_version` could
+        choose, and matters only where that api is needed. Of an api that is named twice only the versions that are in
+        both ranges count. Raises ProtocolError where no api is named at all, as in a message of zeroes.
         """
-        ranges = {int(api.api_key): VersionRange(api.min_version, api.max_version) for api in response.api_keys}
-        for api_key, versions in ranges.items():
-            if versions.oldest > versions.latest or versions.oldest < 0:
-                raise ProtocolError(f"The node claims versions {versions} of api {api_key}.")
+        if not response.api_keys:
+            raise ProtocolError("The answer names no api at all.")
+        ranges: dict[int, VersionRange] = {}
+        for api in response.api_keys:
+            oldest, latest = int(api.min_version), int(api.max_version)
+            if (other := ranges.get(int(api.api_key))) is not None:
+                oldest, latest = max(oldest, other.oldest), min(latest, other.latest)
+            ranges[int(api.api_key)] = VersionRange(oldest, latest)
         features = {
             feature.name: int(feature.max_version_level) for feature in getattr(response, "finalized_features", ())
         }
@@ -42,10 +50,24 @@ class NodeApiVersions:
             version = min(latest, theirs.latest)
             if version >= oldest and version >= theirs.oldest:
                 return version
-        name = f"{request.api_key.name} (api {int(request.api_key)})"
-        ours = VersionRange(oldest, latest)
-        if theirs is None:
-            raise UnsupportedVersionError(f"The node does not speak {name} at all; this request needs versions {ours}.")
-        raise UnsupportedVersionError(
-            f"The node speaks versions {theirs} of {name}; this request needs versions {ours}."
+        raise UnsupportedVersionError(_refusal(request, theirs))
+
+
+def _refusal(request: Request, theirs: VersionRange | None) -> str:
+    """What the request needs, what the node has, and which Kafka release brings it."""
+    name = f"{request.api_key.name} (api {int(request.api_key)})"
+    oldest, latest = request.oldest_version, request.latest_version
+    needed = f"this request needs versions {VersionRange(oldest, latest)}"
+    if theirs is not None and theirs.oldest > latest and theirs.latest >= theirs.oldest:
+        return (
+            f"The node speaks versions {theirs} of {name}; {needed}. The node is newer than this client: upgrade"
+            " spark-kafka-sink."
         )
+    release = first_release(request.api_key, oldest)
+    purpose = f"{request.purpose} needs Kafka {release} or newer. " if request.purpose else ""
+    remedy = "." if purpose else f": Kafka {release} or newer."
+    if theirs is None:
+        return f"{purpose}The node does not speak {name} at all; {needed}{remedy}"
+    if theirs.oldest > theirs.latest or theirs.latest < 0:
+        return f"{purpose}The node claims versions {theirs} of {name}, which hold no version; {needed}{remedy}"
+    return f"{purpose}The node speaks versions {theirs} of {name}; {needed}{remedy}"

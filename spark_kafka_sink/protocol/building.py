@@ -31,6 +31,11 @@ class Request(Protocol):
     @property
     def latest_version(self) -> int: ...
 
+    @property
+    def purpose(self) -> str:
+        """The setting or the work that needs `oldest_version`, for the text of a refusal; empty where it is plain."""
+        ...
+
     def build(self, version: int) -> Message:
         """kio's entity in this version. Raises UnsupportedVersionError where the version cannot say what the request
         says.
@@ -56,6 +61,10 @@ class VersionedRequest:
     @property
     def latest_version(self) -> int:
         return SUPPORTED_VERSIONS[self.api_key].latest
+
+    @property
+    def purpose(self) -> str:
+        return ""
 
     def encode(self: Request, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
         return encode_request(self.build(version), correlation_id, client_id)

@@ -17,6 +17,7 @@ _FIRST_BATCHED_FIND_COORDINATOR = 4
 _FIRST_BATCHED_OFFSET_FETCH = 8
 _LAST_END_TXN_OF_TRANSACTION_V1 = 4
 _LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1 = 4
+_EXACTLY_ONCE = "delivery.guarantee=exactly-once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,10 @@ class DescribeTransactionsRequest(VersionedRequest):
     api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_TRANSACTIONS
     transactional_ids: tuple[str, ...]
 
+    @property
+    def purpose(self) -> str:
+        return _EXACTLY_ONCE
+
     def build(self, version: int) -> Message:
         return self._fill(version, {"transactional_ids": self.transactional_ids})
 
@@ -242,6 +247,10 @@ class ListTransactionsRequest(VersionedRequest):
     producer_ids: tuple[int, ...] = ()
     duration_ms: int = -1
     pattern: str | None = None
+
+    @property
+    def purpose(self) -> str:
+        return _EXACTLY_ONCE
 
     def build(self, version: int) -> Message:
         return self._fill(

@@ -72,8 +72,10 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
     in Kafka's Errors.forCode, and is logged. A broker that does not know our ApiVersions version answers in version 0
     (KIP-511), and is read so.
 
-    Raises ProtocolError, and nothing else, on bytes that are not this response: missing or trailing bytes, a wild
-    count, a null where none may be, text that is not UTF-8, a date out of range.
+    Bytes after the response are ignored, as by Kafka's own clients: servers with a sloppy encoder send some.
+
+    Raises ProtocolError, and nothing else, on bytes that are not this response: missing bytes, a wild count, a null
+    where none may be, text that is not UTF-8, a date out of range.
     """
     correlation_id = correlation_id_of(payload)
     version = int(request_type.__version__)
@@ -89,9 +91,9 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
         raise ProtocolError(f"{_response_name(request_type, version, len(payload))} ends too early.") from None
     except ProtocolError as error:
         raise ProtocolError(f"{_response_name(request_type, version, len(payload))}: {error}") from None
-    if end != len(payload):
+    if end != len(payload) and _log.isEnabledFor(logging.DEBUG):
         name = _response_name(request_type, version, len(payload))
-        raise ProtocolError(f"{name} has {len(payload) - end} bytes too many.")
+        _log.debug("%s has %d bytes more than it needs; they are ignored.", name, len(payload) - end)
     if edits:
         name = _response_name(request_type, version, len(payload))
         for edit in edits:

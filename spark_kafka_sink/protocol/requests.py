@@ -108,6 +108,10 @@ class ProduceRequest(VersionedRequest):
         return _FIRST_PRODUCE_WITH_ZSTD if self.has_zstd else SUPPORTED_VERSIONS[ApiKey.PRODUCE].oldest
 
     @property
+    def purpose(self) -> str:
+        return "compression.type=zstd" if self.has_zstd else ""
+
+    @property
     def latest_version(self) -> int:
         if self.transactional_id is not None and self.transaction_version < 2:
             return _LAST_PRODUCE_OF_TRANSACTION_V1

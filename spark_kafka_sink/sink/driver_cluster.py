@@ -34,7 +34,9 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     RecordTooLargeError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.birth import Birth, birth_key
@@ -54,6 +56,7 @@ DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {
     "max.message.bytes": str(8 << 20),
 }
 """A decision takes some 16 bytes for each task, compressed: room for 500,000 of them."""
+_NEEDS_RELEASE: Final = "delivery.guarantee=exactly-once needs Kafka 3.0 or newer."
 _RETRY_BACKOFF_MS: Final = 10
 _OWN_TRANSACTION_MS: Final = 60_000
 """Time-out of the driver's own transaction, which takes milliseconds: while one is open, decisions behind it cannot be
@@ -299,10 +302,17 @@ def connect(config: ProducerConfig) -> Coordinator:
 
 @contextmanager
 def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> Iterator[ExactlyOnceDriver]:
-    """The protocol for a prefix over the process's client. Raises KafkaError."""
+    """The protocol for a prefix over the process's client. Raises KafkaError; a broker that is too old for any request
+    of it is refused with the release that all of them need.
+    """
     with _process_client(config.producer) as coordinator:
-        cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=is_one_off)
-        yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
+        try:
+            cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=is_one_off)
+            yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
+        except UnsupportedVersionError as error:
+            if _NEEDS_RELEASE in str(error):
+                raise
+            raise retold(error, f"{_NEEDS_RELEASE} {error}") from error
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:

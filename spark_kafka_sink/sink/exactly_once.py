@@ -148,6 +148,8 @@ class ExactlyOnceDriver:
         self._is_operator = is_operator
         self._cluster = cluster
         self._wall_ms = wall_ms
+        self._unwritten: frozenset[str] = frozenset()
+        """For the log: ids that were listed as EMPTY. Some brokers call finished transactions so."""
         self._finish = operator_command("finish", prefix, cluster.place.topic)
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
@@ -423,10 +425,12 @@ class ExactlyOnceDriver:
         ids = [name for name in self._cluster.list_ids(states) if is_task_id(self.prefix, name) and name not in mine]
         if not ids:
             return []
+        described = {name: found for name, found in self._cluster.describe(ids).items() if found is not None}
+        self._unwritten = frozenset(name for name, found in described.items() if found.state is TransactionState.EMPTY)
         return [
             OpenTransaction(name, found.producer_id, found.producer_epoch, driver.transaction_version)
-            for name, found in self._cluster.describe(ids).items()
-            if found is not None and found.state in states
+            for name, found in described.items()
+            if found.state in states
         ]
 
     def _is_current(self, driver: OpenTransaction) -> bool:
@@ -443,7 +447,8 @@ class ExactlyOnceDriver:
         """By exact epochs. What cannot be aborted now is by the next driver, or by its time-out."""
         if not transactions:
             return ()
-        log.info("%s: aborting %d open transactions", self.prefix, len(transactions))
+        if count := sum(each.transactional_id not in self._unwritten for each in transactions):
+            log.info("%s: aborting %d open transactions", self.prefix, count)
         outcomes = self._cluster.end(transactions, committed=False)
         for each in outcomes:
             if each.status in _STAYS_OPEN:

@@ -35,6 +35,7 @@ class _TokenApi(IntEnum):
 class _TokenRequest:
     api_key: Any
     values: Mapping[str, Any]
+    purpose: str = ""
     oldest_version: int = 2
     latest_version: int = 2
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
-from spark_kafka_sink.common.errors import KafkaError, ProtocolError
+from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.protocol.api_versions import NodeApiVersions
 from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, VersionRange
 
@@ -78,15 +78,18 @@ def test_any_other_error_gives_the_node_up() -> None:
     assert caught.value.error_code == 42
 
 
-def test_ranges_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ProtocolError):
-        VersionDiscovery(ApiVersions()).on_response("1", LATEST, response(ranges=[(3, 9, 2)]))
+def test_range_upside_down_leaves_the_node_known() -> None:
+    registry = ApiVersions()
+    assert VersionDiscovery(registry).on_response("1", LATEST, response(ranges=[(3, 0, 9), (23, 3, 0)]))
+    known = registry.get("1")
+    assert known is not None
+    assert known.ranges[3] == (0, 9)
 
 
 def test_a_lost_node_is_forgotten_and_not_due_any_more() -> None:
     registry = ApiVersions()
     discovery = VersionDiscovery(registry)
-    discovery.on_response("1", LATEST, response())
+    discovery.on_response("1", LATEST, response(ranges=[(3, 0, 9)]))
     discovery.begin("1")
     discovery.forget("1")
     assert registry.get("1") is None

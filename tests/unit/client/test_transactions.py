@@ -261,3 +261,13 @@ def test_a_filter_that_a_broker_is_too_old_for_is_refused(bench: CoordinatorBenc
 def test_a_state_that_a_broker_does_not_know_is_refused(bench: CoordinatorBench) -> None:
     with pytest.raises(UnsupportedVersionError, match=r"broker-\d.*Unknown"):
         listed(bench, states=[TransactionState.UNKNOWN])
+
+
+def test_listing_from_a_broker_before_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
+    bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != LIST}
+    with pytest.raises(UnsupportedVersionError) as refused:
+        bench.coordinator.transactions.list_transactions(bench.timer())
+    text = str(refused.value)
+    assert "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak LIST_TRANSACTIONS" in text
+    assert text.count("broker-") == 1
+    assert "Node " not in text

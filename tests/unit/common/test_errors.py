@@ -87,3 +87,15 @@ def test_what_a_broker_says_cannot_pass_for_lines_of_its_own() -> None:
     assert told.startswith("bad record?ERROR root logged in?[2J")
     assert len(told) < 600
     assert str(error_for_code(12_345, "\r\n")) == "??"
+
+
+def test_every_code_of_kafka_has_a_sentence() -> None:
+    silent = [code for code in ErrorCode if int(code) > 0 and "error code" in str(error_for_code(int(code)))]
+    assert silent == []
+    assert str(error_for_code(999)) == "The server answered with error code 999."
+
+
+def test_old_message_format_is_named_with_its_remedies() -> None:
+    text = str(error_for_code(43))
+    assert "message.format.version" in text
+    assert "enable.idempotence=false" in text

@@ -760,6 +760,18 @@ def test_records_that_expire_while_their_broker_alone_cannot_be_reached_say_so()
     assert str(delivery.error).endswith(": they could not be sent; is its broker reachable?")
 
 
+def test_records_in_flight_that_expire_under_a_quota_say_so() -> None:
+    harness = warm({**SHORT, "max.in.flight.requests.per.connection": "5"})
+    harness.cluster.on(PRODUCE, faults.lose_response(), skip=1)  # a throttled client's second request is not read
+    first = harness.send(b"a")
+    harness.cluster.throttle_ms = 12_000
+    harness.turn()
+    second = harness.send(b"b")
+    harness.settle()
+    assert first.error is None
+    assert "they were sent and not answered. It asked to be left alone for 12000 ms" in str(second.error)
+
+
 def test_records_that_expire_while_their_broker_throttles_us_say_so() -> None:
     harness = warm(SHORT)
     harness.cluster.throttle_ms = 12_000

@@ -12,6 +12,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
 from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 
+API_VERSIONS = 18
 OTHER = {TopicPartition(TOPIC, 1): (9, None)}
 either_end = pytest.mark.parametrize("has_ended", [True, False])
 
@@ -54,3 +55,45 @@ def test_another_transactional_id_is_not_taken_for_the_one_that_timed_out(versio
     assert harness.manager.transactional_id == "first-id"
     harness.producer.begin_transaction()
     harness.producer.abort_transaction()
+
+
+# ---- why a call timed out --------------------------------------------------------------------------------------------
+
+
+def test_init_that_reaches_no_broker_says_why_as_send_does() -> None:
+    harness = TransactionHarness(2)
+    harness.network.refusing.add(0)
+    with pytest.raises(KafkaTimeoutError) as late:
+        harness.producer.init_transactions()
+    text = str(late.value)
+    assert text.startswith(
+        "init_transactions of transactional.id orders-7 did not end within max.block.ms=5000; call it"
+    )
+    assert "No broker of bootstrap.servers=" in text
+    assert "Connection refused" in text
+
+
+def test_init_at_a_server_that_is_not_kafka_says_so() -> None:
+    harness = TransactionHarness(2)
+    harness.cluster.on(API_VERSIONS, faults.truncate(3), times=None)
+    with pytest.raises(
+        KafkaTimeoutError, match="The server at broker-0:9092 does not answer as Kafka does: ApiVersions"
+    ):
+        harness.producer.init_transactions()
+
+
+@pytest.mark.parametrize("call", ["commit", "abort", "send_offsets"])
+def test_call_whose_coordinator_is_away_names_it(call: str) -> None:
+    harness = TransactionHarness(2, {"max.block.ms": "2000"}, node_count=2).started()
+    harness.send(b"x", partition=1)
+    harness.settle()
+    coordinator = 0
+    harness.network.cut(coordinator)
+    harness.network.refusing.add(coordinator)
+    calls = {
+        "commit": harness.producer.commit_transaction,
+        "abort": harness.producer.abort_transaction,
+        "send_offsets": lambda: harness.producer.send_offsets_to_transaction({PLACE: (7, None)}, GROUP),
+    }
+    with pytest.raises(KafkaTimeoutError, match=r"cannot be reached|disconnected before it answered"):
+        calls[call]()

@@ -100,10 +100,16 @@ def test_a_response_cut_short_anywhere_is_a_protocol_error(api_key: int, version
 
 
 @pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
-def test_a_response_with_a_byte_too_many_is_a_protocol_error(api_key: int, version: int) -> None:
+def test_bytes_after_a_response_are_ignored(api_key: int, version: int, caplog: pytest.LogCaptureFixture) -> None:
     payload = response_payload(full_entity(response_type(api_key, version)), 1)
-    with pytest.raises(ProtocolError, match="1 bytes too many"):
+    meant = parse_response(request_type(api_key, version), payload)
+    for more in (b"\0", b"\xff" * 200):
+        assert parse_response(request_type(api_key, version), payload + more) == meant
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG):
         parse_response(request_type(api_key, version), payload + b"\0")
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+    assert "has 1 bytes more than it needs; they are ignored." in caplog.text
 
 
 def test_a_length_beyond_the_end_is_an_early_end() -> None:

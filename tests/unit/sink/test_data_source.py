@@ -30,7 +30,13 @@ from spark_kafka_sink import KafkaSinkDataSource
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
 from spark_kafka_sink.sink import data_source
-from spark_kafka_sink.sink.data_source import TaskWritten, report_of, show_reports
+from spark_kafka_sink.sink.data_source import (
+    KafkaBatchWriter,
+    KafkaStreamWriter,
+    TaskWritten,
+    report_of,
+    show_reports,
+)
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.task_delivery import Delivered
 from spark_kafka_sink.sink.write_report import report_columns
@@ -79,7 +85,12 @@ def test_spark_gets_arrow_writers() -> None:
 def test_the_module_that_spark_looks_for_is_installed_with_the_package() -> None:
     import pyspark_kafka_sink
 
-    assert pyspark_kafka_sink.DefaultSource is KafkaSinkDataSource
+    front = pyspark_kafka_sink.DefaultSource({"kafka.bootstrap.servers": "b:1", "topic": "orders"})
+    assert front.name() == KafkaSinkDataSource.name()
+    assert isinstance(front.writer(schema(value=TEXT), False), KafkaBatchWriter)
+    assert isinstance(front.streamWriter(schema(value=TEXT), False), KafkaStreamWriter)
+    with pytest.raises(ConfigError, match="kafka_sink writes only"):
+        front.schema()
     setup = configparser.ConfigParser()
     setup.read(Path(__file__).resolve().parents[3] / "setup.cfg")
     assert setup["options"]["py_modules"].split() == ["pyspark_kafka_sink"]

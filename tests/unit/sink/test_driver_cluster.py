@@ -22,6 +22,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     SslAuthenticationError,
+    UnsupportedVersionError,
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
@@ -255,3 +256,19 @@ def test_a_drivers_client_asks_again_soon_however_often(
 ) -> None:
     connect(replace(CONFIG.producer, retry_backoff_ms=given_ms))
     assert [(config.retry_backoff_ms, config.retry_backoff_max_ms) for config in made] == [(used_ms, used_ms)]
+
+
+@pytest.mark.parametrize("missing", [ApiKey.LIST_TRANSACTIONS, ApiKey.CREATE_TOPICS])
+def test_broker_too_old_for_exactly_once_is_refused_by_the_release(
+    monkeypatch: pytest.MonkeyPatch, missing: ApiKey
+) -> None:
+    bench = CoordinatorBench()
+    bench.cluster.topics.clear()
+    bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != missing}
+    monkeypatch.setattr(driver_cluster, "connect", Mock(return_value=bench.coordinator))
+    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(bench.coordinator, "close", Mock())
+    with pytest.raises(UnsupportedVersionError) as refused, process_driver(CONFIG, "P") as driver:
+        driver.abort(driver.begin(), ())
+    assert str(refused.value).count("delivery.guarantee=exactly-once needs Kafka 3.0 or newer.") == 1
+    assert missing.name in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch, TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaError,
@@ -296,3 +297,26 @@ def test_what_its_coordinator_does_not_abort_is_asked_for_once(
     assert not driver.abort(told.mandate, [told])
     asked = [exchange.request.transactional_id for exchange in bench.asked(ApiKey.END_TXN)]
     assert asked == ["P/driver", "P/0"]
+
+
+# ---- what is logged --------------------------------------------------------------------------------------------------
+
+
+def test_finished_transactions_that_a_broker_calls_empty_are_not_logged_as_open(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are ended all the same: a transaction that is begun and not yet written to looks so too."""
+    mandate = driver.begin()
+    left = bench.raw.begin("P/7", timeout_ms=60_000)
+    found = TransactionDescription(
+        "P/7", TransactionState.EMPTY, left.producer_id, left.producer_epoch, 60_000, None, frozenset()
+    )
+    described = driver._cluster.describe
+    driver._cluster.list_ids = lambda states: ["P/7"]
+    driver._cluster.describe = lambda ids: {name: found if name == "P/7" else described([name])[name] for name in ids}
+    with caplog.at_level(logging.INFO):
+        driver.commit([told_by_a_task(bench, mandate)])
+        assert "open transactions" not in caplog.text
+        found = found._replace(state=TransactionState.ONGOING)
+        driver.begin()
+    assert "P: aborting 1 open transactions" in caplog.text

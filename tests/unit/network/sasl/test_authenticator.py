@@ -305,7 +305,16 @@ def test_an_exchange_without_end() -> None:
         rig.say(b"and on")
 
 
-@pytest.mark.parametrize("spoken", [(), SPOKEN[1:], ({"api_key": 17, "min_version": 0, "max_version": 0},)])
+def test_answer_that_names_no_api_is_no_refusal_of_the_login() -> None:
+    rig = Rig(Mechanism([b"secret"]))
+    rig.authenticator.begin()
+    rig.take()
+    with pytest.raises(ProtocolError, match="names no api at all"):
+        rig.answer(api_keys=())
+    assert rig.authenticator.take_outgoing() is None
+
+
+@pytest.mark.parametrize("spoken", [SPOKEN[1:], ({"api_key": 17, "min_version": 0, "max_version": 0},)])
 def test_a_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...]) -> None:
     rig = Rig(Mechanism([b"secret"]))
     rig.authenticator.begin()

@@ -1,0 +1,138 @@
+"""Releases of Kafka from before 3.9, each started from its own jars, and read back by librdkafka.
+
+Kafka 1.1 has no zstd, 2.8 no listing of transactions, and 3.5 all that the sink needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.librdkafka import read_topic
+from support.old_kafka import old_kafka
+
+from spark_kafka_sink.common.errors import UnsupportedVersionError
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS
+from spark_kafka_sink.protocol.releases import first_release
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.driver_cluster import process_driver
+from spark_kafka_sink.sink.options import SinkConfig
+
+pytestmark = pytest.mark.slow
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+RECORDS: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
+    (None, b"v", []),
+    (b"", b"", [("h", b"")]),
+    (b"k", None, [("h", None), ("h", b"twice")]),
+    *((b"key-%d" % n, b"value-%d" % n * (n % 40), []) for n in range(500)),
+]
+
+
+@pytest.fixture(params=["1.1.1", "2.8.2", "3.5.2"])
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextmanager
+def producing(servers: str, **settings: object) -> Iterator[KafkaProducer]:
+    producer = KafkaProducer({"bootstrap.servers": servers, "linger.ms": 5, **settings})
+    try:
+        yield producer
+    finally:
+        producer.close(timeout=10)
+
+
+def by_send(producer: KafkaProducer, topic: str) -> None:
+    futures = [producer.send(topic, value, key, headers=headers) for key, value, headers in RECORDS]
+    producer.flush()
+    for future in futures:
+        future.result(30)
+
+
+def by_columns(producer: KafkaProducer, topic: str) -> None:
+    keys, values, headers = zip(*RECORDS, strict=True)
+    failures: list[object] = []
+    columns = RecordColumns.from_rows(values, keys, headers)
+    producer.send_columns(topic, columns, lambda _, error: failures.append(error) if error else None)
+    producer.flush()
+    assert failures == []
+
+
+def assert_same(servers: str, topic: str) -> None:
+    read = [(message.key(), message.value(), message.headers() or []) for message in read_topic(servers, topic)]
+    assert read == RECORDS
+
+
+def refuse_zstd(servers: str) -> None:
+    with producing(servers, **{"compression.type": "zstd"}) as producer:
+        future = producer.send("refused", b"v")
+        with pytest.raises(UnsupportedVersionError, match=r"compression\.type=zstd needs Kafka 2\.1 or newer"):
+            future.result(60)
+
+
+def write_every_way(servers: str, *, has_zstd: bool) -> None:
+    ways: dict[str, Callable[[KafkaProducer, str], None]] = {"send": by_send, "columns": by_columns}
+    for codec in CODECS if has_zstd else CODECS[:-1]:
+        with producing(servers, **{"compression.type": codec}) as producer:
+            for name, write in ways.items():
+                write(producer, f"{name}-{codec}")
+                assert_same(servers, f"{name}-{codec}")
+
+
+def assert_table_of_releases(servers: str, release: str) -> None:
+    """What this release speaks came with it or before, and the next version of each request came later."""
+    with producing(servers) as producer:
+        producer.send("versions", b"v").result(30)
+        spoken = producer.sender._client._api_versions.get("1")
+    assert spoken is not None
+    wrong = []
+    for api_key, ours in SUPPORTED_VERSIONS.items():
+        latest = spoken.ranges[api_key].latest if api_key in spoken.ranges else -1
+        if 0 <= latest <= ours.latest and numbers(first_release(api_key, latest)) > numbers(release):
+            wrong.append((api_key.name, latest, first_release(api_key, latest)))
+        if latest < ours.latest and numbers(first_release(api_key, latest + 1)) <= numbers(release):
+            wrong.append((api_key.name, latest + 1, first_release(api_key, latest + 1)))
+    assert wrong == []
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+def commit_and_abort(servers: str) -> None:
+    with producing(servers, **{"transactional.id": "tx"}) as producer:
+        producer.init_transactions()
+        for value, end in ((b"kept", producer.commit_transaction), (b"dropped", producer.abort_transaction)):
+            producer.begin_transaction()
+            producer.send("transactions", value)
+            producer.flush()
+            end()
+    assert [message.value() for message in read_topic(servers, "transactions")] == [b"kept"]
+
+
+def begin_exactly_once(servers: str) -> None:
+    """As a driver does before any task, which needs all apis of exactly-once delivery."""
+    config = SinkConfig.from_options(
+        {"kafka.bootstrap.servers": servers, "topic": "t", "delivery.guarantee": "exactly-once"}
+    )
+    with process_driver(config, "old-release") as driver:
+        mandate = driver.begin()
+        driver.abort(mandate, ())
+
+
+def test_release_takes_all_that_it_can_and_refuses_the_rest_by_name(release: str, tmp_path: Path) -> None:
+    with old_kafka(release, tmp_path) as servers:
+        assert_table_of_releases(servers, release)
+        write_every_way(servers, has_zstd=release != "1.1.1")
+        if release == "1.1.1":
+            refuse_zstd(servers)
+        commit_and_abort(servers)
+        if release == "3.5.2":
+            begin_exactly_once(servers)
+        else:
+            with pytest.raises(UnsupportedVersionError, match=r"exactly-once needs Kafka 3\.0 or newer"):
+                begin_exactly_once(servers)
