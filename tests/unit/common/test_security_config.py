@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from spark_kafka_sink.common import option_parsers
+from spark_kafka_sink.common import option_parsers, security_config
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import parse_value, table_of
@@ -311,6 +311,24 @@ def test_a_token_endpoint_that_no_request_can_name_is_refused_and_not_shown(path
     key = "sasl.oauthbearer.token.endpoint.url"
     given = "https://b\u00fccher.example/t%C3%BC?a=b"
     assert parse_value(key, given, table_of(ProducerConfig)[key].metadata) == given
+
+
+@pytest.mark.parametrize("mechanism", list(security_config._LOGIN_MODULES))
+def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) -> None:
+    """Bug: AWS_MSK_IAM sent its token over SASL_PLAINTEXT."""
+    settings = {
+        "PLAIN": {"sasl_jaas_config": PLAIN},
+        "OAUTHBEARER": {"sasl_oauthbearer_token_provider": token},
+        "GSSAPI": {"sasl_kerberos_service_name": "kafka"},
+        "AWS_MSK_IAM": {},
+    }.get(mechanism, {"sasl_jaas_config": SCRAM})
+    settings |= {"sasl_mechanism": mechanism, "security_protocol": "SASL_PLAINTEXT"}
+    config(**settings, sasl_allow_cleartext_credentials="true")
+    if mechanism in {"SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"}:
+        config(**settings)
+    else:
+        with pytest.raises(ConfigError, match=rf"{mechanism} .*sasl\.allow\.cleartext\.credentials=true"):
+            config(**settings)
 
 
 def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
