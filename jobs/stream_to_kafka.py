@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 INTERFACES = ("foreach", "foreachPartition")
-SINK_OPTIONS = ("topic", "delivery.guarantee", "metrics.port")
+SINK_OPTIONS = ("topic", "delivery.guarantee", "metrics.port", "metrics.host")
 AT_LEAST_ONCE = "at-least-once"
 POLL_SECONDS = 0.2
 

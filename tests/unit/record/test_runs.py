@@ -287,13 +287,14 @@ def test_runs_that_change_while_they_are_read_lead_nowhere() -> None:
     """The room for the records is also the table of runs. Bug: places behind the last row were read."""
     if not has_kernel():
         return
-    room = bytearray(400)
-    room[:64] = runs((0, 4, 0, NOW), (4, ROWS, 0, NOW)).tobytes()
-    order = np.arange(ROWS, dtype=np.int64)
-    with contextlib.suppress(ValueError):
-        _kernel.encode(
-            ROWS, NOW, order, order, None, memoryview(room)[:64], room, NONE, (*COLUMN, None, 0), (None, None)
-        )
+    room = bytearray(4_000)
+    room[:32] = runs((0, ROWS, 0, NOW)).tobytes()
+    order = np.arange(ROWS, dtype=np.int64).tobytes()
+    offsets = np.array([0, 40, 40, 40, 40, 40, 40, 40, 40], np.int32)
+    value = (offsets, b"a" * 40, None, 0)  # the first one ends the table with a number far behind the last row
+    table = memoryview(room)[:32]
+    (chunk,) = _kernel.encode(ROWS, NOW, order, None, None, table, room, NONE, value, (None, None))
+    assert len(chunk) == 47 + 7 * 7
 
 
 def test_buffers_at_odd_addresses_give_the_same_bytes() -> None:
