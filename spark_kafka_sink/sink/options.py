@@ -18,6 +18,7 @@ from typing import Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.option_table import table_of
 
 KAFKA_PREFIX: Final = "kafka."
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -94,7 +95,11 @@ class SinkConfig:
             shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
         if self.transactional_id_prefix is not None:
             shown.append(f"transactional.id.prefix={self.transactional_id_prefix!r}")
+        table = table_of(ProducerConfig)
         for key in self.given:
+            if table[key].metadata.get("is_secret"):
+                shown.append(f"{KAFKA_PREFIX}{key}=***")
+                continue
             value = getattr(self.producer, key.replace(".", "_"))
             if key == "bootstrap.servers":
                 value = ",".join(f"{host}:{port}" for host, port in value)
