@@ -1,5 +1,6 @@
 # make demo   the main job on real input, into an embedded broker
-# make test   format, lint, types, and the tests, in eight minutes; make test-all also those that take minutes each
+# make test   format, lint, types, and the tests, in eight minutes; make test-all also those that take minutes each,
+#             and the kernel's under sanitizers (make sanitizers)
 # make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds,
 #             KILLS=200 so many deaths of a driver of exactly-once delivery
 # make soak   producers at work while brokers are killed and cut off; MINUTES=10 SEED=1
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
 .PHONY: demo test test-all setup check unit loopback tests-that-compute tests-that-wait integration-brokers \
-        integration-spark integration-slow test-pyspark test-kerberos faults faults-quick soak microbenchmark \
+        integration-spark integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark \
         benchmark format clean
 
 setup: $(SETUP)
@@ -29,7 +30,7 @@ demo: $(SETUP)
 test: check
 	@$(MAKE) --no-print-directory -j2 --output-sync=line tests-that-compute tests-that-wait
 
-test-all: test integration-slow
+test-all: test sanitizers integration-slow
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
@@ -41,6 +42,20 @@ unit: $(SETUP)
 
 loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
+
+# The tests of the compiled kernel under AddressSanitizer and UBSan, which end the run at the first fault. Python and Arrow
+# take each buffer from malloc, so that a byte too far is seen; Python itself keeps memory until it ends, so leaks are not looked for.
+SANITIZED := build/sanitizers/_kernel.abi3.so
+sanitizers: $(SETUP)
+	@gcc -print-file-name=libasan.so | grep -q / || { echo "make sanitizers needs gcc with libasan"; exit 1; }
+	@mkdir -p $(dir $(SANITIZED))
+	gcc -shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+	    -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
+	    spark_kafka_sink/record/_kernel.c -o $(SANITIZED)
+	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	    $(BIN)/python -m pytest tests/unit/record -q -p support.sanitized_kernel
 
 tests-that-compute: $(SETUP)
 	@$(MAKE) --no-print-directory unit loopback integration-spark

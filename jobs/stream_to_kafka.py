@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 INTERFACES = ("foreach", "foreachPartition")
-SINK_OPTIONS = ("topic", "delivery.guarantee", "metrics.port")
+SINK_OPTIONS = ("topic", "delivery.guarantee", "metrics.port", "metrics.host")
 AT_LEAST_ONCE = "at-least-once"
 POLL_SECONDS = 0.2
 
@@ -128,7 +128,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         for item in given[flag]:
             name, equals, value = item.partition("=")
             if not equals:
-                raise UsageError(f"{flag} {item}: NAME=VALUE is wanted.")
+                raise UsageError(f"{flag} {item.split()[0] if item.split() else ''} …: NAME=VALUE is wanted.")
             settings[prefix + name] = value
     check(settings)
     return Settings(settings, given["verbose"], given["grace"])

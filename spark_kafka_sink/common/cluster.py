@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import NamedTuple
 from uuid import UUID
 
+from spark_kafka_sink.common.peer_text import one_line
+
 NO_NODE_ID = -1
 NO_LEADER_EPOCH = -1
 
@@ -23,7 +25,7 @@ class TopicPartition(NamedTuple):
     partition: int
 
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
+        return f"{one_line(self.topic)}-{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Node:
         object.__setattr__(self, "id_string", str(self.id))
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port} (id {self.id})"
+        return f"{one_line(self.host)}:{self.port} (id {self.id})"
 
 
 @dataclass(frozen=True, slots=True)

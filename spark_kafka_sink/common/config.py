@@ -48,7 +48,8 @@ class ProducerConfig(SecurityConfig):
         parsers.one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
         "use_all_dns_ips",
         "string",
-        "How a host name becomes addresses, all of which are tried: so, or resolve_canonical_bootstrap_servers_only.",
+        "How a host name becomes addresses, all of which are tried: so, or resolve_canonical_bootstrap_servers_only,"
+        " which takes names from reverse DNS and goes with TLS only for sasl.mechanism=GSSAPI.",
     )
     acks: int = option(parsers.acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0.")
     enable_idempotence: bool = option(
@@ -188,6 +189,7 @@ class ProducerConfig(SecurityConfig):
         parsed = {field_name_of(key): parse_value(key, value, table[key].metadata) for key, value in given.items()}
         config = cls(**_with_dependent_defaults(parsed))
         config._check_rules()
+        config._check_schemes(given["bootstrap.servers"])
         config.check_security(frozenset(given))
         return config
 
@@ -209,6 +211,14 @@ class ProducerConfig(SecurityConfig):
             "zstd": self.compression_zstd_level,
         }
         return levels.get(self.compression_type)
+
+    def _check_schemes(self, servers: object) -> None:
+        for scheme in parsers.schemes(servers):
+            if scheme.upper() != self.security_protocol:
+                raise ConfigError(
+                    f"bootstrap.servers names {scheme}://, and security.protocol is {self.security_protocol}: set"
+                    f" security.protocol to the listener's, or leave {scheme}:// out."
+                )
 
     def _check_rules(self) -> None:
         for broken, text in _RULES:
@@ -234,6 +244,16 @@ _RULES: Final[tuple[tuple[Callable[[ProducerConfig], bool], str], ...]] = (
         lambda c: c.enable_idempotence and c.max_in_flight_requests_per_connection > 5,
         "enable.idempotence=true allows at most 5 for max.in.flight.requests.per.connection,"
         " not {config.max_in_flight_requests_per_connection}: lower it, or set enable.idempotence=false.",
+    ),
+    (
+        lambda c: (
+            c.client_dns_lookup == "resolve_canonical_bootstrap_servers_only"
+            and c.uses_tls
+            and not (c.uses_sasl and c.sasl_mechanism == "GSSAPI")
+        ),
+        "client.dns.lookup=resolve_canonical_bootstrap_servers_only with security.protocol={config.security_protocol}:"
+        " the certificate would be checked against a name that the DNS gives, which an attacker may control. Leave"
+        " client.dns.lookup out; only Kerberos (sasl.mechanism=GSSAPI) needs it.",
     ),
     (
         lambda c: c.transactional_id is not None and not c.enable_idempotence,

@@ -230,3 +230,9 @@ def addresses(value: object) -> tuple[tuple[str, int], ...]:
     if not found:
         raise RefusalError("at least one host:port is wanted")
     return tuple(found)
+
+
+def schemes(value: object) -> list[str]:
+    """What stands before `://` in the addresses, as in `SSL://host:9093`; those without it give nothing."""
+    items = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    return [str(item).strip().split("://", 1)[0] for item in items if "://" in str(item)]

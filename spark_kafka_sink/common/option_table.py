@@ -23,12 +23,12 @@ class OptionRow(NamedTuple):
 
 def option(parse: Callable[[object], T], default: object, type_name: str, doc: str, *, is_secret: bool = False) -> Any:
     """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not
-    give. No error shows the value of one that `is_secret`.
+    give. No error and no `repr` shows the value of one that `is_secret`.
     """
     metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc, "is_secret": is_secret}
     if default is None:
-        return field(default=None, metadata=metadata)
-    return field(default=parse(default), metadata=metadata)
+        return field(default=None, metadata=metadata, repr=not is_secret)
+    return field(default=parse(default), metadata=metadata, repr=not is_secret)
 
 
 def key_of(field_name: str) -> str:

@@ -31,8 +31,8 @@ _LOGIN_MODULES: Final[Mapping[str, str]] = {
     "AWS_MSK_IAM": jaas.MSK_IAM,
 }
 """SASL mechanism → the login module that sasl.jaas.config has to name."""
-_CLEARTEXT: Final = frozenset({"PLAIN", "OAUTHBEARER"})
-"""Mechanisms that send a password or token as it is."""
+_SENDS_NO_CREDENTIAL: Final = frozenset({"GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+"""Mechanisms that prove the password without sending it. All others send a password or a token as it is."""
 
 _int_ms = parsers.between(0, 2**31 - 1)
 _ms = parsers.between(0, 2**63 - 1)
@@ -127,7 +127,8 @@ class SecurityConfig:
         parsers.boolean,
         False,
         "boolean",
-        "Let PLAIN send its password, and OAUTHBEARER its token, over SASL_PLAINTEXT. Not a setting of Kafka's.",
+        "Let PLAIN send its password, and OAUTHBEARER or AWS_MSK_IAM its token, over SASL_PLAINTEXT. Not a setting of"
+        " Kafka's.",
     )
     sasl_kerberos_service_name: str | None = option(
         parsers.non_empty_text, None, "string", "First part of the brokers' Kerberos principal, mostly kafka."
@@ -292,11 +293,12 @@ _SASL_RULES: Final[_Rules] = (
     (
         lambda c: (
             c.security_protocol == "SASL_PLAINTEXT"
-            and c.sasl_mechanism in _CLEARTEXT
+            and c.sasl_mechanism not in _SENDS_NO_CREDENTIAL
             and not c.sasl_allow_cleartext_credentials
         ),
-        "sasl.mechanism={config.sasl_mechanism} with security.protocol=SASL_PLAINTEXT would send what proves who you"
-        " are for all on the way to read: set SASL_SSL, or sasl.allow.cleartext.credentials=true where nobody listens.",
+        "sasl.mechanism={config.sasl_mechanism} with security.protocol=SASL_PLAINTEXT would send the password or token"
+        " unencrypted: set security.protocol=SASL_SSL, or sasl.allow.cleartext.credentials=true on a network that you"
+        " trust.",
     ),
     (
         lambda c: (

@@ -20,6 +20,7 @@ from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.jars import exclusive
 from spark_kafka_sink.local.java import Java
 from spark_kafka_sink.local.jvm import Jvm
+from spark_kafka_sink.local.lock import sha256_of
 from spark_kafka_sink.local.node import Node, new_cluster_id
 from spark_kafka_sink.local.ports import ReservedPort
 from spark_kafka_sink.local.properties import NodeAddress, server_properties
@@ -37,14 +38,32 @@ def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
     disk, is tried again at the next start.
     """
     archive = cache / "class-archives" / f"{_fingerprint(jvm.java, jvm.jars)}.jsa"
-    if not archive.exists():
+    if not _is_intact(archive):
         if not os.access(cache, os.W_OK):  # filled by somebody else; its jars are enough
             return jvm
         with exclusive(cache, "the broker's classes"):
-            if not archive.exists():
+            if not _is_intact(archive):
+                if archive.exists():
+                    print(f"{archive} is damaged or has no checksum: making it again", file=sys.stderr)
+                    archive.unlink()
                 archive.parent.mkdir(exist_ok=True)
                 _make(jvm, archive)
-    return replace(jvm, archive=archive) if archive.exists() and archive.stat().st_size else jvm
+    return replace(jvm, archive=archive) if _is_intact(archive) and archive.stat().st_size else jvm
+
+
+def _is_intact(archive: Path) -> bool:
+    """Whether the archive has the SHA-256 and size that were written beside it: a JVM that maps a damaged one crashes.
+    An empty file, the note of a Java that makes none, needs no checksum.
+    """
+    try:
+        size = archive.stat().st_size
+        return not size or _checksum_file(archive).read_text(encoding="ascii") == f"{sha256_of(archive)} {size}\n"
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+
+
+def _checksum_file(archive: Path) -> Path:
+    return archive.with_suffix(".jsa.sha256")
 
 
 def _fingerprint(java: Java, jars: Sequence[Path]) -> str:
@@ -84,6 +103,7 @@ def _make(jvm: Jvm, archive: Path) -> None:
     is_made = fresh.exists() and fresh.stat().st_size
     if is_made or _has_room(fresh):
         fresh.touch()
+        _checksum_file(archive).write_text(f"{sha256_of(fresh)} {fresh.stat().st_size}\n", encoding="ascii")
         fresh.replace(archive)
 
 

@@ -77,7 +77,11 @@ class Node:
     def write_files(self, properties: Mapping[str, str]) -> None:
         """Make the folder and its configuration."""
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
-        (self.folder / "server.properties").write_text(render(properties), encoding="ascii")
+        self.folder.chmod(0o700)
+        configuration = self.folder / "server.properties"  # holds the passwords of PLAIN
+        configuration.touch(0o600)
+        configuration.chmod(0o600)
+        configuration.write_text(render(properties), encoding="ascii")
         release = self._jvm.release
         (self.folder / release.log_file).write_text(release.log_configuration, encoding="ascii")
 

@@ -163,7 +163,9 @@ def _url(keys: Path | str) -> str:
 
 
 def _credential(name: str, password: str, mechanism: str) -> str:
-    """As the tool wants it. Salted already: the tool would cut a password at its commas, and `ps` shows its command."""
+    """As the tool takes it. Salted already, because the tool would cut a password at its commas. `ps` shows its command
+    while it runs, and a salted password is enough to log in: give a test broker no password that is used elsewhere.
+    """
     salt = os.urandom(16)
     text = {
         "name": name,

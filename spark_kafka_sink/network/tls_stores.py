@@ -18,8 +18,12 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security_config import SecurityConfig
 
-_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
+_BEGIN: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,64})-----")
 _LINE: Final = 64
+_MOST_LABELS: Final = 16
+"""Labels without an END that are looked for; a store has a few labels."""
+_LARGEST_STORE: Final = 16 * 1024 * 1024
+"""Bytes. A file of all public authorities takes a quarter of a million."""
 
 
 class Trusted(NamedTuple):
@@ -100,21 +104,41 @@ def file_in_memory(text: str) -> Iterator[str]:
 
 def _read(location: str, setting: str) -> bytes:
     try:
-        return Path(location).read_bytes()
+        with Path(location).open("rb") as file:
+            data = file.read(_LARGEST_STORE + 1)
     except (OSError, ValueError) as error:  # a ValueError is that of a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"{setting} cannot be read: {reason}. It must be there on every machine that connects."
         ) from None
+    if len(data) > _LARGEST_STORE:
+        raise ConfigError(f"{setting} has more than {_LARGEST_STORE} bytes: it is not a file of certificates or keys.")
+    return data
 
 
 def _normalized(text: str, *labels: str) -> str:
     """The blocks of PEM text, those with one of the labels where any is given, in lines that OpenSSL takes."""
     return "".join(
         f"-----BEGIN {label}-----\n{_lines(body)}\n-----END {label}-----\n"
-        for label, body in _BLOCK.findall(text)
+        for label, body in _blocks(text)
         if not labels or label in labels
     )
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Label and body of each PEM block. Takes time in proportion to the text, whatever is in it."""
+    position = 0
+    without_end: set[str] = set()
+    while (begin := _BEGIN.search(text, position)) is not None:
+        label, position = begin[1], begin.end()
+        if label in without_end or len(without_end) > _MOST_LABELS:
+            continue
+        end = text.find(f"-----END {label}-----", position)
+        if end < 0:
+            without_end.add(label)
+            continue
+        yield label, text[position:end]
+        position = end
 
 
 def _lines(body: str) -> str:

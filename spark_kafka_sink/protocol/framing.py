@@ -96,9 +96,10 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
         _log.debug("%s has %d bytes more than it needs; they are ignored.", name, len(payload) - end)
     if edits:
         name = _response_name(request_type, version, len(payload))
-        for edit in edits:
-            if edit.note:
-                _log.warning("%s: %s", name, edit.note)
+        notes = [edit.note for edit in edits if edit.note]
+        if notes:  # one line, because a broker decides how many there are
+            more = f" (and {len(notes) - 1} more such places)" if len(notes) > 1 else ""
+            _log.warning("%s: %s%s", name, notes[0], more)
         payload = apply_edits(payload, edits)
         body = walk_header(payload, 0, [])
     elif not isinstance(payload, bytes):

@@ -12,7 +12,7 @@
 #include <string.h>
 
 typedef struct {
-    const int32_t *offsets; /* rows + 1 */
+    const uint8_t *offsets; /* rows + 1 of 32 bits, at any address */
     const uint8_t *data;
     int64_t data_size;
     const uint8_t *valid; /* bits, or NULL where nothing is null */
@@ -39,32 +39,53 @@ static inline uint8_t *put(uint8_t *at, uint64_t zigzagged)
     return at;
 }
 
-/* The value's length, -1 for a null, -2 where the offsets do not fit the data. */
-static inline int64_t length_of(const column *from, int64_t row)
+/* Buffers need not be aligned; a compiler makes one load of each of these. */
+static inline int32_t offset_at(const column *from, int64_t row)
 {
+    int32_t offset;
+    memcpy(&offset, from->offsets + 4 * row, sizeof offset);
+    return offset;
+}
+
+static inline int64_t number_at(const uint8_t *numbers, int64_t index)
+{
+    int64_t number;
+    memcpy(&number, numbers + 8 * index, sizeof number);
+    return number;
+}
+
+/* The value's length, -1 for a null, -2 where the offsets do not fit the data. `*bytes` is where the value lies: the
+ * offsets are read only once, because the caller may write to them between two reads. */
+static inline int64_t length_of(const column *from, int64_t row, const uint8_t **bytes)
+{
+    *bytes = from->data;
     if (from->valid != NULL) {
         int64_t bit = from->valid_from + row;
         if (!(from->valid[bit >> 3] >> (bit & 7) & 1))
             return -1;
     }
-    int64_t start = from->offsets[row], end = from->offsets[row + 1];
-    return start < 0 || end < start || end > from->data_size ? -2 : end - start;
+    int64_t start = offset_at(from, row), end = offset_at(from, row + 1);
+    if (start < 0 || end < start || end > from->data_size)
+        return -2;
+    if (end > start)
+        *bytes += start;
+    return end - start;
 }
 
-static inline uint8_t *put_bytes(uint8_t *at, const column *from, int64_t row, int64_t length)
+static inline uint8_t *put_bytes(uint8_t *at, const uint8_t *bytes, int64_t length)
 {
     at = put(at, zigzag(length));
     if (length > 0) {
-        memcpy(at, from->data + from->offsets[row], (size_t)length);
+        memmove(at, bytes, (size_t)length); /* `out` may overlap what is read */
         at += length;
     }
     return at;
 }
 
 typedef struct {
-    const int64_t *order; /* the row at each place, or NULL: the place itself */
-    const int64_t *times; /* by place, or NULL: `now` everywhere */
-    const int64_t *counts; /* headers by row, or NULL: none anywhere */
+    const uint8_t *order; /* numbers of 64 bits, as those below: the row at each place, or NULL: the place itself */
+    const uint8_t *times; /* by place, or NULL: `now` everywhere */
+    const uint8_t *counts; /* headers by row, or NULL: none anywhere */
     int64_t now, rows, places;
     int has_key, has_value;
     column key, value, headers;
@@ -82,14 +103,18 @@ enum { PLACES_AHEAD = 6, BYTES_AHEAD = 1024, LINE = 64 };
 
 static inline uintptr_t address_of(const column *from, int64_t row)
 {
-    return from->offsets == NULL ? 0 : (uintptr_t)from->data + (uintptr_t)from->offsets[row];
+    return from->offsets == NULL ? 0 : (uintptr_t)from->data + (uintptr_t)offset_at(from, row);
 }
 
 /* Returns the end of what was written, or NULL where something does not fit. */
-static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, const uint8_t *end)
+static uint8_t *put_run(const records *of, const uint8_t *run, uint8_t *at, const uint8_t *end)
 {
-    for (int64_t place = run[0]; place < run[1]; place++) {
-        int64_t row = of->order == NULL ? place : of->order[place];
+    const int64_t first = number_at(run, 0), last = number_at(run, 1);
+    const uint64_t base_offset = (uint64_t)number_at(run, 2), base_time = (uint64_t)number_at(run, 3);
+    if (first < 0 || last > of->places) /* checked before, and perhaps written to since */
+        return NULL;
+    for (int64_t place = first; place < last; place++) {
+        int64_t row = of->order == NULL ? place : number_at(of->order, place);
         if (row < 0 || row >= of->rows)
             return NULL;
         if (of->order == NULL) {
@@ -99,7 +124,7 @@ static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, co
             FETCH((uintptr_t)at + BYTES_AHEAD, 1);
             FETCH((uintptr_t)at + BYTES_AHEAD + LINE, 1);
         } else if (place + PLACES_AHEAD < of->places) {
-            int64_t next = of->order[place + PLACES_AHEAD];
+            int64_t next = number_at(of->order, place + PLACES_AHEAD);
             if (next >= 0 && next < of->rows) {
                 uintptr_t value = address_of(&of->value, next);
                 FETCH(value, 0);
@@ -108,14 +133,15 @@ static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, co
                 FETCH(address_of(&of->key, next), 0);
             }
         }
-        uint64_t offset = zigzag(run[2] + place - run[0]);
-        uint64_t time = zigzag((int64_t)((uint64_t)(of->times == NULL ? of->now : of->times[place]) - (uint64_t)run[3]));
-        int64_t key = of->has_key ? length_of(&of->key, row) : -1;
-        int64_t value = of->has_value ? length_of(&of->value, row) : -1;
+        uint64_t offset = zigzag((int64_t)(base_offset + (uint64_t)(place - first)));
+        uint64_t time = zigzag((int64_t)((uint64_t)(of->times == NULL ? of->now : number_at(of->times, place)) - base_time));
+        const uint8_t *key_bytes = NULL, *value_bytes = NULL, *header_bytes = NULL;
+        int64_t key = of->has_key ? length_of(&of->key, row, &key_bytes) : -1;
+        int64_t value = of->has_value ? length_of(&of->value, row, &value_bytes) : -1;
         int64_t count = 0, headers = 0;
         if (of->counts != NULL) {
-            count = of->counts[row];
-            headers = length_of(&of->headers, row);
+            count = number_at(of->counts, row);
+            headers = length_of(&of->headers, row, &header_bytes);
             if (headers == -1)
                 headers = 0;
         }
@@ -129,11 +155,11 @@ static uint8_t *put_run(const records *of, const int64_t run[4], uint8_t *at, co
         *at++ = 0; /* attributes */
         at = put(at, time);
         at = put(at, offset);
-        at = key < 0 ? put(at, zigzag(-1)) : put_bytes(at, &of->key, row, key);
-        at = value < 0 ? put(at, zigzag(-1)) : put_bytes(at, &of->value, row, value);
+        at = key < 0 ? put(at, zigzag(-1)) : put_bytes(at, key_bytes, key);
+        at = value < 0 ? put(at, zigzag(-1)) : put_bytes(at, value_bytes, value);
         at = put(at, zigzag(count));
         if (headers > 0) {
-            memcpy(at, of->headers.data + of->headers.offsets[row], (size_t)headers);
+            memmove(at, header_bytes, (size_t)headers);
             at += headers;
         }
     }
@@ -311,13 +337,14 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
             goto release;
     }
     int64_t runs = views[RUNS].len / 32, places = 0;
-    const int64_t *run = views[RUNS].buf;
+    const uint8_t *run = views[RUNS].buf;
     for (int64_t index = 0; index < runs; index++) {
-        if (run[4 * index] < places || run[4 * index + 1] < run[4 * index]) {
+        int64_t first = number_at(run, 4 * index), last = number_at(run, 4 * index + 1);
+        if (first < places || last < first) {
             PyErr_SetString(PyExc_ValueError, "runs must ascend without overlap");
             goto release;
         }
-        places = run[4 * index + 1];
+        places = last;
     }
     if (places > MOST || rows < 0 || rows > MOST || key_from < 0 || key_from > MOST || value_from < 0 || value_from > MOST) {
         PyErr_SetString(PyExc_ValueError, "a number of rows is out of bounds");
@@ -326,6 +353,10 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
     records of = {.order = views[ORDER].buf, .times = views[TIMES].buf, .counts = views[COUNTS].buf, .now = now,
                   .rows = rows, .places = places, .has_key = views[COLUMNS].buf != NULL,
                   .has_value = views[COLUMNS + 3].buf != NULL};
+    if (of.counts != NULL && views[COLUMNS + 6].buf == NULL) {
+        PyErr_SetString(PyExc_ValueError, "headers have counts and no offsets");
+        goto release;
+    }
     if (of.order == NULL && places > rows) {
         PyErr_SetString(PyExc_ValueError, "runs go past the last row");
         goto release;
@@ -344,7 +375,7 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
     uint8_t *start = views[OUT].buf, *at = start;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t index = 0; index < runs && at != NULL; index++) {
-        at = put_run(&of, run + 4 * index, at, start + views[OUT].len);
+        at = put_run(&of, run + 32 * index, at, start + views[OUT].len);
         if (at != NULL)
             ends[index] = at - start;
     }
@@ -377,11 +408,13 @@ static PyObject *hash(PyObject *module, PyObject *arguments)
     if (!wants(&views[0], 4 * (rows + 1), "key"))
         goto release;
     Py_BEGIN_ALLOW_THREADS
-    for (uint32_t *hashed = views[2].buf; row < rows; row++) {
-        int64_t length = length_of(&keys, row);
+    for (uint8_t *hashed = views[2].buf; row < rows; row++) {
+        const uint8_t *bytes;
+        int64_t length = length_of(&keys, row, &bytes);
         if (length < 0)
             break;
-        hashed[row] = murmur2(keys.data + keys.offsets[row], length);
+        uint32_t made = murmur2(bytes, length);
+        memcpy(hashed + 4 * row, &made, sizeof made);
     }
     Py_END_ALLOW_THREADS
     if (row < rows)
@@ -416,11 +449,15 @@ static PyObject *fingerprint(PyObject *module, PyObject *arguments)
     if (!column_of(views, valid_from, rows, &fields, "column"))
         goto release;
     Py_BEGIN_ALLOW_THREADS
-    for (uint64_t *sums = views[3].buf; row < rows; row++) {
-        int64_t start = fields.offsets[row], length = length_of(&fields, row);
+    for (uint8_t *sums = views[3].buf; row < rows; row++) {
+        const uint8_t *bytes = NULL;
+        int64_t length = length_of(&fields, row, &bytes);
         if (length == -2)
             break;
-        sums[row] += field_hash(length > 0 ? fields.data + start : NULL, length, salt);
+        uint64_t hashed = field_hash(bytes, length, salt), sum;
+        memcpy(&sum, sums + 8 * row, sizeof sum); /* the room may lie anywhere */
+        sum += hashed;
+        memcpy(sums + 8 * row, &sum, sizeof sum);
     }
     Py_END_ALLOW_THREADS
     if (row < rows)

@@ -43,6 +43,8 @@ _LZ4_JAVA_DEFAULT_LEVEL = 9
 _LZ4_LEAST_HIGH_LEVEL = 3
 _ZSTD_LEVEL = 3
 _READ_STEP = 1 << 20
+_MOST_MEMBERS = 64
+"""Of a gzip stream; writers make one, and each one more costs a copy of what follows it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,11 @@ def _gzip(chunks: Sequence[SizedBuffer], level: int | None) -> Bytes:
 def _gunzip(data: Bytes, max_size: int) -> bytes:
     parts: list[bytes] = []
     room = max_size + 1
+    members = 0
     while data and room > 0:
+        members += 1
+        if members > _MOST_MEMBERS:
+            raise ValueError(f"there are more than {_MOST_MEMBERS} gzip members")
         stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
         parts.append(stream.decompress(data, room))
         room -= len(parts[-1])

@@ -31,6 +31,9 @@ from spark_kafka_sink.record.codecs import Codec, codec_by_id
 MAX_DECOMPRESSED_SIZE = 256 * 1024 * 1024
 """Bytes that the records of one batch may take when decompressed, unless the caller says otherwise."""
 
+MAX_OBJECTS = 2_000_000
+"""Records and headers of one batch. Each takes some 120 bytes of memory, and as little as nothing when compressed."""
+
 _LEAST_RECORD = 7
 """Bytes of the smallest record: length, attributes, two deltas, two lengths, header count."""
 _LEAST_HEADER = 2
@@ -124,6 +127,8 @@ def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, max_dec
         plain = codec_by_id(attributes & CODEC_MASK).decompress(body, max_decompressed_size)
         if not 0 <= count * _LEAST_RECORD <= len(plain):
             raise CorruptBatchError(f"It claims {count} records in {len(plain)} bytes.")
+        if count > MAX_OBJECTS:
+            raise CorruptBatchError(f"It has {count} records, more than the {MAX_OBJECTS} that are read.")
         append_time = max_time if attributes & LOG_APPEND_TIME_FLAG else None
         records = _decode_records(plain, count, base_offset, last_delta, base_time, append_time)
     return DecodedBatch(
@@ -147,6 +152,7 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
     """One pass that reads varints of one byte, which most are, in place: twice as fast as a call for each."""
     records: list[DecodedRecord] = []
     position = 0
+    room = MAX_OBJECTS - count
     try:
         for _ in range(count):
             length, position = _varint(body, position, _VARINT_BYTES)
@@ -190,7 +196,8 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
                 position += size
             headers: tuple[tuple[str, bytes | None], ...] = ()
             if body[position]:
-                headers, position = _decode_headers(body, position, end)
+                headers, position = _decode_headers(body, position, end, room)
+                room -= len(headers)
             else:
                 position += 1
             if position != end:
@@ -204,10 +211,14 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
     return records
 
 
-def _decode_headers(body: bytes, position: int, end: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+def _decode_headers(
+    body: bytes, position: int, end: int, room: int
+) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
     count, position = _varint(body, position, _VARINT_BYTES)
     if not 0 <= count * _LEAST_HEADER <= end - position:
         raise CorruptBatchError(f"A record claims {count} headers in {end - position} bytes.")
+    if count > room:
+        raise CorruptBatchError(f"Its records and headers are more than the {MAX_OBJECTS} that are read.")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
         size, position = _varint(body, position, _VARINT_BYTES)

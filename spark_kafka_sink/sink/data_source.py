@@ -121,7 +121,8 @@ class KafkaSinkDataSource(DataSource):
             raise ConfigError(
                 "No option has come. Spark hands the OPTIONS of a table on to no Python data source: name them with the"
                 f" write, INSERT INTO t WITH ('{KAFKA_PREFIX}bootstrap.servers' 'host:port', 'topic' 'orders'), or make"
-                " it a TEMPORARY VIEW."
+                " it a TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them: write by"
+                " df.write or KafkaSink where there are some."
             )
         config = SinkConfig.from_options(options)
         if isinstance(check_columns(schema, config.topic).get(TIMESTAMP), TimestampNTZType):

@@ -18,17 +18,19 @@ from typing import Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.option_table import table_of
 
 KAFKA_PREFIX: Final = "kafka."
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
 
 DECISION_TOPIC: Final = "__spark_kafka_sink_decisions"
+METRICS_HOST: Final = "127.0.0.1"
 TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The brokers' own default maximum (transaction.max.timeout.ms): a restart has that long to finish a decided batch."""
 
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic")
-_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", *_OF_EXACTLY_ONCE)
+_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", *_OF_EXACTLY_ONCE)
 _LONGEST_PREFIX: Final = 200
 
 _REFUSED: Final[Mapping[str, str]] = {
@@ -51,6 +53,7 @@ class SinkConfig:
     decision_topic: str = DECISION_TOPIC
     metrics_ports: range | None = None
     """Where a worker may show its producer's metrics to Prometheus."""
+    metrics_host: str = METRICS_HOST
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 
@@ -81,6 +84,7 @@ class SinkConfig:
             transactional_id_prefix=_prefix(by_key),
             decision_topic=decision_topic,
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
+            metrics_host=_metrics_host(by_key),
             given=tuple(key for key in settings if settings[key] is not None),
         )
 
@@ -91,7 +95,11 @@ class SinkConfig:
             shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
         if self.transactional_id_prefix is not None:
             shown.append(f"transactional.id.prefix={self.transactional_id_prefix!r}")
+        table = table_of(ProducerConfig)
         for key in self.given:
+            if table[key].metadata.get("is_secret"):
+                shown.append(f"{KAFKA_PREFIX}{key}=***")
+                continue
             value = getattr(self.producer, key.replace(".", "_"))
             if key == "bootstrap.servers":
                 value = ",".join(f"{host}:{port}" for host, port in value)
@@ -187,3 +195,17 @@ def _metrics_ports(value: object) -> range | None:
             "metrics.port needs the package prometheus_client: pip install 'spark-kafka-sink[prometheus]'."
         )
     return range(first, last + 1)
+
+
+def _metrics_host(by_key: Mapping[str, object]) -> str:
+    value = by_key.get("metrics.host")
+    if value is None:
+        return METRICS_HOST
+    if by_key.get("metrics.port") is None:
+        raise ConfigError("metrics.host has no effect without metrics.port: set that too, or leave it out.")
+    host = str(value).strip()
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ConfigError(
+            f"metrics.host={value!r} must be an address of this machine, without a port: 127.0.0.1, or 0.0.0.0 for all."
+        )
+    return host

@@ -1,20 +1,24 @@
 """The producers of a process for Prometheus: what their `metrics`, `topic_metrics` and `node_metrics` return, at http://<host>:<port>/metrics.
 
-For the option `metrics.port`. A machine has many Spark workers, each a process with producers of its own, so the option
-is a range, and a worker takes the first port of it that is free. Needs the extra `prometheus`.
+For the options `metrics.port` and `metrics.host`. A machine has many Spark workers, each a process with its own
+producers, so the option is a range, and a worker takes the first port of it that is free. Needs the extra `prometheus`.
 
-The server's threads are prometheus_client's; they end with the process. They read the pool, which any thread may.
+The application is prometheus_client's, the server Python's own, with bounds: at most `MAX_CONNECTIONS` at a time, each
+closed when it sends nothing for `IDLE_S`. Its threads end with the process. They read the pool, which any thread may.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from socketserver import ThreadingMixIn
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -24,6 +28,11 @@ log = logging.getLogger(__name__)
 
 _COUNTER: Final = "-total"
 _Families = dict[str, CounterMetricFamily | GaugeMetricFamily]
+
+MAX_CONNECTIONS: Final = 8
+"""At a time; one more is closed at once. A Prometheus server needs one."""
+IDLE_S: Final = 5.0
+"""Seconds that a connection may be silent."""
 
 
 class _Group(NamedTuple):
@@ -71,11 +80,58 @@ def _add(families: _Families, group: _Group, labels: tuple[str, ...], metrics: M
         family.add_metric(labels, value)
 
 
+class _Handler(WSGIRequestHandler):
+    timeout = IDLE_S
+
+    def log_message(self, *_: object) -> None:
+        """Log no request."""
+
+
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """One thread for each connection, of which there are at most MAX_CONNECTIONS."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(*arguments, **more)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's
+        log.debug("A connection to the metrics from %s failed", client_address, exc_info=True)
+
+
+def start_server(host: str, port: int, registry: CollectorRegistry) -> MetricsServer:
+    """Serve `registry` in a thread of its own. Raises OSError where the port cannot be had."""
+
+    class Server(MetricsServer):
+        address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+
+    server = make_server(host, port, make_wsgi_app(registry), Server, _Handler)
+    threading.Thread(target=server.serve_forever, name="kafka-sink-metrics", daemon=True).start()
+    return server
+
+
 _lock = threading.Lock()
 _served: Final[WeakSet[ProducerPool]] = WeakSet()
 
 
-def serve(pool: ProducerPool, ports: range) -> None:
+def serve(pool: ProducerPool, host: str, ports: range) -> None:
     """Serve the metrics of `pool` on the first of `ports` that may be had, unless they are served already. Where none
     may be it says so once, in the log: rows are worth more than their metrics.
     """
@@ -87,16 +143,17 @@ def serve(pool: ProducerPool, ports: range) -> None:
         registry.register(PoolCollector(pool))
         for port in ports:
             try:
-                start_http_server(port, registry=registry)
-            except OSError as error:  # taken, or not for this user
+                start_server(host, port, registry)
+            except OSError as error:  # taken, or not for this user, or no address of this machine
                 refusal = error
                 continue
-            log.info("The producers of this process show their metrics at port %d, path /metrics", port)
+            log.info("The producers of this process show their metrics at %s, port %d, path /metrics", host, port)
             return
     log.warning(
-        "metrics.port=%d-%d: none of these ports is free (%s), so the metrics of this process are not shown; give a"
-        " range with a port for each Python worker of the machine.",
+        "metrics.port=%d-%d: none of these ports is free at metrics.host=%s (%s), so the metrics of this process are"
+        " not shown; give a range with a port for each Python worker of the machine.",
         ports.start,
         ports.stop - 1,
+        host,
         refusal,
     )

@@ -96,7 +96,7 @@ class TaskDelivery:
             if self._config.metrics_ports is not None:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
 
-                serve(self._pool, self._config.metrics_ports)
+                serve(self._pool, self._config.metrics_host, self._config.metrics_ports)
         self._producer.send_columns(topic, columns, self.tally)
         self._sent += columns.num_rows
 

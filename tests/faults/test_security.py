@@ -48,11 +48,10 @@ FAST = {"linger.ms": 0, "max.block.ms": 5_000, "reconnect.backoff.max.ms": 200}
 def login(user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> dict[str, str]:
     quoted = password.replace("\\", "\\\\").replace('"', '\\"')
     module = f"org.apache.kafka.common.security.{MODULES[mechanism]}"
-    settings = {
+    return {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f'{module} required username="{user}" password="{quoted}";',
     }
-    return settings | ({"sasl.allow.plain.without.tls": "true"} if mechanism == "PLAIN" else {})
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +91,6 @@ def test_row_47_bad_password_or_user(
     listener = "SASL_SSL" if mechanism == "PLAIN" else "SASL_PLAINTEXT"
     settings = secured_broker.settings(listener) | FAST | login(user, WRONG, mechanism)
     servers = settings.pop("bootstrap.servers")
-    settings.pop("sasl.allow.plain.without.tls", None)
     with TcpProxy(servers) as proxy:
         producer = start_producer(proxy.address, **settings)
         with Stopwatch() as watch, pytest.raises(SaslAuthenticationError) as caught:

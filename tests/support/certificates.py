@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import dsa, ec
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import NameOID
 
 _NOW = datetime.datetime.now(datetime.UTC)
@@ -21,7 +21,7 @@ _DAY = datetime.timedelta(days=1)
 class Identity:
     """A private key and the certificate for it."""
 
-    key: ec.EllipticCurvePrivateKey | dsa.DSAPrivateKey
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | dsa.DSAPrivateKey
     certificate: x509.Certificate
 
     @cached_property
@@ -70,15 +70,18 @@ class Authority:
         common_name: str = "broker",
         not_after: datetime.datetime = _NOW + _DAY,
         not_before: datetime.datetime = _NOW - 2 * _DAY,
+        key: rsa.RSAPrivateKey | None = None,
     ) -> Identity:
-        """A certificate for host names and IP addresses, as alternative names; with "" alone for none."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        """A certificate for host names and IP addresses, as alternative names; with "" alone for none. Makes a short
+        key where none is given.
+        """
+        own: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey = key or ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         alternatives = [_alternative(name) for name in names or ("localhost", "127.0.0.1") if name]
-        builder = self._builder(subject, key.public_key(), not_after, not_before)
+        builder = self._builder(subject, own.public_key(), not_after, not_before)
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        return Identity(key, builder.sign(self._key, hashes.SHA256()))
+        return Identity(own, builder.sign(self._key, hashes.SHA256()))
 
     def issue_dsa(self) -> Identity:
         """With a key of the kind that browsers and OpenSSL have given up."""
@@ -102,7 +105,7 @@ class Authority:
     def _builder(
         self,
         subject: x509.Name,
-        key: ec.EllipticCurvePublicKey | dsa.DSAPublicKey,
+        key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey | dsa.DSAPublicKey,
         not_after: datetime.datetime,
         not_before: datetime.datetime = _NOW - 2 * _DAY,
     ) -> x509.CertificateBuilder:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from spark_kafka_sink.common import config
-from spark_kafka_sink.common.config import describe_options
+from spark_kafka_sink.common.config import ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.option_table import table_of
 from spark_kafka_sink.sink import options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +141,54 @@ def test_every_text_of_sparks_stands_in_a_test_that_met_it() -> None:
     found = quoted("From Spark")
     assert found
     assert [text for text in found if not any(text in other for other in texts)] == []
+
+
+# ---- security.md ---------------------------------------------------------------------------------------------------
+
+
+def redaction(name: str) -> str:
+    """A setting of Spark's that the page gives."""
+    (value,) = re.findall(rf"^{re.escape(name)}=(.+)$", (DOCS / "security.md").read_text(), re.MULTILINE)
+    return str(value)
+
+
+PEM = "-----BEGIN ENCRYPTED PRIVATE KEY-----\\nMIICANARY+/=\\nCANARY"
+"""As Spark writes it, up to the place where it may cut it off."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """options {\n    key: "kafka.ssl.key.password"\n    value: "CANARY"\n  }\n""",
+        """key: "kafka.sasl.jaas.config"\n value: "ScramLoginModule password=\\"a;CANARY\\\\\\"CANARY\\";"\n""",
+        f"""key: "kafka.ssl.keystore.key"\n  value: "{PEM}[truncated(size=1704)]"\n""",
+        f"""key: "kafka.ssl.keystore.key"\n  value: "{PEM}\\n-----END ENCRYPTED PRIVATE KEY-----\\n"\n""",
+        """key: "kafka.sasl.oauthbearer.token.endpoint.url"\n value: "https://idp/?code=CANARY"\n""",
+        """key: "kafka.sasl.oauthbearer.client.credentials.client.secret"\n value: "CANARY"\n""",
+        "OPTIONS (\n  'kafka.ssl.keystore.key' '-----BEGIN PRIVATE KEY-----\nCANARY\n-----END PRIVATE KEY-----',\n",
+        "OPTIONS (\n  'kafka.ssl.key.password' 'CANARY',\n",
+        "Map(kafka.ssl.keystore.key -> -----BEGIN RSA PRIVATE KEY-----\nDEK-Info: A-1,2\nCANARY\n-----END RSA",
+        "x -> com.acme.OAuthBearerLoginModule required clientId='a'\n clientSecret='CANARY;' scope='CANARY';, y -> 1\n",
+    ],
+)
+def test_the_documented_redaction_hides_secrets_in_plans(text: str) -> None:
+    hidden = re.sub(redaction("spark.sql.redaction.string.regex"), "***", text + "topic: orders")
+    assert "CANARY" not in hidden
+    assert hidden.startswith(text[:2])
+
+
+@pytest.mark.parametrize("text", ["Project [password#1, secret#2]\n", 'key: "topic"\n value: "private keys"\n'])
+def test_the_documented_redaction_leaves_other_text_alone(text: str) -> None:
+    assert re.sub(redaction("spark.sql.redaction.string.regex"), "***", text) == text
+
+
+def test_the_documented_redaction_knows_every_secret_option() -> None:
+    secret = {key for key, field in table_of(ProducerConfig).items() if field.metadata.get("is_secret")}
+    paths_and_functions = {"ssl.truststore.location", "ssl.keystore.location", "sasl.oauthbearer.token.provider"}
+    certificates = {"ssl.truststore.certificates", "ssl.keystore.certificate.chain"}
+    secret -= paths_and_functions | certificates
+    for name in ("spark.redaction.regex", "spark.sql.redaction.string.regex"):
+        assert [key for key in secret if not re.search(redaction(name), f"kafka.{key}")] == []
 
 
 # ---- all pages -----------------------------------------------------------------------------------------------------

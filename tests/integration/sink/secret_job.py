@@ -1,5 +1,10 @@
-"""A Spark application that writes with a password in its options, in every way, and once with a wrong one; then asks
-Spark's own UI for all that it shows. Everything is as loud as it can be. Arguments: a JSON object.
+"""A Spark application that writes with secrets in its options, then asks Spark's own UI for all that it shows.
+Everything is as loud as it can be. Arguments: a JSON object. `kind` says what it does:
+
+classic: writes in every way, and is refused with a wrong password.
+view: writes into a TEMPORARY VIEW whose OPTIONS hold the secrets.
+connect-sink: writes by `KafkaSink` from a Spark Connect client.
+connect-format: writes by `format`, and into such a view, from a Spark Connect client.
 """
 
 from __future__ import annotations
@@ -9,10 +14,12 @@ import logging
 import pickle
 import sys
 import traceback
+import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
 
@@ -20,44 +27,78 @@ from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
 def main(arguments: dict[str, str]) -> None:
     logging.basicConfig(level=logging.DEBUG)
     logging.getLogger("py4j").setLevel(logging.INFO)  # it logs every call to the JVM with its arguments
-    folder = Path(arguments["folder"])
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.eventLog.enabled", "true")
-        .config("spark.eventLog.compress", "false")
-        .config("spark.eventLog.dir", (folder / "events").as_uri())
-        .config("spark.log.level", "INFO")
-        .config("spark.ui.port", "0")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.task.maxFailures", "1")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.dataSource.register(KafkaSinkDataSource)
-    options = json.loads(arguments["options"])
-    wrong = json.loads(arguments["wrong"])
+    folder, kind, options = Path(arguments["folder"]), arguments["kind"], json.loads(arguments["options"])
+    builder = SparkSession.builder
+    builder = builder.remote("local[1]") if kind.startswith("connect") else builder.master("local[1]")
+    settings = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": (folder / "events").as_uri(),
+        "spark.log.level": "INFO",
+        "spark.ui.port": arguments["ui_port"],
+        "spark.sql.shuffle.partitions": "1",
+        "spark.task.maxFailures": "1",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        **json.loads(arguments["settings"]),
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
     frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
+    if kind == "classic":
+        spark.dataSource.register(KafkaSinkDataSource)
+        write_in_every_way(spark, frame, options, folder)
+        be_refused(frame, options, json.loads(arguments["wrong"]))
+    elif kind == "connect-sink":
+        print(KafkaSink(options).write(frame))
+        stream(spark, frame, folder, {"foreachBatch": KafkaSink(options).write_batch})
+    else:
+        if kind == "connect-format":
+            frame.write.format("kafka_sink").options(**options).mode("append").save()
+            stream(spark, frame, folder, {"format": options})
+        write_into_a_view(spark, options)
+    show_ui(arguments["ui_port"])
+    spark.stop()
+    print("DONE")
 
+
+def write_in_every_way(spark: SparkSession, frame: DataFrame, options: dict[str, str], folder: Path) -> None:
     sink = KafkaSink(options)
     print(repr(sink), str(sink), sink.write(frame))
     print(repr(pickle.loads(pickle.dumps(sink))))
     frame.foreachPartition(sink.write_partition)
     frame.write.format("kafka_sink").options(**options).mode("append").save()
     frame.explain(extended=True)
+    stream(spark, frame, folder, {"format": options, "foreachBatch": sink.write_batch, "foreach": sink})
 
+
+def stream(spark: SparkSession, frame: DataFrame, folder: Path, ways: dict[str, object]) -> None:
+    """`ways`: the options of a format, or what the method of that name takes."""
     frame.write.parquet(str(folder / "rows"))
-    stream = spark.readStream.schema(frame.schema).parquet(str(folder / "rows"))
-    for name, writer in (
-        ("format", stream.writeStream.format("kafka_sink").options(**options)),
-        ("foreachBatch", stream.writeStream.foreachBatch(sink.write_batch)),
-        ("foreach", stream.writeStream.foreach(sink)),
-    ):
+    rows = spark.readStream.schema(frame.schema).parquet(str(folder / "rows"))
+    for name, given in ways.items():
+        if isinstance(given, dict):
+            writer = rows.writeStream.format("kafka_sink").options(**given)
+        else:
+            writer = getattr(rows.writeStream, name)(given)
         checkpoint = str(folder / "checkpoints" / name)
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination()
         query.explain(extended=True)
         print(query.lastProgress, query.recentProgress)
 
+
+def write_into_a_view(spark: SparkSession, options: dict[str, str]) -> None:
+    quoted = ", ".join(f"{literal(key)} {literal(value)}" for key, value in options.items())
+    spark.sql(f"CREATE TEMPORARY VIEW kafka (value STRING) USING kafka_sink OPTIONS ({quoted})").collect()
+    spark.sql("INSERT INTO kafka SELECT CAST(id AS STRING) FROM range(10)").collect()
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+
+
+def be_refused(frame: DataFrame, options: dict[str, str], wrong: dict[str, str]) -> None:
     for attempt in (
         lambda: KafkaSink(wrong).write(frame),
         lambda: frame.foreachPartition(KafkaSink(wrong).write_partition),
@@ -73,15 +114,31 @@ def main(arguments: dict[str, str]) -> None:
         else:
             raise SystemExit("it was not refused")
 
-    application = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
-    for page in (f"{application}/{part}" for part in ("environment", "jobs", "stages", "sql?details=true")):
-        with urllib.request.urlopen(page) as answer:
-            print(answer.read().decode())
-    for page in ("environment/", "SQL/", "StreamingQuery/", "jobs/"):
-        with urllib.request.urlopen(f"{spark.sparkContext.uiWebUrl}/{page}") as answer:
-            print(answer.read().decode())
-    spark.stop()
-    print("DONE")
+
+def show_ui(port: str) -> None:
+    """Print all that the UI shows; the page of Connect is there only with a Connect server."""
+    ui = f"http://127.0.0.1:{port}"
+    (application,) = json.loads(read(f"{ui}/api/v1/applications"))
+    rest = f"{ui}/api/v1/applications/{application['id']}"
+    pages = [*(f"{rest}/{part}" for part in ("environment", "jobs", "stages", "sql?details=true"))]
+    pages += [f"{ui}/{part}/" for part in ("environment", "SQL", "StreamingQuery", "jobs", "connect")]
+    pages += [f"{ui}/SQL/execution/?id={query['id']}" for query in json.loads(read(f"{rest}/sql"))]
+    show(pages)
+
+
+def show(pages: Iterable[str]) -> None:
+    for page in pages:
+        try:
+            print(page, read(page))
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            print(page, "NOT FOUND")
+
+
+def read(page: str) -> str:
+    with urllib.request.urlopen(page, timeout=60) as answer:
+        return str(answer.read().decode())
 
 
 if __name__ == "__main__":

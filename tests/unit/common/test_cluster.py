@@ -98,3 +98,10 @@ def test_a_topic_partition_is_a_key_and_shows_as_in_kafka() -> None:
     assert {place: 1}[TopicPartition("t", 4)] == 1
     assert str(place) == "t-4"
     assert pickle.loads(pickle.dumps(place)) == place
+
+
+def test_names_of_strangers_stay_on_one_line() -> None:
+    """Bug: a host or topic with a line break forged lines of the log."""
+    name = "evil\n2026 CRITICAL\x1b[2J"
+    for text in (str(Node(1, name, 9092)), str(TopicPartition(name, 0))):
+        assert text.isprintable()

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from spark_kafka_sink.common import option_parsers
+from spark_kafka_sink.common import option_parsers, security_config
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import parse_value, table_of
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.sink.foreach import KafkaSink
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
 KEY = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nhunter2\n-----END ENCRYPTED PRIVATE KEY-----"
@@ -313,6 +314,24 @@ def test_a_token_endpoint_that_no_request_can_name_is_refused_and_not_shown(path
     assert parse_value(key, given, table_of(ProducerConfig)[key].metadata) == given
 
 
+@pytest.mark.parametrize("mechanism", list(security_config._LOGIN_MODULES))
+def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) -> None:
+    """Bug: AWS_MSK_IAM sent its token over SASL_PLAINTEXT."""
+    settings = {
+        "PLAIN": {"sasl_jaas_config": PLAIN},
+        "OAUTHBEARER": {"sasl_oauthbearer_token_provider": token},
+        "GSSAPI": {"sasl_kerberos_service_name": "kafka"},
+        "AWS_MSK_IAM": {},
+    }.get(mechanism, {"sasl_jaas_config": SCRAM})
+    settings |= {"sasl_mechanism": mechanism, "security_protocol": "SASL_PLAINTEXT"}
+    config(**settings, sasl_allow_cleartext_credentials="true")
+    if mechanism in {"SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"}:
+        config(**settings)
+    else:
+        with pytest.raises(ConfigError, match=rf"{mechanism} .*sasl\.allow\.cleartext\.credentials=true"):
+            config(**settings)
+
+
 def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
     config(sasl_jaas_config=None, ssl_key_password=None, ssl_truststore_location=None)
 
@@ -527,3 +546,36 @@ def test_a_pickle_holds_the_password_once_and_not_the_text_it_came_in() -> None:
     carried = pickle.dumps(config(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN))
     assert carried.count(b"hunter2") == 1
     assert b"required" not in carried
+
+
+@pytest.mark.parametrize("servers", ["SASL_SSL://h:9093", "h:9092,ssl://h:9093", ["SSL://h:1"]])
+def test_a_scheme_that_is_not_the_protocol_is_refused(servers: object) -> None:
+    """Bug: it was passed over, and the listener was spoken to in plain text."""
+    with pytest.raises(ConfigError, match=r"security\.protocol is PLAINTEXT"):
+        ProducerConfig.from_mapping({"bootstrap.servers": servers})
+    parsed = ProducerConfig.from_mapping({"bootstrap.servers": "SSL://h:9093,h:9094", "security.protocol": "SSL"})
+    assert parsed.bootstrap_servers == (("h", 9093), ("h", 9094))
+
+
+def test_names_from_reverse_dns_are_refused_with_tls() -> None:
+    """Bug: the name that a certificate was checked against came from whoever answers for an address."""
+    canonical = {"client_dns_lookup": "resolve_canonical_bootstrap_servers_only"}
+    with pytest.raises(ConfigError, match="name that the DNS gives"):
+        config(security_protocol="SSL", **canonical)
+    with pytest.raises(ConfigError, match="name that the DNS gives"):
+        config(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN, **canonical)
+    config(**canonical)
+    config(security_protocol="SASL_SSL", sasl_kerberos_service_name="kafka", **canonical)
+
+
+def test_a_repr_shows_no_secret_of_a_url() -> None:
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": "https://idp/t?code=hunter2",
+        "sasl.jaas.config": OAUTH.replace(";", ' clientId="me" clientSecret="hunter2";'),
+    }
+    assert "hunter2" not in repr(ProducerConfig.from_mapping({"bootstrap.servers": "h:1", **settings}))
+    sink = KafkaSink({"kafka.bootstrap.servers": "h:1", **{f"kafka.{key}": value for key, value in settings.items()}})
+    assert "hunter2" not in repr(sink)
+    assert "kafka.sasl.oauthbearer.token.endpoint.url=***" in repr(sink)

@@ -65,6 +65,12 @@ def test_settings_that_cannot_work_are_refused(arguments: list[str], text: str) 
     assert text in str(caught.value)
 
 
+def test_an_option_without_equals_does_not_show_its_value() -> None:
+    with pytest.raises(UsageError, match=r"--option kafka\.sasl\.jaas\.config …: NAME=VALUE") as caught:
+        parse_arguments(["--option", "kafka.sasl.jaas.config hunter2"])
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_missing_setting_names_its_property_and_its_flag() -> None:
     with pytest.raises(UsageError, match=r"source\.path is missing: .* give --path\."):
         parse_arguments([]).need("source.path")

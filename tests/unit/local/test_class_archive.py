@@ -70,7 +70,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def archives(cache: Path) -> list[str]:
-    return sorted(path.name for path in (cache / "class-archives").iterdir())
+    return sorted(path.name for path in (cache / "class-archives").iterdir() if path.suffix != ".sha256")
 
 
 def test_an_archive_is_made_once_by_a_broker_that_starts_and_ends_in_order(
@@ -219,3 +219,22 @@ def test_a_cache_that_cannot_be_written_is_enough_without_an_archive(
     made = with_class_archive(jvm, cache)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert with_class_archive(jvm, cache) == made, "one that is there is used"
+
+
+@pytest.mark.parametrize("damage", ["classeZ", "cla", None])
+def test_a_damaged_archive_is_made_again(
+    maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], damage: str | None
+) -> None:
+    """Bug: the broker's JVM crashed at every start."""
+    archive = with_class_archive(jvm, cache).archive
+    assert archive is not None
+    if damage is None:
+        archive.with_suffix(".jsa.sha256").unlink()
+    else:
+        archive.write_text(damage)
+    assert with_class_archive(jvm, cache).archive == archive
+    assert archive.read_text() == "classes"
+    assert maker.steps.count("begin_start") == 2
+    assert "making it again" in capsys.readouterr().err
+    with_class_archive(jvm, cache)
+    assert maker.steps.count("begin_start") == 2

@@ -150,6 +150,15 @@ def test_an_error_code_that_kio_does_not_know_is_an_unknown_server_error_and_log
     assert "unknown error code 999" in caplog.text
 
 
+def test_a_response_with_many_unknown_codes_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: a response of 2 MiB was 69,905 warnings."""
+    partition = struct.pack(">ihqq", 0, 999, 7, -1)
+    payload = struct.pack(">iih", 1, 1, 1) + b"t" + struct.pack(">i", 50) + partition * 50 + struct.pack(">i", 0)
+    parse_response(request_type(ApiKey.PRODUCE, 3), payload)
+    (record,) = caplog.records
+    assert "and 49 more such places" in record.getMessage()
+
+
 def test_tags_that_kio_does_not_know_are_passed_over_on_every_level() -> None:
     unknown = varint(90) + varint(3) + b"abc"
     leader = varint(0) + varint(9 + len(unknown)) + struct.pack(">ii", 4, 17) + b"\x01" + unknown

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import CorruptBatchError
+from spark_kafka_sink.record import decoder
 from spark_kafka_sink.record.batch import LOG_APPEND_TIME_FLAG, seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.decoder import decode_batches
@@ -178,3 +179,18 @@ def test_any_change_to_a_batch_with_a_true_checksum_gives_records_or_a_corrupt_b
         except CorruptBatchError:
             outcomes["refused"] += 1
     assert min(outcomes.values()) > 100
+
+
+@pytest.mark.parametrize(("records", "headers"), [(11, 0), (1, 10), (5, 6)])
+def test_more_objects_than_are_read_are_refused(monkeypatch: pytest.MonkeyPatch, records: int, headers: int) -> None:
+    """Bug: a compressed batch of 51 KB became 612 MB of records."""
+    some: list[list[tuple[str, bytes | None]]] = [[] for _ in range(records)]
+    some[0] = [("h", None)] * headers
+    run = encode_rows(None, [b"v"] * records, some, [0] * records, 0, 0)
+    data = b"".join(seal([run.chunk], records, 0, 0, codec_for("gzip")).buffers)
+    monkeypatch.setattr(decoder, "MAX_OBJECTS", 11)
+    (batch,) = decode_batches(data)
+    assert len(batch.records) == records
+    monkeypatch.setattr(decoder, "MAX_OBJECTS", 10)
+    with pytest.raises(CorruptBatchError, match="more than the 10 that are read"):
+        list(decode_batches(data))

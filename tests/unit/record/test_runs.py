@@ -4,6 +4,7 @@ kernel, and nothing to compare.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import shutil
@@ -229,6 +230,104 @@ def test_numbers_whose_bytes_are_no_number_are_refused_before_anything_is_read(
     key, value = (odd, (*COLUMN, None, 0)) if is_key else ((*COLUMN, None, 0), odd)
     with pytest.raises(ValueError, match="out of bounds"):
         _kernel.encode(rows, NOW, order, None, None, runs(run), bytearray(500), key, value, (None, None))
+
+
+def test_counts_of_headers_without_offsets_are_refused() -> None:
+    """Bug: a null pointer was read."""
+    if not has_kernel():
+        return
+    counts = np.zeros(ROWS, np.int64)
+    with pytest.raises(ValueError, match="counts and no offsets"):
+        _kernel.encode(
+            ROWS,
+            NOW,
+            None,
+            None,
+            counts,
+            runs((0, ROWS, 0, NOW)),
+            bytearray(500),
+            NONE,
+            (*COLUMN, None, 0),
+            (None, None),
+        )
+
+
+NONE = (None, None, None, 0)
+
+
+def test_offsets_that_change_while_they_are_read_lead_nowhere() -> None:
+    """The room for the records is also the values' offsets. Bug: they were read again after their check, and bytes
+    behind the values were copied.
+    """
+    if not has_kernel():
+        return
+    for seed in range(50):
+        size = random.Random(seed).randint(60, 400)
+        room = bytearray(size)
+        room[: 4 * (ROWS + 1)] = np.arange(ROWS + 1, dtype=np.int32).tobytes()
+        with contextlib.suppress(ValueError):
+            _kernel.encode(
+                ROWS,
+                NOW,
+                None,
+                None,
+                None,
+                runs((0, ROWS, 0, NOW - seed)),
+                room,
+                NONE,
+                (room, b"abcdefgh", None, 0),
+                (None, None),
+            )
+        hashed = bytearray(np.arange(ROWS + 1, dtype=np.int32).tobytes())
+        with contextlib.suppress(ValueError):
+            _kernel.hash(hashed, b"abcdefgh", memoryview(hashed)[: 4 * ROWS])
+
+
+def test_runs_that_change_while_they_are_read_lead_nowhere() -> None:
+    """The room for the records is also the table of runs. Bug: places behind the last row were read."""
+    if not has_kernel():
+        return
+    room = bytearray(4_000)
+    room[:32] = runs((0, ROWS, 0, NOW)).tobytes()
+    order = np.arange(ROWS, dtype=np.int64).tobytes()
+    offsets = np.array([0, 40, 40, 40, 40, 40, 40, 40, 40], np.int32)
+    value = (offsets, b"a" * 40, None, 0)  # the first one ends the table with a number far behind the last row
+    table = memoryview(room)[:32]
+    (chunk,) = _kernel.encode(ROWS, NOW, order, None, None, table, room, NONE, value, (None, None))
+    assert len(chunk) == 47 + 7 * 7
+
+
+def test_buffers_at_odd_addresses_give_the_same_bytes() -> None:
+    """Bug: numbers were read as if their addresses were multiples of their size, which some processors need."""
+    if not has_kernel():
+        return
+
+    def odd(numbers: Any) -> memoryview:
+        return memoryview(b"x" + numbers.tobytes())[1:]
+
+    offsets, content = COLUMN
+    order, table = np.arange(ROWS)[::-1].astype(np.int64), runs((0, ROWS, 0, NOW))
+    counts = np.zeros(ROWS, np.int64)
+    written = []
+    for way in (lambda numbers: numbers, odd):
+        column, empty = (way(offsets), content, None, 0), way(np.zeros(ROWS + 1, np.int32))
+        given = [way(order), way(order), way(counts), way(table)]
+        (chunk,) = _kernel.encode(ROWS, NOW, *given, bytearray(500), column, column, (empty, b""))
+        hashed = bytearray(4 * ROWS + 1)
+        _kernel.hash(way(offsets), content, memoryview(hashed)[1:])
+        written.append((bytes(chunk), bytes(hashed)))
+    assert written[0] == written[1]
+
+
+def test_a_base_offset_past_the_last_one_wraps() -> None:
+    """Bug: the sum was signed, which C leaves undefined."""
+    if not has_kernel():
+        return
+    last = np.iinfo(np.int64).max
+    (chunk,) = _kernel.encode(
+        ROWS, NOW, None, None, None, runs((0, ROWS, last, NOW)), bytearray(500), NONE, (*COLUMN, None, 0), (None, None)
+    )
+    assert len(chunk) > ROWS
 
 
 def test_nothing_is_kept_of_a_call() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import logging
 import socket
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 
 import prometheus_client
+import psutil
 import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,16 +44,17 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stops the servers of a test, which in a worker end with it."""
     started = []
 
-    def start(port: int, registry: prometheus_client.CollectorRegistry) -> None:
-        server, thread = prometheus_client.start_http_server(port, "127.0.0.1", registry)
-        started.append((server, thread))
+    start_server = prometheus.start_server
 
-    monkeypatch.setattr(prometheus, "start_http_server", start)
+    def start(host: str, port: int, registry: prometheus_client.CollectorRegistry) -> prometheus.MetricsServer:
+        started.append(start_server(host, port, registry))
+        return started[-1]
+
+    monkeypatch.setattr(prometheus, "start_server", start)
     yield
-    for server, thread in started:
+    for server in started:
         server.shutdown()
         server.server_close()
-        thread.join()
 
 
 @pytest.fixture
@@ -121,8 +125,8 @@ def test_the_metrics_are_served_once_at_the_first_free_port(stopping: None, free
     producers, elsewhere = pool(), pool()
     producers.acquire(config(**{"client.id": "orders"}))
     for _ in range(2):
-        serve(producers, free_ports)
-    serve(elsewhere, free_ports)
+        serve(producers, "127.0.0.1", free_ports)
+    serve(elsewhere, "127.0.0.1", free_ports)
     ((labels, value),) = samples(free_ports[0])["kafka_producer_batch_send_total"]
     assert (labels["client_id"], value) == ("orders", 0.0)
     assert samples(free_ports[1]) == {}  # that pool has no producer
@@ -132,11 +136,11 @@ def test_no_free_port_is_said_and_stops_nothing(
     stopping: None, free_ports: range, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = range(free_ports.start, free_ports.start + 1)
-    serve(pool(), one)
+    serve(pool(), "127.0.0.1", one)
     without = pool()
     with caplog.at_level(logging.WARNING):
-        serve(without, one)
-        serve(without, one)
+        serve(without, "127.0.0.1", one)
+        serve(without, "127.0.0.1", one)
     (record,) = caplog.records
     assert f"metrics.port={one.start}-{one.start}: none of these ports is free" in record.getMessage()
     assert "give a range" in record.getMessage()
@@ -147,18 +151,64 @@ def test_ports_that_this_user_may_not_have_are_passed_over_and_stop_nothing(
 ) -> None:
     tried: list[int] = []
 
-    def start(port: int, registry: prometheus_client.CollectorRegistry) -> None:
+    def start(_host: str, port: int, registry: prometheus_client.CollectorRegistry) -> None:
         tried.append(port)
         if port < 1024:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(prometheus, "start_http_server", start)
-    serve(pool(), range(1022, 1026))
+    monkeypatch.setattr(prometheus, "start_server", start)
+    serve(pool(), "127.0.0.1", range(1022, 1026))
     assert tried == [1022, 1023, 1024]
-    serve(pool(), range(80, 81))
+    serve(pool(), "127.0.0.1", range(80, 81))
     (record,) = caplog.records
     assert "metrics.port=80-80" in record.getMessage()
     assert "Permission denied" in record.getMessage()
+
+
+def test_metrics_are_shown_to_this_machine_only(stopping: None, free_ports: range) -> None:
+    """Bug: they listened on every interface."""
+    options = {"kafka.bootstrap.servers": "h:1", "metrics.port": str(free_ports[0])}
+    config = SinkConfig.from_options(options)
+    assert config.metrics_host == "127.0.0.1"
+    assert SinkConfig.from_options({**options, "metrics.host": " 0.0.0.0 "}).metrics_host == "0.0.0.0"
+    assert config.metrics_ports is not None
+    serve(pool(), config.metrics_host, config.metrics_ports)
+    listening = {
+        each.laddr.ip
+        for each in psutil.Process().net_connections("tcp")
+        if each.laddr and each.laddr.port in free_ports
+    }
+    assert listening == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("host", ["", "a host", "h:1/x"])
+def test_a_metrics_host_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.host"):
+        SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": "9250", "metrics.host": host})
+
+
+def test_a_metrics_host_without_a_port_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no effect without metrics\.port"):
+        SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.host": "127.0.0.1"})
+
+
+def test_idle_connections_cost_few_threads_for_a_while(
+    stopping: None, free_ports: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: 300 connections that sent half a request kept 300 threads for ever."""
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
+    before = threading.active_count()
+    serve(pool(), "127.0.0.1", free_ports)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", free_ports[0]))) for _ in range(40)]
+        for each in idle[:20]:
+            each.sendall(b"GET /metrics HT")
+        for each in idle:
+            each.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""  # closed by the server
+        assert threading.active_count() <= before + 1 + prometheus.MAX_CONNECTIONS
+    assert samples(free_ports[0]) == {}
 
 
 def test_a_task_shows_its_producer_where_the_option_asks_for_it(stopping: None, free_ports: range) -> None:

@@ -1,0 +1,32 @@
+"""A pytest plugin that puts a kernel built with sanitizers in place of the installed one: see `make sanitizers`.
+
+`SANITIZED_KERNEL` is the path of the built module. Fails where it is missing, so that no run passes without it.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import Final
+
+_NAME: Final = "spark_kafka_sink.record._kernel"
+
+
+def pytest_configure() -> None:
+    path = os.environ["SANITIZED_KERNEL"]
+    assert "spark_kafka_sink.record.runs" not in sys.modules, "the installed kernel is loaded already"
+    spec = importlib.util.spec_from_loader(_NAME, importlib.machinery.ExtensionFileLoader(_NAME, path), origin=path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[_NAME] = module
+
+
+def pytest_report_header() -> str:
+    from spark_kafka_sink.record import runs
+
+    assert runs._kernel.__spec__.origin == os.environ["SANITIZED_KERNEL"]
+    return f"kernel with sanitizers: {runs._kernel.__spec__.origin}"
