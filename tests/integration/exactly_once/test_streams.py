@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -215,6 +216,19 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     with pytest.raises(StreamingQueryException, match=r"inside foreachBatch.*sink\.write_batch"):
         query.trigger(availableNow=True).start().awaitTermination()
     assert visible_values(servers, three_partitions) == []
+
+
+@pytest.mark.skipif(pyspark.__version__ < "4.2", reason="older releases take such a checkpoint")
+def test_checkpoint_killed_at_its_first_offsets_goes_on_once_emptied(spark: SparkSession, stream: Stream) -> None:
+    stream.write_files(0, 1)
+    half = stream.checkpoint / "offsets" / ".0.5f0e1c1a-7a6e-4c3d-9d55-2d7ab3f9f0c1.tmp"
+    half.parent.mkdir(parents=True)
+    half.write_text("v1")
+    with pytest.raises(StreamingQueryException, match="STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"):
+        stream.run(spark, 1)
+    half.unlink()
+    stream.run(spark, 1)
+    stream.check(1)
 
 
 @each_form
