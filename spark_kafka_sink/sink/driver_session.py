@@ -250,8 +250,10 @@ def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
     location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), None)
     if not location:
         raise ConfigError(
-            "delivery.guarantee=exactly-once needs a name that stays the same from start to start: give"
-            ' .option("checkpointLocation", ...), or the option transactional.id.prefix.'
+            "delivery.guarantee=exactly-once needs a name that stays the same from start to start, and Spark tells the"
+            " sink no checkpoint location. A location that was set by spark.sql.streaming.checkpointLocation does not"
+            ' reach the sink: repeat it as .option("checkpointLocation", "<that location>/<query name>"), or give the'
+            " option transactional.id.prefix."
         )
     return _location_prefix(location)
 

@@ -49,7 +49,7 @@ class SinkConfig:
     """Where every row goes; None: each row says so in its `topic` column."""
     is_exactly_once: bool = False
     transactional_id_prefix: str | None = None
-    """None: it is made of the checkpoint location or the query id; a batch write has a new one."""
+    """None: it is made of the checkpoint location; a batch write has a new one."""
     decision_topic: str = DECISION_TOPIC
     metrics_ports: range | None = None
     """Where a worker may show its producer's metrics to Prometheus."""
