@@ -216,8 +216,8 @@ def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
     """The headers of one record as pairs of str or bytes and str, bytes or None. A later change of what was given does
     not change them.
 
-    `headers`: an iterable of pairs (key, value) as tuples or lists, or of Rows, named tuples and mappings with the fields
-    key and value in any order. Raises SerializationError, with the record in `whose`, for anything else.
+    `headers`: an iterable of pairs (key, value) as tuples or lists, or of Rows, named tuples and mappings with the
+    fields key and value in any order. Raises SerializationError, with the record in `whose`, for anything else.
     """
     is_list = type(headers) is list or (
         isinstance(headers, Iterable) and not isinstance(headers, _NOT_A_LIST) and _names_of(headers) is None

@@ -147,8 +147,8 @@ def _first_misfit_int(rows: Sequence[Any], name: str, limits: Any, numbers: Sequ
         except TypeError:
             return SerializationError(f"{whose} is a {type(row).__name__}; give an int or None.")
         return SerializationError(
-            f"{whose} is {row}, and does not fit into {limits.bits} bits; give an int from {limits.min} to {limits.max},"
-            " or None."
+            f"{whose} is {row}, and does not fit into {limits.bits} bits; give an int from {limits.min} to"
+            f" {limits.max}, or None."
         )
     raise AssertionError("every row fits")
 

@@ -40,7 +40,7 @@ def likely_unit(number: int) -> str | None:
 
 
 def early_text(whose: str, ms: int) -> str:
-    """Two sentences on a timestamp of 0 to FIRST_USUAL_MS, which `whose` names: what becomes of it, and what to change."""
+    """What becomes of a timestamp of 0 to FIRST_USUAL_MS, which `whose` names, and what to change."""
     date = (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%SZ")
     return (
         f"{whose} is {ms}. As milliseconds since 1970 that is {date}, and brokers delete records that are older than"

@@ -318,8 +318,8 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
 def before_1970_text(whose: str, moment: object) -> str:
     """The text of an error for a time that Kafka does not know."""
     return (
-        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null for"
-        " the time of writing."
+        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
+        " for the time of writing."
     )
 
 

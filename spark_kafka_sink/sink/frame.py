@@ -1,8 +1,9 @@
 """What a DataFrame must have to be written, decided on the driver before any task, in the words of Spark's own Kafka
 sink.
 
-`projection` says which columns travel to the tasks, under fixed names: what is not needed stays in the JVM, and what has
-no time zone gets the session's there. A timestamp stays one: to the task its type says that the unit is in no doubt. Plain functions of the schema; the driver's thread. Reference:
+`projection` says which columns travel to the tasks, under fixed names: what is not needed stays in the JVM, and
+what has no time zone gets the session's there. A timestamp stays one: its type tells the task that its unit is sure.
+Plain functions of the schema; the driver's thread. Reference:
 org.apache.spark.sql.kafka010.KafkaWriter (validateQuery), KafkaRowWriter.
 """
 

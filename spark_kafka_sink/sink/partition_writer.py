@@ -70,7 +70,7 @@ class PartitionWriter:
         """The next rows, each as it is when it comes: an iterator may use one dict or bytearray for all of them."""
         self._pending = pending = []
         for row in islice(iterator, self._chunk_rows):
-            pending.append(row if is_fixed(row) else self._snapshot(row))
+            pending.append(row if is_fixed(row) else self._snapshot(row))  # noqa: PERF401 - it counts what is there
         self._pending = []
         return pending
 
