@@ -254,7 +254,7 @@ class KafkaProducer(TransactionMethods):
     def _send_columns(
         self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object
     ) -> None:
-        self._timestamps.of_columns(topic, columns.timestamp_ms)
+        self._timestamps.of_columns(topic, columns)
         named = highest_partition(columns)
         # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):

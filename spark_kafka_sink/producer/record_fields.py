@@ -9,18 +9,23 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.producer.transactional_requests import GroupMetadata
-from spark_kafka_sink.record.arrow_arrays import index_array
+from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import header_pairs
 from spark_kafka_sink.record.row_arrays import not_unicode
-from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text, likely_unit
+from spark_kafka_sink.record.timestamps import (
+    FIRST_USUAL_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    bounds,
+    early_text,
+    late_text,
+    latest_before,
+    likely_unit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,18 +94,17 @@ class TimestampWatch:
         if timestamp_ms is not None and timestamp_ms < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, int(timestamp_ms))
 
-    def of_columns(self, topic: str, timestamps_ms: pa.Array | None) -> None:
-        """Look at an int64 column. Raises SerializationError for a timestamp that no record can have."""
-        if timestamps_ms is None or timestamps_ms.null_count == len(timestamps_ms):
+    def of_columns(self, topic: str, columns: RecordColumns) -> None:
+        """Look at the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
+        found = None if columns.timestamp_ms is None else bounds(columns.timestamp_ms)
+        if found is None:
             return
-        bounds = pc.min_max(timestamps_ms)
-        earliest, latest = bounds["min"].as_py(), bounds["max"].as_py()
+        earliest, latest = found
         if earliest < 0 or latest > LAST_MS:
             wrong = earliest if earliest < 0 else latest
             raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong))
         if earliest < FIRST_USUAL_MS and not self._has_warned:
-            likely = timestamps_ms.filter(pc.less(timestamps_ms, index_array(np.array([FIRST_USUAL_MS]))[0]))
-            self._warn(topic, pc.max(likely).as_py())
+            self._warn(topic, latest_before(columns.timestamp_ms, FIRST_USUAL_MS))
 
     def _warn(self, topic: str, timestamp_ms: int) -> None:
         if likely_unit(timestamp_ms) == "seconds":
@@ -171,4 +175,6 @@ def _is_int32(number: Any) -> bool:
 
 def _is_int(number: object) -> bool:
     """An int, also one of numpy's, and no bool. A float, as time.time() makes, would spoil the batch that it is in."""
-    return type(number) is int or (hasattr(number, "__index__") and not isinstance(number, (bool, np.bool_)))
+    if type(number).__name__ in {"bool", "bool_"}:  # Python's and numpy's
+        return False
+    return type(number) is int or hasattr(number, "__index__")

@@ -9,6 +9,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_kafka_sink.record.arrow_arrays import index_array
+
 NO_TIMESTAMP: Final = -1
 """Kafka's own number for a record without a timestamp (RecordBatch.NO_TIMESTAMP)."""
 FIRST_USUAL_MS: Final = 315_532_800_000
@@ -37,6 +43,19 @@ def likely_unit(number: int) -> str | None:
     if FIRST_USUAL_MS <= number < _YEAR_2100_MS:
         return None
     return next((unit for unit, in_ms in _IN_MS.items() if FIRST_USUAL_MS <= in_ms(number) < _YEAR_2100_MS), None)
+
+
+def bounds(timestamps_ms: pa.Array) -> tuple[int, int] | None:
+    """The earliest and the latest of an int64 column; None where all are null."""
+    found = pc.min_max(timestamps_ms)
+    earliest, latest = found["min"].as_py(), found["max"].as_py()
+    return None if earliest is None else (earliest, latest)
+
+
+def latest_before(timestamps_ms: pa.Array, limit: int) -> int:
+    """The latest of an int64 column that lies before `limit`; there must be one."""
+    early = timestamps_ms.filter(pc.less(timestamps_ms, index_array(np.array([limit]))[0]))
+    return int(pc.max(early).as_py())
 
 
 def early_text(whose: str, ms: int) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.record.arrow_arrays import int_values
+from spark_kafka_sink.record.arrow_arrays import int_values, without
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
 from spark_kafka_sink.record.topics import by_topic
@@ -91,7 +90,7 @@ def _epoch_ms(times: pa.Array | None, *, allows_early: bool) -> pa.Array | None:
     none = NO_TIMESTAMP * a_second // 1000 if a_second >= 1000 else None
     earliest, latest = _bounds(counts)
     if earliest < 0 and none is not None and none in int_values(counts):
-        counts = _without(counts, none)
+        counts = without(counts, none)
         earliest, latest = _bounds(counts)
     if earliest < 0:
         raise SchemaError(before_1970_text("A timestamp", f"{earliest} {unit or 'ms'}"))
@@ -113,10 +112,3 @@ def _bounds(times: pa.Array) -> tuple[int, int]:
     found = pc.min_max(times)
     earliest, latest = found["min"].as_py(), found["max"].as_py()
     return (FIRST_USUAL_MS, FIRST_USUAL_MS) if earliest is None else (earliest, latest)
-
-
-def _without(times: pa.Array, number: int) -> pa.Array:
-    """`times` (int64) with nulls for `number`."""
-    values = int_values(times, number)
-    valid = np.packbits(values != number, bitorder="little")
-    return pa.Array.from_buffers(times.type, len(times), [pa.py_buffer(valid), pa.py_buffer(values)])
