@@ -94,6 +94,7 @@ def snapshot(row: Any, number: int) -> Any:
     """Row `number`, which is a Row, a named tuple or a mapping, as it is now: its owner may change what it holds before
     it is sent. Raises SchemaError for a row without names.
     """
+    names: Sequence[Any]
     if isinstance(row, Mapping):
         names, cells = list(row), list(row.values())
     else:
