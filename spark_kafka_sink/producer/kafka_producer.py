@@ -39,7 +39,7 @@ from spark_kafka_sink.producer.partitioner import Partitioners
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.record_fields import check_place, checked_headers, to_bytes
+from spark_kafka_sink.producer.record_fields import TimestampWatch, check_place, checked_headers, to_bytes
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
@@ -106,6 +106,7 @@ class KafkaProducer(TransactionMethods):
         )
         is_adaptive = self.config.partitioner_adaptive_partitioning_enable
         self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng, self._accumulator.room)
+        self._timestamps = TimestampWatch()
         self._is_closed = False
         self.sender = Sender(
             config=self.config,
@@ -198,9 +199,13 @@ class KafkaProducer(TransactionMethods):
         metadata or memory in time) on this thread; for one that shared a batch with rows of a `send_columns` that
         failed in the midst on that one's. Raises ProducerClosedError, SerializationError, or IllegalStateError (after
         a fork, outside a transaction): misuse.
+
+        `timestamp_ms` may be any time from 1970 to 9999; one that is likely in seconds is logged, once. `headers`: see
+        `record.headers.header_pairs` for the forms.
         """
         self._ensure_usable()
         check_place(partition, timestamp_ms)
+        self._timestamps.of_record(topic, timestamp_ms)
         key_bytes, value_bytes = to_bytes(key, "key"), to_bytes(value, "value")
         headers = checked_headers(headers)
         stamp = self._clock.wall_ms() if timestamp_ms is None else int(timestamp_ms)  # numpy's add up to floats
@@ -258,6 +263,7 @@ class KafkaProducer(TransactionMethods):
     def _send_columns(
         self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object
     ) -> None:
+        self._timestamps.of_columns(topic, columns)
         named = highest_partition(columns)
         # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):

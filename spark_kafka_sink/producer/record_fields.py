@@ -5,6 +5,7 @@ any thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,9 +13,22 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.producer.transactional_requests import GroupMetadata
-from spark_kafka_sink.record.headers import header_pair
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.headers import header_pairs
+from spark_kafka_sink.record.row_arrays import not_unicode
+from spark_kafka_sink.record.timestamps import (
+    FIRST_USUAL_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    bounds,
+    early_text,
+    late_text,
+    latest_before,
+    likely_unit,
+)
 
-_LAST_TIMESTAMP_MS: Final = 2**62
+log = logging.getLogger(__name__)
+
 _LAST_OFFSET: Final = 2**63 - 1
 _LAST_INT32: Final = 2**31 - 1
 _LONGEST_TEXT: Final = 2**15 - 1
@@ -30,21 +44,20 @@ def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> by
         try:
             return part.encode()
         except UnicodeEncodeError as cause:
-            raise SerializationError(f"The {name} of a record is not text that UTF-8 can hold: {cause}.") from None
+            raise SerializationError(not_unicode(f"The {name} of a record", cause)) from None
     if isinstance(part, (bytearray, memoryview)):
         return bytes(part)
     raise SerializationError(f"The {name} of a record is a {type(part).__name__}; give str, bytes or None.")
 
 
 def checked_headers(headers: Headers | None) -> Headers:
-    """The headers, values in bytes. Raises SerializationError for a header that is no pair, has no name, or a wrong
-    value.
+    """The headers, values in bytes. Raises SerializationError for headers of a form that `header_pairs` does not take,
+    and for a header that has no name, or a wrong value.
     """
-    if not headers:
+    if headers is None:
         return ()
     checked = []
-    for header in headers:
-        name, value = header_pair(header, "a record")
+    for name, value in header_pairs(headers, "a record"):
         if not isinstance(name, str):
             raise SerializationError(f"A header of a record has the name {name!r}; give every header a str.")
         to_bytes(name, "header name")
@@ -54,14 +67,56 @@ def checked_headers(headers: Headers | None) -> Headers:
 
 def check_place(partition: int | None, timestamp_ms: int | None) -> None:
     """Raises SerializationError for a partition or timestamp that no record can have."""
-    if partition is not None and not (_is_int(partition) and partition >= 0):
+    if partition is not None and not _is_int32(partition):
         raise SerializationError(
-            f"partition={partition!r}: give an int, partitions count from 0; leave it out to have one chosen."
+            f"partition={partition!r:.100}: give an int from 0 to {_LAST_INT32}, or leave it out to have one chosen."
         )
-    if timestamp_ms is not None and not (_is_int(timestamp_ms) and 0 <= timestamp_ms <= _LAST_TIMESTAMP_MS):
+    if timestamp_ms is None:
+        return
+    if not _is_int(timestamp_ms):
         raise SerializationError(
-            f"timestamp_ms={timestamp_ms!r}: give milliseconds since 1970 as an int, or leave it out for now."
+            f"timestamp_ms={timestamp_ms!r:.100}: give milliseconds since 1970 as an int, or leave it out for now."
         )
+    if not 0 <= timestamp_ms <= LAST_MS:
+        raise SerializationError(_out_of_range("timestamp_ms", int(timestamp_ms)))
+
+
+class TimestampWatch:
+    """The timestamps of one producer: refuses those that no record can have, and warns once of those that are likely
+    seconds. Any other time is the caller's choice. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def of_record(self, topic: str, timestamp_ms: int | None) -> None:
+        """Look at a timestamp that has passed `check_place`."""
+        if timestamp_ms is not None and timestamp_ms < FIRST_USUAL_MS and not self._has_warned:
+            self._warn(topic, int(timestamp_ms))
+
+    def of_columns(self, topic: str, columns: RecordColumns) -> None:
+        """Look at the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
+        found = None if columns.timestamp_ms is None else bounds(columns.timestamp_ms)
+        if found is None:
+            return
+        earliest, latest = found
+        if earliest < 0 or latest > LAST_MS:
+            wrong = earliest if earliest < 0 else latest
+            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong))
+        if earliest < FIRST_USUAL_MS and not self._has_warned:
+            self._warn(topic, latest_before(columns.timestamp_ms, FIRST_USUAL_MS))
+
+    def _warn(self, topic: str, timestamp_ms: int) -> None:
+        if likely_unit(timestamp_ms) == "seconds":
+            self._has_warned = True
+            log.warning("%s", early_text(f"A timestamp_ms for topic {topic}", timestamp_ms))
+
+
+def _out_of_range(whose: str, timestamp_ms: int) -> str:
+    if timestamp_ms > LAST_MS:
+        return late_text(whose, timestamp_ms)
+    none = " -1 is what consumers show for a record without a timestamp." if timestamp_ms == NO_TIMESTAMP else ""
+    return f"{whose} is {timestamp_ms}, which lies before 1970: give None or null to have the time of the send.{none}"
 
 
 def checked_offsets(
@@ -119,5 +174,7 @@ def _is_int32(number: Any) -> bool:
 
 
 def _is_int(number: object) -> bool:
-    """An int, also one of numpy's. A float, as time.time() makes, would spoil the batch that it is in."""
+    """An int, also one of numpy's, and no bool. A float, as time.time() makes, would spoil the batch that it is in."""
+    if type(number).__name__ in {"bool", "bool_"}:  # Python's and numpy's
+        return False
     return type(number) is int or hasattr(number, "__index__")

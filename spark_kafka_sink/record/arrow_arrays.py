@@ -223,3 +223,10 @@ def too_large(name: str) -> SerializationError:
         f"The column '{name}' holds more than {MAX_COLUMN_BYTES} bytes; hand over fewer rows at a time "
         "(spark.sql.execution.arrow.maxRecordsPerBatch)."
     )
+
+
+def without(times: pa.Array, number: int) -> pa.Array:
+    """`times` (int64) with nulls for `number`."""
+    values = int_values(times, number)
+    valid = np.packbits(values != number, bitorder="little")
+    return pa.Array.from_buffers(times.type, len(times), [pa.py_buffer(valid), pa.py_buffer(values)])

@@ -82,16 +82,18 @@ class RecordColumns:
         headers: Sequence[Sequence[Header] | None] | None = None,
         timestamps_ms: Sequence[int | None] | None = None,
         partitions: Sequence[int | None] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> RecordColumns:
-        """Columns of Python values, one entry per row. Raises SerializationError naming the column and the first row
-        that does not fit.
+        """Columns of Python values, one entry per row. `numbers`: the number of each row in errors, its index where
+        None. Raises SerializationError naming the column and the first row that does not fit.
         """
+        times = None if timestamps_ms is None else int_array(timestamps_ms, pa.int64(), "timestamp_ms", numbers)
         return cls(
-            value=binary_array(values, "value"),
-            key=None if keys is None else binary_array(keys, "key"),
-            headers=None if headers is None else headers_from_rows(headers),
-            timestamp_ms=None if timestamps_ms is None else int_array(timestamps_ms, pa.int64(), "timestamp_ms"),
-            partition=None if partitions is None else int_array(partitions, pa.int32(), "partition"),
+            value=binary_array(values, "value", numbers),
+            key=None if keys is None else binary_array(keys, "key", numbers),
+            headers=None if headers is None else headers_from_rows(headers, numbers),
+            timestamp_ms=times,
+            partition=None if partitions is None else int_array(partitions, pa.int32(), "partition", numbers),
         )
 
     def _set(self, name: str, column: pa.Array) -> None:

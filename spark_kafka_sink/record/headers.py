@@ -5,8 +5,8 @@ Holds no state; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -191,40 +191,98 @@ def _by_row(sizes: Int64Array, bounds: Int64Array) -> Int64Array:
     return ends[1:] - ends[:-1]
 
 
-def headers_from_rows(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
-    """HEADERS of Python lists. Raises SerializationError naming the row that holds something else than (str, bytes or
-    None) pairs.
+def headers_from_rows(rows: Sequence[Sequence[Header] | None], numbers: Sequence[int] | None = None) -> pa.Array:
+    """HEADERS of Python lists; `numbers`: the number of each row in errors, its index where None. Raises
+    SerializationError naming the row whose headers are not of a form that `header_pairs` takes.
     """
+    numbers = range(len(rows)) if numbers is None else numbers
     offsets = np.zeros(len(rows) + 1, np.int32)
     keys: list[Any] = []
     values: list[Any] = []
     for index, row in enumerate(rows):
-        for header in row or ():
-            key, value = header_pair(header, f"row {index}")
-            if not isinstance(key, str | bytes):
-                raise SerializationError(f"A header key of row {index} is a {type(key).__name__}; it must be a str.")
-            if value is not None and not isinstance(value, bytes | bytearray | memoryview | str):
-                raise SerializationError(
-                    f"The value of header {key!r} in row {index} is a {type(value).__name__}; it must be bytes or None."
-                )
-            keys.append(key)
-            values.append(value)
+        if row is not None:
+            for key, value in header_pairs(row, f"row {numbers[index]}"):
+                keys.append(key)
+                values.append(value)
         offsets[index + 1] = len(keys)
     bounds = offsets.tolist()
-    children = [binary_array(keys, "header key", bounds), binary_array(values, "header value", bounds)]
+    columns = (keys, "header key"), (values, "header value")
+    children = [binary_array(column, name, numbers, bounds) for column, name in columns]
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
 
 
-def header_pair(header: Any, whose: str) -> tuple[Any, Any]:
-    """Key and value of a header of `whose`, of whatever types. Raises SerializationError for what is no pair."""
-    try:
-        if isinstance(header, str):  # of two letters, as the keys of a dict of headers may be
-            raise TypeError
+def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
+    """The headers of one record as pairs of str or bytes and str, bytes or None. A later change of what was given does
+    not change them.
+
+    `headers`: an iterable of pairs (key, value) as tuples or lists, or of Rows, named tuples and mappings with the
+    fields key and value in any order. Raises SerializationError, with the record in `whose`, for anything else.
+    """
+    is_list = type(headers) is list or (
+        isinstance(headers, Iterable) and not isinstance(headers, _NOT_A_LIST) and _names_of(headers) is None
+    )
+    if not is_list:
+        raise SerializationError(f"The headers of {whose} are a {_described(headers)}; {_FORMS}.")
+    return [_checked_pair(header, whose) for header in headers]
+
+
+_NOT_A_LIST: Final = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
+"""What Python can iterate over, but holds no headers, or holds them in no order."""
+_FORMS: Final = (
+    'give a list in which each header is a pair ("name", b"value"), or a Row, named tuple or dict with the fields'
+    ' "key" and "value"'
+)
+
+
+def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
+    if type(header) is tuple and len(header) == 2:
         key, value = header
-    except (TypeError, ValueError):
-        raise SerializationError(f"A header of {whose} is not a (key, value) pair; give a list of pairs.") from None
-    return key, value
+    else:
+        key, value = _pair_of(header, whose)
+    if not isinstance(key, str | bytes):
+        raise SerializationError(f"A header key of {whose} is a {type(key).__name__}; it must be a str.")
+    if value is None or type(value) is bytes or isinstance(value, str):  # text becomes UTF-8 with its column
+        return key, value
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise SerializationError(
+            f"The value of header {key!r} in {whose} is a {type(value).__name__}; it must be bytes, str or None."
+        )
+    return key, bytes(value)
+
+
+def _pair_of(header: Any, whose: str) -> tuple[Any, Any]:
+    """Key and value of a header, by the names of its fields where it has names."""
+    is_mapping = isinstance(header, Mapping)
+    names = _names_of(header)
+    if names is None:
+        if type(header) in (tuple, list) and len(header) == 2:
+            return header[0], header[1]
+    else:
+        cells = list(header.values()) if is_mapping else list(header)
+        fields = {str(name).lower(): cell for name, cell in zip(names, cells, strict=False)}
+        if len(names) == len(cells) == 2 and fields.keys() == {"key", "value"}:
+            return fields["key"], fields["value"]
+    raise SerializationError(f"A header of {whose} is a {_described(header)}; {_FORMS}.")
+
+
+def _names_of(value: Any) -> Sequence[Any] | None:
+    """The names of the fields of a mapping, a Row or a named tuple; None where it has none."""
+    if isinstance(value, Mapping):
+        return list(value)
+    if not isinstance(value, tuple):
+        return None
+    names: Sequence[Any] | None = getattr(value, "__fields__", getattr(value, "_fields", None))
+    return names
+
+
+def _described(value: Any) -> str:
+    """What a value is, without its contents, which may be secret."""
+    kind = type(value).__name__
+    names = _names_of(value)
+    if names is not None:
+        return f"{kind} with the fields {', '.join(map(str, names)) or '(none)'}"
+    return f"{kind} of {len(value)} items" if isinstance(value, (tuple, list, set, frozenset)) else kind
 
 
 def _list_bounds(headers: pa.Array) -> Int64Array:

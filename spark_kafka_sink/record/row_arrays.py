@@ -23,11 +23,14 @@ from spark_kafka_sink.record.arrow_arrays import BINARY, MAX_COLUMN_BYTES, BoolA
 _NONE = type(None)
 
 
-def binary_array(rows: Sequence[Any], name: str, bounds: Sequence[int] | None = None) -> pa.BinaryArray:
+def binary_array(
+    rows: Sequence[Any], name: str, numbers: Sequence[int] | None = None, bounds: Sequence[int] | None = None
+) -> pa.BinaryArray:
     """A `binary` array of bytes-like objects, str (as UTF-8) and None.
 
-    `bounds`: where the values of each row begin, for a column of which a row may hold several. Raises
-    SerializationError naming the column and the first row that does not fit, or for more than 2 GiB.
+    `numbers`: the number of each row in errors, its index where None. `bounds`: where the values of each row begin, for
+    a column of which a row may hold several. Raises SerializationError naming the column and the first row that does
+    not fit, or for more than 2 GiB.
     """
     found: set[type] = set()
     joined = _joined(rows, name)
@@ -41,7 +44,7 @@ def binary_array(rows: Sequence[Any], name: str, bounds: Sequence[int] | None = 
             texts = [empty if row is None else row for row in rows]
             joined = _joined(texts, name)
         if joined is None:
-            joined = _joined(_encoded(texts, name, bounds), name)
+            joined = _joined(_encoded(texts, name, numbers, bounds), name)
         assert joined is not None
     offsets, data = joined
     nulls: BoolArray | None = None
@@ -51,9 +54,9 @@ def binary_array(rows: Sequence[Any], name: str, bounds: Sequence[int] | None = 
     return pa.BinaryArray.from_buffers(BINARY, len(rows), [_validity(nulls), pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def int_array(rows: Sequence[Any], data_type: pa.DataType, name: str) -> pa.Array:
-    """An array of `data_type` (int32 or int64) of ints and None. Raises SerializationError naming the column and the
-    first row that is neither or is out of range.
+def int_array(rows: Sequence[Any], data_type: pa.DataType, name: str, numbers: Sequence[int] | None = None) -> pa.Array:
+    """An array of `data_type` (int32 or int64) of ints and None; `numbers` as for `binary_array`. Raises
+    SerializationError naming the column and the first row that is neither or is out of range.
     """
     found = set(map(type, rows))
     limits = np.iinfo(np.int32 if data_type.bit_width == 32 else np.int64)
@@ -67,9 +70,9 @@ def int_array(rows: Sequence[Any], data_type: pa.DataType, name: str) -> pa.Arra
             ints = list(map(_index, ints))
         values = np.fromiter(ints, np.int64, len(ints))
     except (TypeError, OverflowError):
-        raise _first_misfit_int(ints, name, limits) from None
+        raise _first_misfit_int(ints, name, limits, numbers) from None
     if len(values) and (values.min() < limits.min or values.max() > limits.max):
-        raise _first_misfit_int(ints, name, limits)
+        raise _first_misfit_int(ints, name, limits, numbers)
     values = values.astype(limits.dtype, copy=False)
     return pa.Array.from_buffers(data_type, len(rows), [_validity(nulls), pa.py_buffer(values)])
 
@@ -97,7 +100,9 @@ def _joined(rows: Sequence[Any], name: str) -> tuple[npt.NDArray[np.int32], byte
     return offsets, data
 
 
-def _encoded(rows: Sequence[Any], name: str, bounds: Sequence[int] | None) -> list[bytes]:
+def _encoded(
+    rows: Sequence[Any], name: str, numbers: Sequence[int] | None, bounds: Sequence[int] | None
+) -> list[bytes]:
     """Each row as bytes."""
     if set(map(type, rows)) == {str}:
         try:
@@ -108,34 +113,48 @@ def _encoded(rows: Sequence[Any], name: str, bounds: Sequence[int] | None) -> li
     for index, row in enumerate(rows):
         try:
             encoded.append(row.encode() if isinstance(row, str) else memoryview(row).tobytes())
-        except (TypeError, UnicodeEncodeError):
+        except (TypeError, UnicodeEncodeError) as cause:
             place = index if bounds is None else bisect_right(bounds, index) - 1
-            raise _misfit(name, place, row, "bytes or str") from None
+            whose = f"The {name} of row {_number(numbers, place)}"
+            if isinstance(cause, UnicodeEncodeError):
+                raise SerializationError(not_unicode(whose, cause)) from None
+            raise SerializationError(f"{whose} is a {type(row).__name__}; give bytes, str or None.") from None
     return encoded
+
+
+def not_unicode(whose: str, cause: UnicodeEncodeError) -> str:
+    """The text of an error for a str that UTF-8 cannot hold, which is the value that `whose` names."""
+    at = cause.start
+    return (
+        f"{whose} is a str that is not valid Unicode: at place {at} is U+{ord(cause.object[at]):04X}, one half of a"
+        " surrogate pair, which UTF-8 cannot hold. Correct the text where it is made, or give bytes."
+    )
 
 
 def _index(row: Any) -> int:
     """An int, also one of numpy's, but no bool. Raises TypeError for anything else."""
-    if isinstance(row, bool):
+    if isinstance(row, (bool, np.bool_)):
         raise TypeError("a bool is no int here")
     return operator.index(row)
 
 
-def _first_misfit_int(rows: Sequence[Any], name: str, limits: Any) -> SerializationError:
+def _first_misfit_int(rows: Sequence[Any], name: str, limits: Any, numbers: Sequence[int] | None) -> SerializationError:
     for index, row in enumerate(rows):
+        whose = f"The {name} of row {_number(numbers, index)}"
         try:
             if limits.min <= _index(row) <= limits.max:
                 continue
         except TypeError:
-            pass
-        return _misfit(name, index, row, "an int")
+            return SerializationError(f"{whose} is a {type(row).__name__}; give an int or None.")
+        return SerializationError(
+            f"{whose} is {row}, and does not fit into {limits.bits} bits; give an int from {limits.min} to"
+            f" {limits.max}, or None."
+        )
     raise AssertionError("every row fits")
 
 
-def _misfit(name: str, index: int, row: Any, wanted: str) -> SerializationError:
-    return SerializationError(
-        f"The {name} of row {index} is a {type(row).__name__} that does not fit; give {wanted} or None."
-    )
+def _number(numbers: Sequence[int] | None, index: int) -> int:
+    return index if numbers is None else numbers[index]
 
 
 def _validity(nulls: BoolArray | None) -> pa.Buffer | None:

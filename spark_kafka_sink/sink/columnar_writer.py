@@ -9,10 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.record.arrow_arrays import int_values, without
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
 from spark_kafka_sink.record.topics import by_topic
 from spark_kafka_sink.sink.arrow_batches import joined
-from spark_kafka_sink.sink.columns import NULL_TOPIC
+from spark_kafka_sink.sink.columns import ALLOW_EARLY, NULL_TOPIC, before_1970_text
 from spark_kafka_sink.sink.frame import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -65,7 +67,7 @@ def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tup
         value=named[VALUE],
         key=named.get(KEY),
         headers=named.get(HEADERS),
-        timestamp_ms=_epoch_ms(named.get(TIMESTAMP)),
+        timestamp_ms=_epoch_ms(named.get(TIMESTAMP), allows_early=config.allows_early_timestamps),
         partition=named.get(PARTITION),
     )
     if config.topic is not None:
@@ -74,19 +76,39 @@ def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tup
         yield from by_topic(columns, named[TOPIC], NULL_TOPIC)
 
 
-def _epoch_ms(times: pa.Array | None) -> pa.Array | None:
-    """int64 milliseconds, rounded down. Raises SchemaError for a time before 1970, which Kafka's brokers and clients do
-    not take.
+def _epoch_ms(times: pa.Array | None, *, allows_early: bool) -> pa.Array | None:
+    """int64 milliseconds, rounded down; a null where it is -1 ms, Kafka's own sign for no timestamp. Raises SchemaError
+    before 1970 and after 9999, and for a number (not a date) before 1980 unless `allows_early`.
     """
     if times is None:
         return None
-    counts = times.cast(pa.int64()) if pa.types.is_timestamp(times.type) else times
-    if counts.null_count < len(counts) and (earliest := pc.min(counts).as_py()) < 0:
-        unit = times.type.unit if pa.types.is_timestamp(times.type) else "ms"
-        raise SchemaError(
-            f"A timestamp of {earliest} {unit} lies before 1970, and Kafka has no such timestamps: correct it, or make"
-            " it null for the time of writing."
-        )
-    if pa.types.is_timestamp(times.type):
-        return times.cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64())
-    return times
+    if times.null_count == len(times):
+        return pa.nulls(len(times), pa.int64())
+    unit = times.type.unit if pa.types.is_timestamp(times.type) else None
+    counts = times if unit is None else times.cast(pa.int64())
+    a_second = _PER_SECOND[unit]
+    none = NO_TIMESTAMP * a_second // 1000 if a_second >= 1000 else None
+    earliest, latest = _bounds(counts)
+    if earliest < 0 and none is not None and none in int_values(counts):
+        counts = without(counts, none)
+        earliest, latest = _bounds(counts)
+    if earliest < 0:
+        raise SchemaError(before_1970_text("A timestamp", f"{earliest} {unit or 'ms'}"))
+    if latest * 1000 // a_second > LAST_MS:
+        raise SchemaError(late_text("A timestamp", latest * 1000 // a_second))
+    if unit is not None:
+        return counts.cast(times.type).cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64())
+    if earliest < FIRST_USUAL_MS and not allows_early:
+        raise SchemaError(early_text("A timestamp", earliest) + ALLOW_EARLY)
+    return counts
+
+
+_PER_SECOND: Final = {None: 1_000, "s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+"""By the unit of an Arrow timestamp; None: a number of ms."""
+
+
+def _bounds(times: pa.Array) -> tuple[int, int]:
+    """The earliest and the latest; usual ones where all are null."""
+    found = pc.min_max(times)
+    earliest, latest = found["min"].as_py(), found["max"].as_py()
+    return (FIRST_USUAL_MS, FIRST_USUAL_MS) if earliest is None else (earliest, latest)

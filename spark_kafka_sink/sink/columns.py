@@ -1,8 +1,8 @@
 """Which column of a row is what, and rows turned into record columns.
 
 The rules and the words are those of Spark's own Kafka sink (KafkaWriter.scala of 4.x), and one column is more than
-it has: `timestamp`. The row interfaces learn the schema from the first row that a task sees, so types are checked by
-Python value, and every block again: that costs one pass in C per column.
+it has: `timestamp`. The row interfaces know no schema: each row's values count by the names that this row itself has,
+and types are checked by Python value, for every chunk again. That costs one pass in C per column.
 
 Used by a task's thread alone.
 """
@@ -10,17 +10,27 @@ Used by a task's thread alone.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
-from spark_kafka_sink.common.errors import SchemaError
+from pyspark.sql.types import Row
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.headers import header_pairs
+from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
+from spark_kafka_sink.sink.options import EARLY_OPTION
 
 Column = list[Any]
 
 _NONE: Final = type(None)
+_FIELDS: Final = attrgetter("__fields__")
+_CHANGEABLE: Final = frozenset({bytearray, list, tuple})
+"""Types of values that can be written, and whose contents their owner may change."""
 _BYTES_LIKE: Final = frozenset({str, bytes, bytearray, _NONE})
 
 _ALLOWED: Final = {
@@ -63,160 +73,255 @@ NO_TOPIC: Final = (
     "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
 )
 NO_VALUE: Final = "Required attribute 'value' not found"
+CAST_TIMESTAMP: Final = (
+    ": CAST(timestamp AS TIMESTAMP) gives it the time of the record. Rename or drop the column where it is no such time"
+)
+ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
+
+
+class NamedCells(tuple[Any, ...]):
+    """A row as it was when it was taken: its values, with their names as `__fields__`, as a Row has them."""
+
+    __fields__: Sequence[Any]
+
+
+def is_fixed(row: Any) -> bool:
+    """Whether `row` is a Row of values that nobody can change: it can be kept without a `snapshot`."""
+    return type(row) is Row and _CHANGEABLE.isdisjoint(map(type, row))
+
+
+def snapshot(row: Any, number: int) -> Any:
+    """Row `number`, which is a Row, a named tuple or a mapping, as it is now: its owner may change what it holds before
+    it is sent. Raises SchemaError for a row without names.
+    """
+    names: Sequence[Any]
+    if isinstance(row, Mapping):
+        names, cells = list(row), list(row.values())
+    else:
+        names, cells = _names_of(row, number), list(row)
+    for index, (name, cell) in enumerate(zip(names, cells, strict=False)):
+        kind = type(cell)
+        if kind is bytearray:
+            cells[index] = bytes(cell)
+        elif name == "headers" and kind in _ALLOWED["headers"][0] and cell is not None:
+            cells[index] = _pairs(cell, number)
+    taken = NamedCells(cells)
+    taken.__fields__ = names
+    return taken
+
+
+def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
+    try:
+        return header_pairs(headers, f"row {number}")
+    except SerializationError as unclear:
+        raise SchemaError(str(unclear)) from None
+
+
+def _names_of(row: Any, number: int) -> Sequence[Any]:
+    names = getattr(row, "__fields__", getattr(row, "_fields", None)) if isinstance(row, tuple) else None
+    if names is None:
+        raise SchemaError(
+            f"Row {number} is a {type(row).__name__} without names of columns. Give the rows of a DataFrame, or Rows,"
+            ' named tuples or dicts that have their columns by name: Row(value="v", key="k").'
+        )
+    return names  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Positions of the columns that matter in a row; None where the row has no such column. Others are ignored."""
+    """The columns that matter in a row, each with its position. Others are ignored."""
 
-    value: int
-    key: int | None
-    topic: int | None
-    partition: int | None
-    headers: int | None
-    timestamp: int | None
+    names: Sequence[Any]
+    """Of all columns of the row."""
+    positions: Mapping[str, int]
 
     @classmethod
-    def of(cls, row: Any, topic_option: str | None) -> RowLayout:
-        """The layout of a DataFrame's `row`. The option `topic` wins over the column, which then counts as absent.
+    def of(cls, names: Sequence[Any], topic_option: str | None, number: int = 0) -> RowLayout:
+        """The layout of row `number`, whose columns have these names. The option `topic` wins over the column, which
+        then counts as absent. Of columns with one name the first counts.
 
-        Raises SchemaError: no column names, no `value`, no topic at all.
+        Raises SchemaError: no `value`, or no topic at all.
         """
-        names = getattr(row, "__fields__", None)
-        if names is None:
-            raise SchemaError(
-                f"A row of type {type(row).__name__} has no column names: hand over the rows of a DataFrame, with a"
-                " 'value' column."
-            )
-        position = {name: index for index, name in reversed(list(enumerate(names)))}
-        if topic_option is None and "topic" not in position:
-            raise SchemaError(NO_TOPIC)
-        if "value" not in position:
-            raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(names)}.")
-        return cls(
-            value=position["value"],
-            key=position.get("key"),
-            topic=None if topic_option is not None else position["topic"],
-            partition=position.get("partition"),
-            headers=position.get("headers"),
-            timestamp=position.get("timestamp"),
-        )
+        every = {name: index for index, name in reversed(list(enumerate(names)))}
+        positions = {name: every[name] for name in _ALLOWED if name in every}
+        its_columns = f" The columns of row {number} are: {', '.join(map(str, names)) or '(none)'}."
+        if topic_option is not None:
+            positions.pop("topic", None)
+        elif "topic" not in positions:
+            raise SchemaError(NO_TOPIC + its_columns)
+        if "value" not in positions:
+            raise SchemaError(f"{NO_VALUE}.{its_columns}")
+        return cls(names, positions)
+
+
+class RowLayouts:
+    """The layouts of the rows of a task: each row's values count by the names that this row itself has."""
+
+    def __init__(self, topic_option: str | None) -> None:
+        self.topic_option = topic_option
+        self._known: dict[tuple[Any, ...], RowLayout] = {}
+
+    def runs_of(self, rows: Sequence[Any], first: int) -> Iterator[tuple[RowLayout, Sequence[Any]]]:
+        """`rows` cut where the names of their columns change; `first` is the number of the first one. Raises
+        SchemaError for a row that has no names, no `value`, or no topic.
+        """
+        try:
+            names = list(map(_FIELDS, rows))
+        except AttributeError:
+            for number, row in enumerate(rows, first):
+                _names_of(row, number)
+            raise
+        if names.count(names[0]) == len(rows):  # by far most often, and then in C
+            yield self._layout(names[0], first), rows
+            return
+        at = 0
+        for own, run in groupby(names, key=tuple):
+            end = at + len(list(run))
+            yield self._layout(own, first + at), rows[at:end]
+            at = end
+
+    def _layout(self, names: Sequence[Any], number: int) -> RowLayout:
+        key = tuple(names)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = RowLayout.of(key, self.topic_option, number)
+        return found
 
 
 class RowBlock:
-    """Rows of one layout, collected as columns."""
+    """Rows, collected as columns. `first` is the number of the first row in its partition."""
 
-    def __init__(self, layout: RowLayout, topic_option: str | None) -> None:
-        self._topic_option = topic_option
-        self._fields = {name: (index, Column()) for name in _ALLOWED if (index := getattr(layout, name)) is not None}
-        self._values = self._fields["value"][1]
+    def __init__(self, layouts: RowLayouts, first: int = 0, *, allows_early: bool = False) -> None:
+        self._layouts = layouts
+        self._first = first
+        self._allows_early = allows_early
+        self._columns: dict[str, Column] = {}
+        self.num_rows = 0
         self.size = 0
         """About the bytes held: keys, values and headers."""
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._values)
-
     def extend(self, rows: Sequence[Any]) -> int:
-        """Take `rows` in; returns about how many bytes they hold. Raises SchemaError on a value of a wrong type."""
-        try:
-            fields = list(zip(*rows, strict=True))
-        except ValueError:
-            widths = ", ".join(map(str, sorted(set(map(len, rows)))))
-            raise SchemaError(
-                f"Rows of one partition have different numbers of columns: {widths}. Hand over the rows of a DataFrame."
-            ) from None
+        """Take `rows` in, which are fixed or snapshots; returns about how many bytes they hold. Raises SchemaError for
+        a row that lacks a column it needs, and for a value of a wrong type.
+        """
+        size = sum(
+            self._extend_run(layout, run) for layout, run in self._layouts.runs_of(rows, self._first + self.num_rows)
+        )
+        self.size += size
+        return size
+
+    def _extend_run(self, layout: RowLayout, rows: Sequence[Any]) -> int:
+        """Take in rows of one layout."""
+        columns, before = self._columns, self.num_rows
+        fields = self._fields(layout, rows)
         size = 0
-        for name, (index, column) in self._fields.items():
-            values = fields[index]
+        for name, position in layout.positions.items():
+            values = fields[position]
             _check_types(name, values)
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = [None] * before
             column += values
             if name in ("value", "key"):
                 size += sum(map(len, filter(None, values)))
             elif name == "headers":
-                _check_header_fields(values)
                 size += _size_of_headers(values)
-        self.size += size
+        self.num_rows = before + len(rows)
+        if len(columns) > len(layout.positions):  # rows before these had columns that these do not have
+            for name in columns.keys() - layout.positions.keys():
+                columns[name] += [None] * len(rows)
         return size
+
+    def _fields(self, layout: RowLayout, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The columns of `rows`. Raises SchemaError for a row with more values than names, or with fewer."""
+        try:
+            fields = list(zip(*rows, strict=True))
+        except ValueError:
+            fields = []
+        if len(fields) == len(layout.names):
+            return fields
+        count = len(layout.names)
+        index = next(index for index, row in enumerate(rows) if len(row) != count)
+        raise SchemaError(
+            f"Row {self._first + self.num_rows + index} has {len(rows[index])} values for {count} columns:"
+            f" {', '.join(map(str, layout.names)) or '(none)'}. Give it one value for each name."
+        )
 
     def by_topic(self) -> Iterator[tuple[str, RecordColumns]]:
         """The rows of each topic, in their order. Raises SchemaError on a null topic, SerializationError on a value
         that cannot be written.
         """
-        columns = {name: column for name, (_, column) in self._fields.items()}
-        if self._topic_option is not None:
-            yield self._topic_option, _record_columns(columns)
+        columns = dict(self._columns)
+        numbers = range(self._first, self._first + self.num_rows)
+        if self._layouts.topic_option is not None:
+            yield self._layouts.topic_option, self._record_columns(columns, numbers)
             return
         topics = columns.pop("topic")
         if None in topics:
-            raise SchemaError(NULL_TOPIC)
+            raise SchemaError(f"{NULL_TOPIC} Row {numbers[topics.index(None)]} has none.")
         rows_of: dict[str, list[int]] = {}
         for row, topic in enumerate(topics):
             rows_of.setdefault(topic, []).append(row)
         if len(rows_of) == 1:
-            yield topics[0], _record_columns(columns)
+            yield topics[0], self._record_columns(columns, numbers)
             return
         for topic, rows in rows_of.items():
-            yield topic, _record_columns({name: [column[row] for row in rows] for name, column in columns.items()})
+            own = {name: [column[row] for row in rows] for name, column in columns.items()}
+            yield topic, self._record_columns(own, [numbers[row] for row in rows])
+
+    def _record_columns(self, columns: dict[str, Column], numbers: Sequence[int]) -> RecordColumns:
+        timestamps = columns.get("timestamp")
+        times = None if timestamps is None else _epoch_ms(timestamps, numbers, allows_early=self._allows_early)
+        return RecordColumns.from_rows(
+            columns["value"], columns.get("key"), columns.get("headers"), times, columns.get("partition"), numbers
+        )
 
 
 def _check_types(name: str, values: Sequence[Any]) -> None:
     allowed, wanted = _ALLOWED[name]
     wrong = set(map(type, values)) - allowed
-    if wrong and not all(issubclass(found, tuple) and name == "headers" for found in wrong):
+    if wrong:
         found = min(_SPARK_TYPES.get(found, found.__name__) for found in wrong)
-        raise SchemaError(f"{name} attribute unsupported type {found}. {name} must be a(n) {wanted}")
-
-
-def _check_header_fields(values: Sequence[Any]) -> None:
-    """By the first header there is: the rows of a DataFrame have all the same fields."""
-    first = next((headers[0] for headers in values if headers), None)
-    names = getattr(first, "__fields__", None)
-    if names is not None and [name.lower() for name in names] != ["key", "value"]:
-        raise SchemaError(
-            f"headers attribute unsupported type array<struct<{','.join(names)}>>. headers must be a(n)"
-            f" {_ALLOWED['headers'][1]}"
-        )
+        advice = CAST_TIMESTAMP if name == "timestamp" else ""
+        raise SchemaError(f"{name} attribute unsupported type {found}. {name} must be a(n) {wanted}{advice}")
 
 
 def _size_of_headers(values: Sequence[Any]) -> int:
-    try:
-        return sum(
-            _HEADER_BYTES + len(key or "") + len(value or b"")
-            for headers in values
-            if headers
-            for key, value in headers
-        )
-    except (TypeError, ValueError):
-        raise SchemaError(
-            "headers attribute has an element of another shape. headers must be a(n)"
-            " array<struct<key:string,value:binary>>"
-        ) from None
+    """About the bytes of the headers that `snapshot` took."""
+    return sum(_HEADER_BYTES + len(key) + len(value or b"") for headers in values if headers for key, value in headers)
 
 
-def _record_columns(columns: dict[str, Column]) -> RecordColumns:
-    timestamps = columns.get("timestamp")
-    return RecordColumns.from_rows(
-        columns["value"],
-        columns.get("key"),
-        columns.get("headers"),
-        None if timestamps is None else _epoch_ms(timestamps),
-        columns.get("partition"),
-    )
-
-
-def _epoch_ms(timestamps: Column) -> list[int | None]:
+def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool) -> list[int | None]:
     """Milliseconds since 1970 of datetimes (naive ones are local time, as PySpark makes them of a timestamp; `fold`
-    counts) or of milliseconds. A null stays null: the producer stamps it. Raises SchemaError before 1970.
+    counts) or of milliseconds. A null stays null, and -1 becomes one: the producer stamps it.
+
+    Raises SchemaError before 1970, after 9999, and for a number before 1980, which is likely in another unit, unless
+    `allows_early`.
     """
     found = [_datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
-    earliest = min((ms for ms in found if ms is not None), default=0)
+    if NO_TIMESTAMP in found:
+        found = [None if ms == NO_TIMESTAMP else ms for ms in found]
+    given = [ms for ms in found if ms is not None]
+    earliest, latest = min(given, default=FIRST_USUAL_MS), max(given, default=0)
     if earliest < 0:
-        raise SchemaError(
-            f"The timestamp {timestamps[found.index(earliest)]} lies before 1970, and Kafka has no such timestamps:"
-            " correct it, or make it null for the time of writing."
-        )
+        at = found.index(earliest)
+        raise SchemaError(before_1970_text(f"The timestamp of row {numbers[at]}", timestamps[at]))
+    if latest > LAST_MS:
+        at = found.index(latest)
+        raise SchemaError(late_text(f"The timestamp of row {numbers[at]}", latest))
+    if earliest < FIRST_USUAL_MS and not allows_early:
+        for number, timestamp in zip(numbers, timestamps, strict=True):
+            if type(timestamp) is int and 0 <= timestamp < FIRST_USUAL_MS:
+                raise SchemaError(early_text(f"The timestamp of row {number}", timestamp) + ALLOW_EARLY)
     return found
+
+
+def before_1970_text(whose: str, moment: object) -> str:
+    """The text of an error for a time that Kafka does not know."""
+    return (
+        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
+        " for the time of writing."
+    )
 
 
 def _datetime_ms(moment: datetime.datetime) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
@@ -196,12 +196,12 @@ class KafkaSink:
             raise ConfigError(_NO_DRIVER)
         return PartitionWriter(self._config, process_pool())
 
-    def __getstate__(self) -> SinkConfig:
-        return self._config
-
-    def __setstate__(self, config: SinkConfig) -> None:
-        self._config = config
-        self._writer = None
+    def __getstate__(self) -> Any:
+        """All attributes, those of a subclass too, but for the writer: a copy in a task opens its own."""
+        state: Any = super().__getstate__()
+        own, *slots = state if isinstance(state, tuple) else (state,)
+        own = {**own, "_writer": None}
+        return (own, *slots) if slots else own
 
     def __repr__(self) -> str:
         return f"KafkaSink({self._config.describe()})"

@@ -2,7 +2,8 @@
 sink.
 
 `projection` says which columns travel to the tasks, under fixed names: what is not needed stays in the JVM, and
-timestamps become milliseconds there. Plain functions of the schema; the driver's thread. Reference:
+what has no time zone gets the session's there. A timestamp stays one: its type tells the task that its unit is sure.
+Plain functions of the schema; the driver's thread. Reference:
 org.apache.spark.sql.kafka010.KafkaWriter (validateQuery), KafkaRowWriter.
 """
 
@@ -24,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.columns import NO_TOPIC, NO_VALUE
+from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, NO_TOPIC, NO_VALUE
 
 VALUE, KEY, TOPIC, PARTITION, HEADERS, TIMESTAMP = "value", "key", "topic", "partition", "headers", "timestamp"
 
@@ -71,7 +72,7 @@ def needs_projection(schema: StructType, topic_option: str | None) -> bool:
     """Whether `projection` would change anything but the order of columns. Raises as `check_columns` does."""
     columns = check_columns(schema, topic_option)
     # of two columns with one name there is one among them
-    return len(columns) != len(schema.names) or not isinstance(columns.get(TIMESTAMP, LongType()), LongType)
+    return len(columns) != len(schema.names) or isinstance(columns.get(TIMESTAMP), TimestampNTZType)
 
 
 def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
@@ -91,8 +92,9 @@ def check_columns(schema: StructType, topic_option: str | None) -> dict[str, Dat
         if data_type is None or (name == TOPIC and topic_option is not None):
             continue
         if not fits(data_type):
+            advice = CAST_TIMESTAMP if name == TIMESTAMP else ""
             raise SchemaError(
-                f"{name} attribute unsupported type {data_type.simpleString()}. {name} must be a(n) {wanted}"
+                f"{name} attribute unsupported type {data_type.simpleString()}. {name} must be a(n) {wanted}{advice}"
             )
         columns[name] = data_type
     return columns
@@ -103,7 +105,7 @@ def _positions(schema: StructType) -> dict[str, int]:
 
 
 def _expression(name: str, position: int, data_type: DataType) -> str:
-    if name == TIMESTAMP and not isinstance(data_type, LongType):
+    if name == TIMESTAMP and isinstance(data_type, TimestampNTZType):
         # _LTZ: spark.sql.timestampType may make TIMESTAMP one without a zone
-        return f"unix_millis(CAST(c{position} AS TIMESTAMP_LTZ)) AS `{name}`"
+        return f"CAST(c{position} AS TIMESTAMP_LTZ) AS `{name}`"
     return f"c{position} AS `{name}`"

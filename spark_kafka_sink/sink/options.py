@@ -18,6 +18,7 @@ from typing import Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.option_parsers import RefusalError, boolean
 from spark_kafka_sink.common.option_table import table_of
 
 KAFKA_PREFIX: Final = "kafka."
@@ -30,7 +31,8 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The brokers' own default maximum (transaction.max.timeout.ms): a restart has that long to finish a decided batch."""
 
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic")
-_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", *_OF_EXACTLY_ONCE)
+EARLY_OPTION: Final = "timestamp.allow.before.1980"
+_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", EARLY_OPTION, *_OF_EXACTLY_ONCE)
 _LONGEST_PREFIX: Final = 200
 
 _REFUSED: Final[Mapping[str, str]] = {
@@ -54,6 +56,8 @@ class SinkConfig:
     metrics_ports: range | None = None
     """Where a worker may show its producer's metrics to Prometheus."""
     metrics_host: str = METRICS_HOST
+    allows_early_timestamps: bool = False
+    """Whether a number in the column `timestamp` may stand for a date before 1980."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 
@@ -85,6 +89,7 @@ class SinkConfig:
             decision_topic=decision_topic,
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             metrics_host=_metrics_host(by_key),
+            allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
             given=tuple(key for key in settings if settings[key] is not None),
         )
 
@@ -182,6 +187,15 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
             " every query and sink."
         )
     return prefix
+
+
+def _boolean(by_key: Mapping[str, object], key: str) -> bool:
+    """False where the option is not given."""
+    value = by_key.get(key)
+    try:
+        return value is not None and boolean(value)
+    except RefusalError:
+        raise ConfigError(f"{key} must be true or false, not {value!r}.") from None
 
 
 def _metrics_ports(value: object) -> range | None:

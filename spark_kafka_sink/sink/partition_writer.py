@@ -6,11 +6,11 @@ nor a few large ones make memory grow beyond the producer's own bound. Used by t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from spark_kafka_sink.sink.columns import RowBlock, RowLayout
+from spark_kafka_sink.sink.columns import RowBlock, RowLayouts, is_fixed, snapshot
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
@@ -28,23 +28,24 @@ class PartitionWriter:
     def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
         self._config = config
         self._delivery = TaskDelivery(config, pool)
-        self._layout: RowLayout | None = None
+        self._layouts = RowLayouts(config.topic)
         self._block: RowBlock | None = None
         self._pending: list[Any] = []
         self._chunk_rows = 1
+        self._collected = 0
 
     def write(self, rows: Iterable[Any]) -> None:
         """Send all of `rows`. Raises what the iterator raises, and KafkaError as soon as it is known that a row
         failed.
         """
         iterator = iter(rows)
-        while chunk := list(islice(iterator, self._chunk_rows)):
+        while chunk := self._next_chunk(iterator):
             self._take(chunk)
 
     def add(self, row: Any) -> None:
         """Send one row. Raises KafkaError as soon as it is known that a row failed."""
         self._delivery.tally.check()
-        self._pending.append(row)
+        self._pending.append(row if is_fixed(row) else self._snapshot(row))
         if len(self._pending) >= self._chunk_rows:
             chunk, self._pending = self._pending, []
             self._take(chunk)
@@ -65,6 +66,21 @@ class PartitionWriter:
         self._block = None
         self._delivery.abandon()
 
+    def _next_chunk(self, iterator: Iterator[Any]) -> list[Any]:
+        """The next rows, each as it is when it comes: an iterator may use one dict or bytearray for all of them."""
+        self._pending = pending = []
+        for row in islice(iterator, self._chunk_rows):
+            pending.append(row if is_fixed(row) else self._snapshot(row))  # noqa: PERF401 - it counts what is there
+        self._pending = []
+        return pending
+
+    def _snapshot(self, row: Any) -> Any:
+        try:
+            return snapshot(row, self._collected + len(self._pending))
+        except Exception as error:
+            self._delivery.tally.fail(error)
+            raise
+
     def _take(self, chunk: Sequence[Any]) -> None:
         self._delivery.tally.check()
         try:
@@ -74,12 +90,12 @@ class PartitionWriter:
             raise
 
     def _collect(self, chunk: Sequence[Any]) -> None:
-        if self._layout is None:
-            self._layout = RowLayout.of(chunk[0], self._config.topic)
         if self._block is None:
-            self._block = RowBlock(self._layout, self._config.topic)
+            allows_early = self._config.allows_early_timestamps
+            self._block = RowBlock(self._layouts, self._collected, allows_early=allows_early)
         block = self._block
         size = block.extend(chunk)
+        self._collected += len(chunk)
         if size > CHUNK_BYTES:
             self._chunk_rows = max(1, len(chunk) // 2)
         elif self._chunk_rows < CHUNK_ROWS and size < CHUNK_BYTES // 4:

@@ -69,7 +69,7 @@ def test_the_tables_of_options_are_those_of_the_code() -> None:
 
 def test_every_option_of_the_sink_has_its_row() -> None:
     section = OPTIONS.read_text().split("## The sink's own")[1].split("\n## ")[0]
-    assert re.findall(r"^\| `([a-z.]+)` \|", section, re.MULTILINE) == list(options._OPTIONS)
+    assert re.findall(r"^\| `([a-z0-9.]+)` \|", section, re.MULTILINE) == list(options._OPTIONS)
 
 
 # ---- migrating-from-confluent-kafka.md -----------------------------------------------------------------------------

@@ -62,13 +62,13 @@ def warm(settings: dict[str, Any] | None = None, **more: Any) -> ProducerHarness
     [
         ({"value": 5}, "value of a record is a int"),
         ({"key": 1.5}, "key of a record is a float"),
-        ({"value": "\ud800"}, "value of a record is not text"),
-        ({"headers": [(None, b"v")]}, "header of a record has the name None"),
-        ({"headers": [("\ud800", b"v")]}, "header name of a record is not text"),
-        ({"headers": [("name", 7)]}, "header 'name' of a record is a int"),
+        ({"value": "\ud800"}, "value of a record is a str that is not valid Unicode"),
+        ({"headers": [(None, b"v")]}, "A header key of a record is a NoneType"),
+        ({"headers": [("\ud800", b"v")]}, "header name of a record is a str that is not valid Unicode"),
+        ({"headers": [("name", 7)]}, "header 'name' in a record is a int"),
         ({"partition": -1}, "partition=-1"),
-        ({"timestamp_ms": -5}, "timestamp_ms=-5"),
-        ({"timestamp_ms": 2**63}, "timestamp_ms=9223372036854775808"),
+        ({"timestamp_ms": -5}, "timestamp_ms is -5"),
+        ({"timestamp_ms": 2**63}, "timestamp_ms is 9223372036854775808"),
     ],
 )
 def test_what_is_no_record_is_refused_before_anything_counts_on_it(arguments: dict[str, Any], text: str) -> None:

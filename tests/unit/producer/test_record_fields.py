@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 PLACE = TopicPartition("flights", 0)
 
 
-@pytest.mark.parametrize("number", [1.0, np.float64(1_700_000_000_000.5), "1", b"1"])
+@pytest.mark.parametrize("number", [1.0, np.float64(1_700_000_000_000.5), "1", b"1", True, np.True_])
 def test_a_partition_or_timestamp_that_is_no_int_is_refused_by_send(number: Any) -> None:
     with pytest.raises(SerializationError, match=r"partition=.*give an int"):
         check_place(number, None)
@@ -28,7 +29,7 @@ def test_any_int_is_taken() -> None:
 
 @pytest.mark.parametrize("headers", [{"id": b"7"}, {"origin": b"7"}, ["id"], [("id",)], [7]])
 def test_headers_that_are_no_pairs_are_refused_by_send(headers: Any) -> None:
-    with pytest.raises(SerializationError, match="A header of a record is not a"):
+    with pytest.raises(SerializationError, match=r"headers? of a record (is|are) a"):
         checked_headers(headers)
 
 
@@ -86,3 +87,20 @@ def test_a_group_that_can_be_named_is_taken() -> None:
     full = GroupMetadata("g", np.int32(3), "m", "i")  # type: ignore[arg-type]
     assert checked_group(full) is full
     assert checked_offsets({PLACE: (5, "é" * 16_383)})
+
+
+def test_headers_with_named_fields_count_by_their_names() -> None:
+    header = namedtuple("header", "value key")
+    given: Any = [{"key": "a", "value": b"1"}, header(value=b"2", key="b"), ("c", bytearray(b"3")), ["d", None]]
+    assert checked_headers(given) == [("a", b"1"), ("b", b"2"), ("c", b"3"), ("d", None)]
+
+
+@pytest.mark.parametrize("header", [{"trace": b"1", "id": b"2"}, {"key": "a"}, {"b", "c"}, "ab", b"ab"])
+def test_a_header_of_unclear_meaning_is_refused_by_send(header: Any) -> None:
+    with pytest.raises(SerializationError, match='fields "key" and "value"'):
+        checked_headers([header])
+
+
+def test_a_partition_beyond_32_bits_is_refused_with_the_range() -> None:
+    with pytest.raises(SerializationError, match="from 0 to 2147483647"):
+        check_place(2**40, None)

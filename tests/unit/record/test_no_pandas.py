@@ -134,7 +134,7 @@ def arrow_stream() -> bytes:
         "value": pa.array([None if n % 9 == 0 else b"v" * n for n in range(count)], pa.binary()),
         "key": pa.array([None if n % 3 == 0 else f"k{n}" for n in range(count)], pa.string()),
         "headers": pa.array([None if n % 4 else [("h", b"1"), ("i", None)] for n in range(count)], header),
-        "timestamp": pa.array([None if n % 6 == 0 else n for n in range(count)], pa.int64()),
+        "timestamp": pa.array([None if n % 6 == 0 else 1_700_000_000_000 + n for n in range(count)], pa.int64()),
         "partition": pa.array([n % 7 if n % 8 == 0 else None for n in range(count)], pa.int32()),
         "topic": pa.array([f"t{n % 2}" for n in range(count)], pa.string()),
     }

@@ -58,11 +58,11 @@ def test_ints_become_what_pyarrow_makes_of_them(data_type: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([b"a", 7, object()], "The value of row 1 is a int that does not fit; give bytes or str or None."),
+        ([b"a", 7, object()], "The value of row 1 is a int; give bytes, str or None."),
         ([0, b"a"], "The value of row 0 is a int"),
         ([None, b"a", 1.5], "The value of row 2 is a float"),
         (["a", None, "ö", ["b"]], "The value of row 3 is a list"),
-        (["a", "\ud800"], "The value of row 1 is a str that does not fit"),
+        (["a", "\ud800"], "The value of row 1 is a str that is not valid Unicode: at place 0 is U.D800"),
         ([None, False], "The value of row 1 is a bool"),
     ],
 )
@@ -72,20 +72,24 @@ def test_what_is_neither_bytes_nor_text_is_refused_with_its_row(rows: list[Any],
 
 
 def test_a_misfit_of_many_values_a_row_is_refused_with_its_row() -> None:
-    with pytest.raises(SerializationError, match="The header key of row 2 is a str"):
-        binary_array(["a", "\ud800", "b"], "header key", [0, 1, 1, 3])
+    with pytest.raises(SerializationError, match="The header key of row 2 is a str that is not valid"):
+        binary_array(["a", "\ud800", "b"], "header key", None, [0, 1, 1, 3])
 
 
 @pytest.mark.parametrize(
     ("rows", "data_type", "message"),
     [
-        ([1, 2**31], pa.int32(), "The partition of row 1 is a int that does not fit; give an int or None."),
-        ([1, None, -(2**31) - 1], pa.int32(), "row 2 is a int"),
-        ([2**63], pa.int64(), "row 0 is a int"),
+        (
+            [1, 2**31],
+            pa.int32(),
+            "The partition of row 1 is 2147483648, and does not fit into 32 bits; give an int from -2147483648 to",
+        ),
+        ([1, None, -(2**31) - 1], pa.int32(), "row 2 is -2147483649, and"),
+        ([2**63], pa.int64(), "row 0 is 9223372036854775808, and"),
         ([None, 1, "2"], pa.int32(), "row 2 is a str"),
         ([1, True], pa.int32(), "row 1 is a bool"),
         ([1, 1.5], pa.int64(), "row 1 is a float"),
-        ([2**63, 1.5], pa.int64(), "row 0 is a int"),
+        ([2**63, 1.5], pa.int64(), "row 0 is 9223372036854775808, and"),
     ],
 )
 def test_what_is_no_int_or_out_of_range_is_refused_with_its_row(

@@ -10,7 +10,7 @@ from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
-from spark_kafka_sink.sink.columnar_writer import deliver_arrow, write_arrow
+from spark_kafka_sink.sink.columnar_writer import _epoch_ms, deliver_arrow, write_arrow
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
@@ -50,12 +50,12 @@ def test_each_column_goes_with_its_row() -> None:
         value=pa.array(["a", "b"]),
         partition=pa.array([3, None], pa.int32()),
         headers=pa.array(headers, header_type),
-        timestamp=pa.array([5, None]),
+        timestamp=pa.array([1_700_000_000_005, None]),
         key=pa.array(["x", "y"]),
     )
     list(write_arrow(config(), pool_of(producer), [rows]))
     assert [row for sent in producer.sent for row in sent.rows("value", "key", "partition", "timestamp_ms")] == [
-        (b"a", b"x", 3, 5),
+        (b"a", b"x", 3, 1_700_000_000_005),
         (b"b", b"y", None, None),
     ]
     assert producer.sent[0].columns.headers.to_pylist() == [[{"key": b"h", "value": b"1"}], []]
@@ -111,8 +111,8 @@ def test_a_null_topic_is_refused() -> None:
 
 
 def test_a_time_before_1970_is_refused() -> None:
-    rows = batch(value=pa.array(["a", "b"]), timestamp=pa.array([5, -1]))
-    with pytest.raises(SchemaError, match="-1 ms lies before 1970"):
+    rows = batch(value=pa.array(["a", "b"]), timestamp=pa.array([1_700_000_000_005, -2]))
+    with pytest.raises(SchemaError, match="-2 ms, which lies before 1970"):
         list(write_arrow(config(), pool_of(ScriptedProducer()), [rows]))
 
 
@@ -154,7 +154,7 @@ def test_rows_go_by_the_delivery_that_is_given() -> None:
 
 def test_a_task_that_fails_gives_its_producer_back() -> None:
     pool = pool_of(ScriptedProducer())
-    batches = [batch(value=pa.array(["a"])), batch(value=pa.array(["b"]), timestamp=pa.array([-1]))]
+    batches = [batch(value=pa.array(["a"])), batch(value=pa.array(["b"]), timestamp=pa.array([-2]))]
     with pytest.raises(SchemaError):
         deliver_arrow(config(), pool, batches)
     assert not pool._lent
@@ -166,3 +166,18 @@ def test_a_partition_without_rows_makes_no_producer() -> None:
 
     (report,) = write_arrow(config(), ProducerPool(unwanted, FakeClock()), [batch(value=pa.array([], pa.string()))])
     assert report.to_pylist()[0]["records"] == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "unit"),
+    [(1_764_000_000, "seconds"), (1_764_000_000_000_000, "microseconds"), (1_764_000_000_000_000_000, "nanoseconds")],
+)
+def test_a_number_in_another_unit_is_refused_by_columns(number: int, unit: str) -> None:
+    with pytest.raises(SchemaError, match=f"looks like {unit}"):
+        _epoch_ms(pa.array([None, number]), allows_early=False)
+
+
+def test_early_dates_and_minus_one_pass_by_columns() -> None:
+    typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
+    assert _epoch_ms(typed, allows_early=False).to_pylist() == [157_766_400_000, None]
+    assert _epoch_ms(pa.array([1_764_000_000, -1]), allows_early=True).to_pylist() == [1_764_000_000, None]

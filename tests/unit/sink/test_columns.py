@@ -14,12 +14,12 @@ from pyspark.sql.types import TimestampType
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.columns import RowBlock, RowLayout
+from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, RowBlock, RowLayouts, is_fixed, snapshot
 
 
 def block_of(*rows: Row, topic: str | None = "orders") -> RowBlock:
-    block = RowBlock(RowLayout.of(rows[0], topic), topic)
-    block.extend(rows)
+    block = RowBlock(RowLayouts(topic))
+    block.extend([row if is_fixed(row) else snapshot(row, n) for n, row in enumerate(rows)])
     return block
 
 
@@ -38,7 +38,9 @@ def test_columns_are_found_by_name_and_others_are_ignored() -> None:
 
 
 def test_the_name_of_a_column_counts_with_its_case() -> None:
-    with pytest.raises(SchemaError, match=r"Required attribute 'value' not found\. The columns are: Value, key\."):
+    with pytest.raises(
+        SchemaError, match=r"Required attribute 'value' not found\. The columns of row 0 are: Value, key\."
+    ):
         block_of(Row(Value="v", key="k"))
 
 
@@ -48,8 +50,8 @@ def test_without_a_topic_anywhere_sparks_words_say_so() -> None:
 
 
 def test_rows_without_column_names_are_refused() -> None:
-    with pytest.raises(SchemaError, match="A row of type tuple has no column names"):
-        RowLayout.of(("k", "v"), "orders")
+    with pytest.raises(SchemaError, match="Row 0 is a tuple without names of columns"):
+        block_of(("k", "v"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_rows_without_column_names_are_refused() -> None:
         ),
         (
             Row(value="v", timestamp=datetime.date(2013, 1, 1)),
-            "timestamp attribute unsupported type date. timestamp must be a(n) timestamp or bigint",
+            "timestamp attribute unsupported type date. timestamp must be a(n) timestamp or bigint" + CAST_TIMESTAMP,
         ),
         (Row(value=Row(a=1)), "value attribute unsupported type Row. value must be a(n) string or binary"),
     ],
@@ -83,9 +85,50 @@ def test_a_wrong_type_in_a_later_row_is_refused_too() -> None:
         block.extend([Row(value="w"), Row(value=7)])
 
 
-def test_rows_of_different_widths_are_refused() -> None:
-    with pytest.raises(SchemaError, match="different numbers of columns: 1, 2"):
-        block_of(Row(value="a"), Row(value="b", key="k"))
+def test_rows_with_different_fields_count_by_their_own_names() -> None:
+    columns = columns_of(Row(value="a"), Row(key="k", value="b"), Row(value="c", key="l"), {"value": "d"})
+    assert columns.key is not None
+    assert columns.value.to_pylist() == [b"a", b"b", b"c", b"d"]
+    assert columns.key.to_pylist() == [None, b"k", b"l", None]
+
+
+def test_a_row_with_other_values_than_names_is_refused_with_its_number() -> None:
+    row = Row("v", "k")
+    row.__fields__ = ["value"]
+    with pytest.raises(SchemaError, match="Row 1 has 2 values for 1 columns: value"):
+        block_of(Row(value="v"), row)
+
+
+def test_a_row_without_a_value_is_refused_with_its_number_and_fields() -> None:
+    with pytest.raises(SchemaError, match=r"'value' not found\. The columns of row 1 are: key"):
+        block_of(Row(value="v"), Row(key="k"))
+
+
+def test_minus_one_is_a_null_timestamp() -> None:
+    assert written_ms(-1) is None
+    assert written_ms(datetime.datetime(1969, 12, 31, 23, 59, 59, 999_000, datetime.UTC)) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1_764_000_000, "looks like seconds: multiply it by 1000"),
+        (1_764_000_000_000_000, "looks like microseconds: divide it by 1000"),
+        (1_764_000_000_000_000_000, "looks like nanoseconds: divide it by 1000000"),
+    ],
+)
+def test_a_timestamp_in_another_unit_is_refused_by_rows(number: int, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        written_ms(number)
+    assert written_ms(datetime.datetime(1975, 1, 1, tzinfo=datetime.UTC)) == 157_766_400_000
+
+
+def test_an_option_lets_early_numbers_pass() -> None:
+    block = RowBlock(RowLayouts("orders"), allows_early=True)
+    block.extend([Row(value="v", timestamp=5)])
+    ((_, columns),) = block.by_topic()
+    assert columns.timestamp_ms is not None
+    assert columns.timestamp_ms.to_pylist() == [5]
 
 
 def test_a_topic_of_a_wrong_type_is_refused() -> None:
@@ -149,14 +192,17 @@ def test_headers_pass_as_spark_hands_them_over() -> None:
 
 @pytest.mark.parametrize("headers", [["a"], [("a", b"1", b"2")], [3], [("a", 5)]])
 def test_headers_of_another_shape_are_refused(headers: list[Any]) -> None:
-    with pytest.raises(SchemaError, match=r"headers must be a\(n\) array<struct<key:string,value:binary>>"):
+    with pytest.raises(SchemaError, match=r"header .*row 0.*(give a list in which|must be bytes)"):
         block_of(Row(value="v", headers=headers))
 
 
 def test_headers_are_known_by_the_names_of_their_fields() -> None:
     block_of(Row(value="v", headers=[Row(KEY="a", Value=b"1")]))
-    with pytest.raises(SchemaError, match=r"unsupported type array<struct<value,key>>\. headers must be a"):
-        block_of(Row(value="v", headers=[]), Row(value="w", headers=[Row(value=b"1", key="a")]))
+    columns = columns_of(Row(value="v", headers=[]), Row(value="w", headers=[Row(value=b"1", key="a")]))
+    assert columns.headers is not None
+    assert columns.headers.to_pylist() == [[], [{"key": b"a", "value": b"1"}]]
+    with pytest.raises(SchemaError, match="A header of row 0 is a Row with the fields name, data"):
+        block_of(Row(value="v", headers=[Row(name="a", data=b"1")]))
 
 
 def test_a_header_without_a_name_is_refused() -> None:
@@ -217,11 +263,11 @@ def test_whole_numbers_are_milliseconds_and_null_stays_null() -> None:
 
 def test_the_first_day_of_all_is_refused_like_any_before_1970() -> None:
     """A timestamp_ntz of it reaches the task, and it often stands for no time at all."""
-    with pytest.raises(SchemaError, match=r"timestamp 0001-01-01 00:00:00 lies before 1970"):
+    with pytest.raises(SchemaError, match=r"timestamp of row 0 is 0001-01-01 00:00:00, which lies before 1970"):
         columns_of(Row(value="v", timestamp=datetime.datetime.min))
 
 
 def test_a_timestamp_before_1970_is_refused_as_by_columns() -> None:
     """Bug: a bare KafkaError, where `write_partition` promises a SchemaError for a row that cannot be written."""
-    with pytest.raises(SchemaError, match=r"timestamp 1969-12-31.*before 1970"):
+    with pytest.raises(SchemaError, match=r"timestamp of row 0 is 1969-12-31.*before 1970"):
         written_ms(datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC))

@@ -294,3 +294,16 @@ def test_tasks_get_their_rows_without_padding() -> None:
     sink = ExactlyOnceSink(OPTIONS)
     assert sink.write(FRAME).records == 5
     assert sink.given == ["batch without padding"]
+
+
+class Enriching(KafkaSink):
+    def __init__(self, tenant: str) -> None:
+        super().__init__(OPTIONS)
+        self.tenant = tenant
+
+
+def test_a_subclass_keeps_its_attributes_without_the_writer() -> None:
+    sink = Enriching("acme")
+    sink.open(0, 0)
+    copy = pickle.loads(cloudpickle_dumps(sink))
+    assert (copy.tenant, repr(copy), copy._writer) == ("acme", repr(sink), None)

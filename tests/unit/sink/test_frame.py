@@ -39,9 +39,9 @@ def test_the_topic_option_wins_over_the_column() -> None:
     assert projection(given, None) == ["c0 AS `value`", "c1 AS `topic`"]
 
 
-def test_timestamps_become_milliseconds_in_the_jvm_and_milliseconds_stay() -> None:
-    made = "unix_millis(CAST(c1 AS TIMESTAMP_LTZ)) AS `timestamp`"
-    assert projection(schema(value=TEXT, timestamp=TimestampType()), "t")[1] == made
+def test_only_timestamps_without_a_zone_are_cast() -> None:
+    made = "CAST(c1 AS TIMESTAMP_LTZ) AS `timestamp`"
+    assert projection(schema(value=TEXT, timestamp=TimestampType()), "t")[1] == "c1 AS `timestamp`"
     assert projection(schema(value=TEXT, timestamp=TimestampNTZType()), "t")[1] == made
     assert projection(schema(value=TEXT, timestamp=LONG), "t")[1] == "c1 AS `timestamp`"
 
@@ -89,7 +89,7 @@ def test_names_count_as_they_are_spelled_and_of_columns_with_one_name_the_first(
         ([("value", TEXT), ("extra", TEXT)], "orders", True),
         ([("value", TEXT), ("Value", TEXT)], "orders", True),
         ([("value", TEXT), ("value", TEXT)], "orders", True),
-        ([("value", TEXT), ("timestamp", TimestampType())], "orders", True),
+        ([("value", TEXT), ("timestamp", TimestampType())], "orders", False),
         ([("value", TEXT), ("timestamp", TimestampNTZType())], "orders", True),
     ],
 )

@@ -243,7 +243,7 @@ def test_the_schema_is_checked_at_the_first_row() -> None:
     [
         (Row(key="k", value="v"), Row(key=1, value="v"), {}),
         (Row(topic="orders", value="v"), Row(topic=None, value="v"), {"topic": None}),
-        (Row(value="v", timestamp=1), Row(value="v", timestamp=-1), {}),
+        (Row(value="v", timestamp=None), Row(value="v", timestamp=-2), {}),
     ],
     ids=["in a chunk", "in a block", "as columns"],
 )
