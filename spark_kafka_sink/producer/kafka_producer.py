@@ -102,7 +102,7 @@ class KafkaProducer(TransactionMethods):
             drain_rules=self._transaction_manager or NoDrainRules(),
         )
         is_adaptive = self.config.partitioner_adaptive_partitioning_enable
-        self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng)
+        self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng, self._accumulator.room_of)
         self._is_closed = False
         self.sender = Sender(
             config=self.config,

@@ -11,13 +11,15 @@ from __future__ import annotations
 import random
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 
 from spark_kafka_sink.common.cluster import Cluster, TopicPartition
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.record.block import Block
+
+RoomOf = Callable[[TopicPartition], int]
 
 
 class PartitionLoads:
@@ -33,9 +35,10 @@ class PartitionLoads:
 
 
 class StickyPartitioner:
-    """The choice for one topic."""
+    """The choice for one topic. `room_of`: bytes that still fit into the open batch of a partition, 0 without one."""
 
-    def __init__(self, topic: str, sizes: BatchSizes, is_adaptive: bool, rng: random.Random) -> None:
+    def __init__(self, topic: str, sizes: BatchSizes, is_adaptive: bool, rng: random.Random, room_of: RoomOf) -> None:
+        self._room_of = room_of
         self._topic = topic
         self._sizes = sizes
         self._is_adaptive = is_adaptive
@@ -56,7 +59,7 @@ class StickyPartitioner:
     def take(self, size: int, cluster: Cluster, partition_count: int) -> int:
         """The partition of a record of `size` bytes."""
         with self._lock:
-            partition = self._current(cluster, partition_count, self._sizes.capacity(self._topic))
+            partition = self._current(cluster, partition_count, self._sizes.capacity(self._topic), size)
             self._bytes += size
             return partition
 
@@ -66,24 +69,38 @@ class StickyPartitioner:
         start, sticky_bytes = 0, self._sizes.capacity(self._topic)
         with self._lock:
             while start < block.num_rows:
-                partition = self._current(cluster, partition_count, sticky_bytes)
-                end = max(start + 1, block.last_fitting(start, block.num_rows, sticky_bytes - self._bytes))
+                partition = self._current(cluster, partition_count, sticky_bytes, block.size(start, start + 1))
+                room = self._room_of(TopicPartition(self._topic, partition))
+                if self._bytes + room < sticky_bytes:
+                    room += sticky_bytes  # the open batch is not enough: fill the next one too
+                limit = min(room, 2 * sticky_bytes - self._bytes)
+                end = max(start + 1, block.last_fitting(start, block.num_rows, limit))
                 self._bytes += block.size(start, end)
                 if end < block.num_rows:
-                    self._bytes = max(self._bytes, sticky_bytes)  # the next row did not fit: the batch is full
+                    self._bytes = 2 * sticky_bytes  # the next row did not fit: the batch is full
                 groups.append((partition, start, end))
                 start = end
         return groups
 
-    def _current(self, cluster: Cluster, partition_count: int, sticky_bytes: int) -> int:
-        """The partition to stay with, chosen anew when it has had its bytes or has lost its leader. Caller holds the
-        lock.
+    def _current(self, cluster: Cluster, partition_count: int, sticky_bytes: int, size: int) -> int:
+        """The partition for `size` more bytes. It is left when it has had its bytes and its last batch is full, after
+        twice its bytes in any case, or when it has lost its leader. Caller holds the lock.
         """
         partition = self._partition
-        if partition is None or self._bytes >= sticky_bytes or not self._has_leader(cluster, partition):
+        if (
+            partition is None
+            or self._has_had_enough(partition, sticky_bytes, size)
+            or not self._has_leader(cluster, partition)
+        ):
             partition = self._partition = self._choose(cluster, partition_count)
             self._bytes = 0
         return partition
+
+    def _has_had_enough(self, partition: int, sticky_bytes: int, size: int) -> bool:
+        if self._bytes + size <= sticky_bytes:
+            return False
+        is_twice = self._bytes >= 2 * sticky_bytes
+        return is_twice or self._room_of(TopicPartition(self._topic, partition)) < size
 
     def _has_leader(self, cluster: Cluster, partition: int) -> bool:
         """Or no partition has one, so that staying is as good as going; not with one that is gone."""
@@ -113,15 +130,18 @@ class StickyPartitioner:
 class Partitioners(dict[str, StickyPartitioner]):
     """The choice for each topic that is asked for by `[...]`."""
 
-    def __init__(self, sizes: BatchSizes, is_adaptive: bool, rng: random.Random) -> None:
+    def __init__(self, sizes: BatchSizes, is_adaptive: bool, rng: random.Random, room_of: RoomOf) -> None:
         super().__init__()
         self._sizes = sizes
         self._is_adaptive = is_adaptive
         self._rng = rng
+        self._room_of = room_of
 
     def __missing__(self, topic: str) -> StickyPartitioner:
         # of threads that ask at once the first one's counts
-        return self.setdefault(topic, StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng))
+        return self.setdefault(
+            topic, StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng, self._room_of)
+        )
 
     def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
         """As `StickyPartitioner.update_loads`; of topics that nobody has asked for it makes nothing."""

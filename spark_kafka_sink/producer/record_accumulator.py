@@ -181,6 +181,13 @@ class RecordAccumulator:
         queue.batches.append(batch)
         return batch
 
+    def room_of(self, topic_partition: TopicPartition) -> int:
+        """Bytes that still fit into the open batch of the partition; 0 when there is none."""
+        with self._lock:
+            queue = self._queues.get(topic_partition)
+            batch = None if queue is None else queue.open_batch
+            return 0 if batch is None else max(0, batch.room)
+
     # ---- ready and drain: the Sender thread ------------------------------------------------------------------------
 
     def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, now_ms: int) -> ReadyCheck:

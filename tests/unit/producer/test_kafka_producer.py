@@ -834,3 +834,23 @@ def test_metadata_is_made_from_the_settings() -> None:
     metadata = KafkaProducer.make_metadata(config, FakeClock(), random.Random(1))
     assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
     assert metadata.fetch().is_bootstrap_configured
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.67, 0.75, 0.9])
+@pytest.mark.parametrize("by", ["row", "columns"])
+def test_a_round_of_less_than_a_batch_goes_as_one_batch(by: str, share: float) -> None:
+    """KIP-794: a sticky partition is left only when its last batch is full. Java makes 40 batches of these rounds."""
+    harness = warm({"linger.ms": "500", "batch.size": "16384"}, topics={TOPIC: 6})
+    size = record_size_upper_bound(None, bytes(90), ())
+    before = sum(len(harness.cluster.log(TOPIC, partition).batches) for partition in range(6))
+    for _ in range(40):
+        rows = [bytes(90)] * int(share * 16_384 / size)
+        if by == "row":
+            for value in rows:
+                harness.send(value)
+        else:
+            harness.send_columns(RecordColumns.from_rows(rows))
+        harness.run_for(600)
+    harness.settle()
+    after = sum(len(harness.cluster.log(TOPIC, partition).batches) for partition in range(6))
+    assert 40 <= after - before <= 42

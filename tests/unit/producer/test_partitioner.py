@@ -26,7 +26,7 @@ def cluster_of(*has_leader: bool) -> Cluster:
 
 
 def partitioner(sticky_bytes: int = 100, *, is_adaptive: bool = True, seed: int = 3) -> StickyPartitioner:
-    return StickyPartitioner(TOPIC, BatchSizes(sticky_bytes), is_adaptive, random.Random(seed))
+    return StickyPartitioner(TOPIC, BatchSizes(sticky_bytes), is_adaptive, random.Random(seed), lambda _: 0)
 
 
 def draws(made: StickyPartitioner, cluster: Cluster, count: int, size: int = 100) -> Counter[int]:
@@ -46,7 +46,7 @@ def test_it_stays_longer_where_batches_hold_more() -> None:
             assert topic == TOPIC
             return 300
 
-    made = StickyPartitioner(TOPIC, Learning(100), True, random.Random(3))
+    made = StickyPartitioner(TOPIC, Learning(100), True, random.Random(3), lambda _: 0)
     cluster = cluster_of(True, True, True)
     taken = [made.take(100, cluster, 3) for _ in range(30)]
     assert taken[0::3] == taken[1::3] == taken[2::3]
@@ -215,7 +215,7 @@ def test_a_row_that_does_not_fit_goes_to_the_next_partition() -> None:
 def test_the_next_block_goes_on_where_the_last_one_stayed() -> None:
     block = Block(RecordColumns.from_rows([bytes(40)] * 3), 0, 1)
     one = block.size(0, 1)
-    made = partitioner(one * 4)
+    made = StickyPartitioner(TOPIC, BatchSizes(one * 4), True, random.Random(0), lambda _: one)
     ((first, _, _),) = made.assign(block, cluster_of(True, True), 2)
     groups = made.assign(block, cluster_of(True, True), 2)
     assert [(partition, end) for partition, _, end in groups] == [(first, 1), (1 - first, 3)]
@@ -257,7 +257,7 @@ def test_no_time_limit_means_always_available() -> None:
 
 
 def test_a_topic_has_one_partitioner_and_none_before_it_is_asked_for() -> None:
-    made = Partitioners(BatchSizes(100), True, random.Random(3))
+    made = Partitioners(BatchSizes(100), True, random.Random(3), lambda _: 0)
     made.update_loads(TOPIC, {0: 5, 1: 0}, 2)
     assert not made
     assert made[TOPIC] is made[TOPIC]
@@ -265,7 +265,7 @@ def test_a_topic_has_one_partitioner_and_none_before_it_is_asked_for() -> None:
 
 
 def test_the_loads_of_a_topic_are_told_to_its_partitioner() -> None:
-    made, cluster = Partitioners(BatchSizes(100), True, random.Random(3)), cluster_of(True, True)
+    made, cluster = Partitioners(BatchSizes(100), True, random.Random(3), lambda _: 0), cluster_of(True, True)
     of_topic = made[TOPIC]
     made.update_loads(TOPIC, {1: 0}, 2)
     assert set(draws(of_topic, cluster, 20)) == {1}
