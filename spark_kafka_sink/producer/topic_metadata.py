@@ -44,10 +44,10 @@ class TopicMetadata:
             raise InvalidTopicError(f"Not a valid topic name: {topic!r:.300}. {InvalidTopicError.sentence}")
         started_ms = self._clock.now_ms()
         left_ms = self._config.max_block_ms
-        self._metadata.add(topic, started_ms)
         cluster = self._metadata.fetch()
-        if topic in cluster.invalid_topics:
+        if topic in cluster.invalid_topics:  # before `add`: full requests would go on naming it
             raise InvalidTopicError(f"Not a valid topic name: {topic}. {InvalidTopicError.sentence}")
+        self._metadata.add(topic, started_ms)
         while not _knows(cluster, topic, partition):
             self._metadata.add(topic, self._clock.now_ms())
             version = self._metadata.request_update_for_topic(topic)

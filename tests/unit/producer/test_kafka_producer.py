@@ -437,6 +437,24 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     assert good.error is None
 
 
+def test_a_send_to_a_known_invalid_topic_does_not_keep_it_in_the_metadata() -> None:
+    harness = warm()
+    idle_ms = harness.config.metadata_max_idle_ms
+    harness.send(topic="not valid")
+    expiry_ms = harness.metadata._expiry_ms.get("not valid")
+    harness.run_for(1_000)
+    assert isinstance(harness.send(topic="not valid").error, InvalidTopicError)
+    assert harness.metadata._expiry_ms.get("not valid") == expiry_ms
+    assert idle_ms > 1_000
+
+
+def test_a_send_renews_the_idle_time_of_its_topic() -> None:
+    harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000"})
+    harness.run_for(4_000)
+    delivery = harness.send(b"x")
+    assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
+
+
 @pytest.mark.parametrize("topic", ["x" * 32_768, "é" * 16_384])
 def test_a_topic_that_is_too_long_for_a_request_fails_at_once_and_is_not_asked_for_with_others(topic: str) -> None:
     """A broker hangs up on such a request, and on the next one with all that it asks for."""

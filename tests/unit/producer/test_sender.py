@@ -1137,3 +1137,29 @@ def test_a_producer_that_was_refused_is_not_to_be_used_again(is_idempotent: bool
         with pytest.raises(SslAuthenticationError, match="expired"):
             harness.producer.partitions_for(TOPIC)
     assert harness.producer.has_failed
+
+
+def test_with_one_in_flight_an_expired_batch_holds_its_partition() -> None:
+    """Kafka's SenderTest.testWhenFirstBatchExpireNoSendSecondBatchIfGuaranteeOrder. The leader moves meanwhile, so that
+    only the muted partition keeps the second batch back.
+    """
+    ordered = {"enable.idempotence": "false", "max.in.flight.requests.per.connection": "1", "batch.size": "1"}
+    times = {"delivery.timeout.ms": "3000", "request.timeout.ms": "2900", "linger.ms": "0", "retry.backoff.ms": "1000"}
+    harness = warm({**ordered, **times}, node_count=2)
+    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    first = harness.send(b"first", partition=0)
+    harness.run_for(500)
+    harness.cluster.on(PRODUCE, faults.delay(2_800))
+    harness.run_for(1_000)  # sent again: answered after it has expired
+    assert len(produce_attempts(harness)) == 2
+    harness.cluster.move_leader(TOPIC, 0, 1)
+    harness.metadata.request_update()
+    harness.run_for(1_000)
+    second = harness.send(b"second", partition=0)
+    harness.run_for(800)
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert len(produce_attempts(harness)) == 2
+    harness.deliveries.remove(first)
+    harness.settle()
+    assert second.error is None
+    assert harness.values() == [b"first", b"second"]
