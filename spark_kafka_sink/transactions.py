@@ -95,16 +95,24 @@ class Operator:
         self._settle(prefix)
 
     def accept(self, prefix: str) -> None:
-        """Call the batch decided last finished, though rows of it were lost; what can still be committed is. Raises
-        IllegalStateError where a coordinator did not say what became of a transaction, or may not be asked.
+        """Call the batch decided last finished, though rows of it were lost; what can still be committed is. One that
+        is finished is skipped from now on when it comes again, whatever its rows are then. Raises IllegalStateError
+        where nothing was decided, or a coordinator did not say what became of a transaction, or may not be asked.
         """
         cluster = self._cluster(prefix)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
-        if last is None or last.is_finished:
+        if last is None:
             raise IllegalStateError(
                 f"No batch of {prefix} waits to be committed in {cluster.place.topic}: there is nothing to accept."
             )
+        if last.is_finished:
+            self._write(cluster, driver, replace(last, takes_any_rows=True))
+            self._say(
+                f"Batch {last.batch_id} is committed already. It is skipped when it comes again, whatever its rows are"
+                " then: those that are not in Kafka yet are not written. The query goes on after it."
+            )
+            return
         ended = cluster.end(last.transactions, committed=True)
         for each in ended:
             if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
@@ -244,13 +252,13 @@ _DECISION_TOPIC: Final = "decision.topic"
 _HELP: Final[Mapping[str, str]] = {
     "finish": "commit what was decided, abort all else that is open; refused where nothing was decided",
     "abort": "abort all that is open and undecided; refused where a decided batch waits to be committed",
-    "accept": "close the last batch though rows of it are missing in Kafka",
+    "accept": "close the last batch though rows of it are missing in Kafka, or skip it though its rows are others now",
     "forget": "free the prefix: whoever uses it next begins at nothing",
 }
 _QUESTIONS: Final[Mapping[str, str]] = {
     "finish": "Commit what was decided under {prefix} and abort all else that is open under it?",
     "abort": "Abort all that is open and undecided under {prefix}?",
-    "accept": "Close the last batch of {prefix} though rows of it are missing in Kafka?",
+    "accept": "Close the last batch of {prefix} though rows of it are missing in Kafka, or come otherwise now?",
     "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
 }
 

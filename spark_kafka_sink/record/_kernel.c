@@ -158,6 +158,99 @@ static uint32_t murmur2(const uint8_t *key, int64_t length)
     return hash ^ hash >> 15;
 }
 
+/* ---- The fingerprint of records: see fingerprint.py, whose numpy form gives the same number. -------------------------- */
+
+static const uint64_t STEP = 0x9E3779B97F4A7C15;
+static const uint64_t SALTS[] = {0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89,
+                                 0x452821E638D01377, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917,
+                                 0x9216D5D98979FB1B, 0xD1310BA698DFB5AC, 0x2FFD72DBD01ADFB7, 0xB8E1AFED6A267E96};
+
+/* Both halves of the product of 128 bits, as in wyhash. */
+static inline uint64_t mixed(uint64_t a, uint64_t b)
+{
+#ifdef __SIZEOF_INT128__
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+#else
+    uint64_t low = (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF), up = (a & 0xFFFFFFFF) * (b >> 32);
+    uint64_t down = (a >> 32) * (b & 0xFFFFFFFF), high = (a >> 32) * (b >> 32);
+    uint64_t middle = (low >> 32) + (up & 0xFFFFFFFF) + down;
+    return a * b ^ (high + (up >> 32) + (middle >> 32));
+#endif
+}
+
+static inline uint64_t word_at(const uint8_t *at)
+{
+    return (uint64_t)at[0] | (uint64_t)at[1] << 8 | (uint64_t)at[2] << 16 | (uint64_t)at[3] << 24
+           | (uint64_t)at[4] << 32 | (uint64_t)at[5] << 40 | (uint64_t)at[6] << 48 | (uint64_t)at[7] << 56;
+}
+
+/* `length` is -1 for a null, for which no byte is read. */
+static inline uint64_t digest(const uint8_t *at, int64_t length)
+{
+    uint64_t sum = 0, step = 0;
+    int64_t left = length;
+    for (; left >= 16; at += 16, left -= 16, step += STEP)
+        sum += mixed(word_at(at) ^ (SALTS[0] + step), word_at(at + 8) ^ (SALTS[1] + step));
+    if (left > 0) {
+        uint64_t first = 0, second = 0;
+        for (int64_t index = 0; index < left; index++) {
+            uint64_t octet = (uint64_t)at[index] << (8 * (index & 7));
+            if (index < 8)
+                first |= octet;
+            else
+                second |= octet;
+        }
+        sum += mixed(first ^ (SALTS[0] + step), second ^ (SALTS[1] + step));
+    }
+    return sum + (uint64_t)length * SALTS[2];
+}
+
+static inline uint64_t digest_of(const column *from, int64_t row, int64_t length)
+{
+    return digest(length > 0 ? from->data + from->offsets[row] : NULL, length);
+}
+
+typedef struct {
+    int64_t rows, headers_rows;
+    int has_key, has_value;
+    const int32_t *bounds;     /* of the headers of each row, rows + 1; or NULL: none anywhere */
+    const int64_t *times;      /* -1: none given; or NULL: none anywhere */
+    const int32_t *partitions; /* likewise */
+    column key, value, names, contents;
+} prints;
+
+/* Whether every length fits; the sum is added to `sum`. */
+static int add_prints(const prints *of, uint64_t topic, uint64_t *sum)
+{
+    for (int64_t row = 0; row < of->rows; row++) {
+        int64_t key = of->has_key ? length_of(&of->key, row) : -1;
+        int64_t value = of->has_value ? length_of(&of->value, row) : -1;
+        if (key == -2 || value == -2)
+            return 0;
+        uint64_t body = mixed(digest_of(&of->key, row, key) ^ SALTS[3], digest_of(&of->value, row, value) ^ SALTS[4]);
+        uint64_t time = of->times == NULL ? (uint64_t)-1 : (uint64_t)of->times[row];
+        uint64_t partition = of->partitions == NULL ? (uint64_t)-1 : (uint64_t)(int64_t)of->partitions[row];
+        uint64_t place = mixed(time ^ SALTS[5], partition ^ SALTS[6]);
+        if (of->bounds != NULL) {
+            int64_t first = of->bounds[row], end = of->bounds[row + 1];
+            if (first < 0 || end < first || end > of->headers_rows)
+                return 0;
+            uint64_t step = STEP;
+            for (int64_t header = first; header < end; header++, step += STEP) {
+                int64_t name = length_of(&of->names, header), content = length_of(&of->contents, header);
+                if (name == -2 || content == -2)
+                    return 0;
+                uint64_t pair = mixed(digest_of(&of->names, header, name) ^ SALTS[7],
+                                      digest_of(&of->contents, header, content) ^ SALTS[8]);
+                place += mixed(pair ^ SALTS[9], step ^ SALTS[10]);
+            }
+        }
+        *sum += mixed(body ^ topic, place ^ SALTS[11]);
+    }
+    return 1;
+}
+
 /* ---- Python's side: chunks out ---------------------------------------------------------------------------------- */
 
 /* The bytes of a run, for reading. A slice of a memoryview would be three times the work to make and to give back: a
@@ -362,7 +455,60 @@ release:
     return result;
 }
 
+enum { TOPIC, PRINT_TIMES, PARTITIONS, BOUNDS, PRINT_COLUMNS, PRINT_VIEWS = PRINT_COLUMNS + 12 };
+
+static PyObject *fingerprint(PyObject *module, PyObject *arguments)
+{
+    PyObject *given[PRINT_VIEWS];
+    long long rows, headers_rows, from[4];
+    PyObject **columns = given + PRINT_COLUMNS;
+    if (!PyArg_ParseTuple(arguments, "LOOO(OOOL)(OOOL)OL(OOOL)(OOOL)", &rows, &given[TOPIC], &given[PRINT_TIMES],
+                          &given[PARTITIONS], &columns[0], &columns[1], &columns[2], &from[0], &columns[3], &columns[4],
+                          &columns[5], &from[1], &given[BOUNDS], &headers_rows, &columns[6], &columns[7], &columns[8],
+                          &from[2], &columns[9], &columns[10], &columns[11], &from[3]))
+        return NULL;
+    Py_buffer views[PRINT_VIEWS];
+    int taken = 0, fits = 0;
+    PyObject *result = NULL;
+    for (; taken < PRINT_VIEWS; taken++)
+        if (view_of(given[taken], &views[taken], PyBUF_SIMPLE) < 0)
+            goto release;
+    fits = rows >= 0 && rows <= MOST && headers_rows >= 0 && headers_rows <= MOST;
+    for (int index = 0; index < 4; index++)
+        fits = fits && from[index] >= 0 && from[index] <= MOST;
+    Py_buffer *of_columns = views + PRINT_COLUMNS;
+    /* what is counted must be there: without offsets nobody may look at a header */
+    if (!fits || (views[BOUNDS].buf != NULL && (of_columns[6].buf == NULL || of_columns[9].buf == NULL) && headers_rows > 0)) {
+        PyErr_SetString(PyExc_ValueError, "a number of rows is out of bounds");
+        goto release;
+    }
+    prints of = {.rows = rows, .headers_rows = headers_rows, .has_key = of_columns[0].buf != NULL,
+                 .has_value = of_columns[3].buf != NULL, .bounds = views[BOUNDS].buf,
+                 .times = views[PRINT_TIMES].buf, .partitions = views[PARTITIONS].buf};
+    if (!wants(&views[PRINT_TIMES], 8 * rows, "times") || !wants(&views[PARTITIONS], 4 * rows, "partitions")
+        || !wants(&views[BOUNDS], 4 * (rows + 1), "headers") || !column_of(of_columns, from[0], rows, &of.key, "key")
+        || !column_of(of_columns + 3, from[1], rows, &of.value, "value")
+        || !column_of(of_columns + 6, from[2], headers_rows, &of.names, "headers.key")
+        || !column_of(of_columns + 9, from[3], headers_rows, &of.contents, "headers.value"))
+        goto release;
+    uint64_t sum = 0;
+    Py_BEGIN_ALLOW_THREADS
+    uint64_t topic = digest(views[TOPIC].buf, views[TOPIC].len);
+    fits = add_prints(&of, topic, &sum);
+    Py_END_ALLOW_THREADS
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "a row or a length is out of bounds");
+    else
+        result = PyLong_FromUnsignedLongLong(sum);
+release:
+    while (taken-- > 0)
+        if (views[taken].obj != NULL)
+            PyBuffer_Release(&views[taken]);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"fingerprint", fingerprint, METH_VARARGS, "The sum of a hash of each record. See fingerprint.py."},
     {"hash", hash, METH_VARARGS, "Write the hash of each key as 32 bits: offsets, data, room. See murmur2.py."},
     {"encode", encode, METH_VARARGS, "Write the records of all runs; returns a list of their chunks. See block.py."},
     {NULL, NULL, 0, NULL},

@@ -35,6 +35,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.exactly_once import USABLE_SHARE, ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import check_names
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
@@ -102,7 +103,10 @@ class KafkaDriverCluster:
         record = self._coordinator.topics.last_of_key(self.place, self._key, timer)
         if record is None or record.value is None:
             return None
-        return Decision.from_bytes(record.value, f"{self.place}, offset {record.offset}, {self._key.decode()!r}")
+        where = f"{self.place}, offset {record.offset}, {self._key.decode()!r}"
+        decision = Decision.from_bytes(record.value, where)
+        check_names(decision, self._key.decode(), where)
+        return decision
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         is_over = self._is_one_off and decision.is_finished

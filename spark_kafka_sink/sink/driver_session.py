@@ -24,7 +24,7 @@ from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, Ill
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, check_unchanged, operator_command
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 from spark_kafka_sink.sink.running_query import has_own_threads, query_id_of, running_query
@@ -99,6 +99,8 @@ class DriverSession:
                     known = None  # `begin` has read the last decision, which may be another driver's
                 batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
                 outcomes = run_tasks(mandate, batch_id)
+                if not outcomes and batch is not None and batch_id == mandate.last_batch_id:
+                    check_unchanged(mandate, ())  # it has no tasks now, and had rows
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
                 # Ctrl-C, say, in the midst of what the client does; or certificates of its own time

@@ -11,7 +11,6 @@ Decisions only: every request goes through the `DriverCluster`. One thread, the 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,9 +39,11 @@ from spark_kafka_sink.sink.mandate import (
     Mandate,
     TaskOutcome,
     check_agreement,
-    compare_rows,
+    check_unchanged,
     driver_id,
+    fingerprint_of,
     operator_command,
+    task_ids,
     who_finds_out,
     who_finishes,
 )
@@ -109,7 +110,7 @@ class ExactlyOnceDriver:
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._finish = operator_command("finish", prefix, cluster.place.topic)
-        self._task_ids = re.compile(re.escape(prefix) + r"/\d+(\.\d+)?")
+        self._task_ids = task_ids(prefix)
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
 
@@ -140,14 +141,7 @@ class ExactlyOnceDriver:
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
-        return Mandate(
-            self.prefix,
-            driver,
-            self._cluster.place,
-            None if last is None else last.batch_id,
-            "" if last is None else last.query_id,
-            0 if last is None else last.rows,
-        )
+        return Mandate.after(self.prefix, driver, self._cluster.place, last)
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
 
@@ -155,7 +149,8 @@ class ExactlyOnceDriver:
         """Decide the batch and commit it. Afterwards no transaction of the prefix is open that was begun before.
 
         Raises IllegalStateError where a task's transaction is not what the task left, or too old, and
-        ProducerFencedError where another driver has taken over: nothing is decided then. Raises KafkaTimeoutError
+        ProducerFencedError where another driver has taken over, and BatchChangedError where the batch was committed
+        before with other rows: nothing is decided then. Raises KafkaTimeoutError
         where it cannot be known whether it is; TransactionLostError after the decision; and any KafkaError, which says
         so, where all is committed and that could not be noted.
         """
@@ -164,11 +159,20 @@ class ExactlyOnceDriver:
         first = outcomes[0]
         check_agreement(outcomes)
         if first.was_skipped:
-            compare_rows(outcomes)
+            self._check_unchanged(outcomes)
             return Committed(None, True, None)
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
-        decision = Decision(first.batch_id, first.query_id, self._wall_ms(), len(outcomes), rows, tasks)
+        decision = Decision(
+            first.batch_id,
+            first.query_id,
+            self._wall_ms(),
+            len(outcomes),
+            rows,
+            tasks,
+            fingerprint=fingerprint_of(outcomes),
+            topic=first.topic,
+        )
         if not tasks:
             return Committed(None, False, None)
         driver = first.mandate.driver
@@ -199,8 +203,7 @@ class ExactlyOnceDriver:
             # nothing was ended, so the epoch is still the one under which a task that is late may begin
             held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
             next_ = self._cluster.init_producer_id(driver.transactional_id, held)
-            # under a new prefix nobody but the batch's own commit decides, and that is over
-            last = None if self._is_new else self._cluster.last_decision()
+            last = self._cluster.last_decision()
             if last is not None and last.batch_id != mandate.last_batch_id:
                 return False  # another process has decided it between the look and the fence
             ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
@@ -237,6 +240,9 @@ class ExactlyOnceDriver:
                 self._check_markers(driver, decision, tasks)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_unchanged(self, outcomes: Sequence[TaskOutcome]) -> None:
+        check_unchanged(outcomes[0].mandate, outcomes)
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         """A transaction that its coordinator knows no more was committed if its marker was. One of a later batch proves

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +15,9 @@ from typing import Any
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError
-from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
+from spark_kafka_sink.record.fingerprint import MODULUS
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction
 from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ class Mandate:
 
     `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
     under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write, and `last_rows`
-    how many rows it had.
+    how many rows it had. The others are the fields of its decision.
     """
 
     prefix: str
@@ -36,6 +38,17 @@ class Mandate:
     last_batch_id: int | None = None
     last_query_id: str = ""
     last_rows: int = 0
+    last_fingerprint: int | None = None
+    last_topic: str | None = None
+    last_takes_any_rows: bool = False
+
+    @classmethod
+    def after(cls, prefix: str, driver: OpenTransaction, place: TopicPartition, last: Decision | None) -> Mandate:
+        """For the batch that follows the decision `last`."""
+        if last is None:
+            return cls(prefix, driver, place)
+        content = (last.rows, last.fingerprint, last.topic, last.takes_any_rows)
+        return cls(prefix, driver, place, last.batch_id, last.query_id, *content)
 
     @property
     def next_batch_id(self) -> int:
@@ -100,7 +113,8 @@ def who_finds_out(query_id: str, command: str) -> str:
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """What a task tells the driver. `written` is None where it left nothing open: the batch was written already
-    (`was_skipped`), or there were no rows.
+    (`was_skipped`), or there were no rows. `rows` and `fingerprint` are those of the task's rows, be they skipped.
+    `topic` is the option, None where topics come from a column.
     """
 
     mandate: Mandate
@@ -110,6 +124,8 @@ class TaskOutcome:
     rows: int
     written: TaskTransaction | None
     was_skipped: bool = False
+    fingerprint: int = 0
+    topic: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -140,9 +156,14 @@ def task_id(prefix: str, partition: int, attempt: int) -> str:
     return f"{prefix}/{partition}" if attempt == 0 else f"{prefix}/{partition}.{attempt}"
 
 
+def task_ids(prefix: str) -> re.Pattern[str]:
+    """Matches what `task_id` can give."""
+    return re.compile(re.escape(prefix) + r"/[0-9]+(\.[0-9]+)?")
+
+
 def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
     """Raises IllegalStateError where the tasks are not those of one batch."""
-    for what in ("batch_id", "query_id", "mandate", "was_skipped"):
+    for what in ("batch_id", "query_id", "mandate", "was_skipped", "topic"):
         if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
             raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
     partitions = [outcome.partition for outcome in outcomes]
@@ -150,18 +171,55 @@ def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
         raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
 
 
-def compare_rows(outcomes: Sequence[TaskOutcome]) -> None:
-    """Warn where what is skipped cannot be what was committed: an older copy of the checkpoint that is one batch behind
-    looks like a restart.
+def fingerprint_of(outcomes: Sequence[TaskOutcome]) -> int:
+    """That of the whole batch."""
+    return sum(outcome.fingerprint for outcome in outcomes) % MODULUS
+
+
+def check_unchanged(mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
+    """Raise BatchChangedError where the batch, which was committed before, has other rows or another topic now.
+
+    `outcomes` are those of its tasks, none where it has no tasks now. A decision of version 1 has the number of rows
+    only. Where an operator accepted whatever comes, a difference is logged.
     """
-    mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
+    rows = sum(outcome.rows for outcome in outcomes)
+    differing = []
+    if outcomes and mandate.last_fingerprint is not None and outcomes[0].topic != mandate.last_topic:
+        differing.append(f"its topic was {_topic(mandate.last_topic)} and is {_topic(outcomes[0].topic)} now")
     if rows != mandate.last_rows:
-        log.warning(
-            "Batch %d of %s was committed before with %d rows, and is skipped with %d: its input is not the same."
-            " Either the checkpoint is an older copy, and rows of this batch are missing in Kafka, or the query gives"
-            " other rows when a batch is run again.",
-            mandate.last_batch_id,
-            mandate.prefix,
-            mandate.last_rows,
-            rows,
-        )
+        differing.append(f"it had {mandate.last_rows} rows and has {rows} now")
+    elif mandate.last_fingerprint not in (None, fingerprint_of(outcomes)):
+        differing.append(f"it had {mandate.last_rows} rows and has {rows} now, which are not the same ones")
+    if not differing:
+        return
+    what = f"Batch {mandate.last_batch_id} under transactional.id.prefix={mandate.prefix!r} was committed before, and"
+    what += f" {'; '.join(differing)}."
+    if mandate.last_takes_any_rows:
+        log.warning("%s It is skipped, because an operator has accepted that.", what)
+        return
+    accept, forget = (operator_command(name, mandate.prefix, mandate.place.topic) for name in ("accept", "forget"))
+    raise BatchChangedError(
+        f"{what} Nothing was written now, and the batch was not skipped. Either the checkpoint is an older copy, or"
+        " another query's: go on from the newest one of this query. Or the query gives other rows when a batch runs"
+        " again (rand(), current_timestamp(), a source that cannot be replayed, a query that was changed): to keep"
+        f" what is in Kafka and skip this batch, stop the query, run {accept}, and start the query again; rows that"
+        " come only now are then missing in Kafka. To write the batch as it comes now beside what is in Kafka, set"
+        f" another transactional.id.prefix or run {forget}; rows that came before as well are then there twice."
+    )
+
+
+def _topic(option: str | None) -> str:
+    return "that of the column" if option is None else repr(option)
+
+
+def check_names(decision: Decision, prefix: str, where: str) -> None:
+    """Raise ProtocolError where a decision names a transaction that is not of a task of its prefix."""
+    for task in decision.tasks:
+        name = task.transaction.transactional_id
+        if not task_ids(prefix).fullmatch(name):
+            raise ProtocolError(
+                f"{where}: the decision on batch {decision.batch_id} names the transaction {name!r}, which no task of"
+                f" transactional.id.prefix={prefix!r} can have. Nothing was done with it. Somebody else writes to the"
+                " decision topic: only its queries may, and each group that trusts each other needs a decision.topic"
+                " of its own."
+            )

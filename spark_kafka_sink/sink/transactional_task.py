@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.decision import TaskTransaction, marker_text
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
@@ -40,7 +41,8 @@ class TaskIdentity(NamedTuple):
 class TransactionalDelivery(TaskDelivery):
     """As `TaskDelivery`, into a transaction; what became of it is in `outcome` after `finish`.
 
-    Rows of a batch that is written already are counted and dropped, whatever partitions they come in. A task without
+    Rows of a batch that is written already are counted and dropped, whatever partitions they come in; their
+    fingerprint is taken all the same, because the driver compares it. A task without
     rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError for a
     batch that the driver's mandate does not allow.
     """
@@ -55,10 +57,12 @@ class TransactionalDelivery(TaskDelivery):
         self._mandate = mandate
         self._task = task
         self._skipped = 0
+        self._fingerprint = 0
         self._is_written_already = mandate.is_written_already(task.batch_id, task.query_id)
         self._is_prepared = False
 
     def send(self, topic: str, columns: RecordColumns) -> None:
+        self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
         if self._is_written_already:
             self._skipped += columns.num_rows
         else:
@@ -81,6 +85,8 @@ class TransactionalDelivery(TaskDelivery):
             self._skipped or self._sent,
             written,
             self._is_written_already,
+            self._fingerprint,
+            self._config.topic,
         )
 
     def abandon(self) -> None:

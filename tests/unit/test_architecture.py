@@ -33,7 +33,7 @@ ONLY_ROOMS = {
 ROOM_THAT_STARTS_THREADS = "producer"
 BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.aside"
 """Slow steps of an authentication: each a thread that ends with it."""
-MAX_LINES = 400
+MAX_LINES = 700
 
 
 def modules() -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -185,17 +186,17 @@ def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: Operator
     bench.driver.commit(bench.batch(0))
     other = KafkaDriverCluster(bench.coordinator, CONFIG, "newer")
     driver = bench.raw.begin("newer/driver")
-    content = b'{"version":2,"checksum":0}'
+    content = b'{"version":3,"checksum":0}'
     bench.coordinator.writer.write(driver, other.place, b"newer", content, 0, bench.coordinator.timer(1_000))
     other.end([driver], committed=True)
     bench.operator.show(None)
     text = bench.said()
     assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in text
     assert f"newer: {other.place}, offset " in text
-    assert "the decision has version 2, and only 1 is known here" in text
+    assert "the decision has version 3, and only 2 and older ones are known here" in text
     assert "No transaction is open." in text
     bench.operator.show(PREFIX)
-    assert "version 2" not in bench.said()
+    assert "version 3" not in bench.said()
 
 
 def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(bench: OperatorBench) -> None:
@@ -310,8 +311,31 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     assert ": closed by accept, and not all of its rows are known to be committed.\n" in bench.said()
     assert bench.driver.begin().last_batch_id == 0
     assert bench.values() == ["row 0.0"]
-    with pytest.raises(IllegalStateError, match="nothing to accept"):
-        bench.operator.accept(PREFIX)
+
+
+def test_a_committed_batch_that_is_accepted_is_skipped_with_other_rows(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    mandate = bench.driver.begin()
+    other = TaskOutcome(mandate, 0, "q", 0, 2, None, True, 7, "another")
+    with pytest.raises(
+        BatchChangedError, match=r"'orders'.*the column and is 'another'.*not the same.*accept --prefix"
+    ):
+        bench.driver.commit([other])
+    bench.operator.accept(PREFIX)
+    assert "Batch 0 is committed already. It is skipped when it comes again" in bench.said()
+    assert bench.driver.commit([replace(other, mandate=bench.driver.begin())]).was_skipped
+    bench.driver.commit(bench.batch(1, 1))
+    assert not bench.driver.begin().last_takes_any_rows  # of the one batch only
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1", "row 1.0"]
+
+
+def test_a_batch_that_has_other_rows_is_written_after_forget(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    with pytest.raises(BatchChangedError, match=r"it had 2 rows and has 3 now\..*forget --prefix=orders"):
+        bench.driver.commit([TaskOutcome(bench.driver.begin(), 0, "q", 0, 3, None, True)])
+    bench.operator.forget(PREFIX)
+    bench.driver.commit(bench.batch(0, 3))
+    assert sorted(bench.values()) == ["row 0.0", "row 0.0", "row 0.1", "row 0.1", "row 0.2"]
 
 
 @pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])

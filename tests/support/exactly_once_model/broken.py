@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster
 from support.exactly_once_model.world import World
 
 from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import fingerprint
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, check_unchanged, fingerprint_of, task_id
 from spark_kafka_sink.sink.transactional_task import Describe, TaskIdentity, TransactionalDelivery
 
 
 def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
     tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
-    return Decision(outcomes[0].batch_id, outcomes[0].query_id, now_ms, len(outcomes), 0, tasks)
+    fingerprint = fingerprint_of(outcomes)
+    return Decision(
+        outcomes[0].batch_id, outcomes[0].query_id, now_ms, len(outcomes), 0, tasks, fingerprint=fingerprint
+    )
 
 
 # ---- H1: no decision; a partition whose marker is there is skipped ---------------------------------------------------
@@ -34,12 +40,12 @@ class SkipsByMarker(World):
     driver_class = CommitsWithoutDecision
     has_decisions = False
 
-    def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
+    def _attempt(self, mandate: Mandate, task: TaskIdentity, topic: str, rows: list[tuple[int, str]]) -> TaskOutcome:
         cluster = ModelDriverCluster(self)
         marker = cluster.markers([task_id(mandate.prefix, task.partition, 0)]).popitem()[1]
         if marker is not None and marker.offset >= task.batch_id + 1:
             return TaskOutcome(mandate, task.batch_id, task.query_id, task.partition, 0, None)
-        return super()._attempt(mandate, task, rows)
+        return super()._attempt(mandate, task, topic, rows)
 
 
 # ---- H4: nothing fences an older driver, nor the task ids that the new layout does not use ---------------------------
@@ -114,7 +120,15 @@ class SkipsOlder(TransactionalDelivery):
         self._is_written_already = is_old
 
 
+class ComparesNothing(ExactlyOnceDriver):
+    """The fingerprint would find out what a batch's name did not."""
+
+    def _check_unchanged(self, outcomes: Sequence[TaskOutcome]) -> None:
+        pass
+
+
 class SkipsOlderBatches(World):
+    driver_class = ComparesNothing
     delivery_class = SkipsOlder
 
 
@@ -136,8 +150,8 @@ class BeginsWithoutRows(TransactionalDelivery):
 class DecidesEmptyTransactions(World):
     delivery_class = BeginsWithoutRows
 
-    def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
-        return super().layout(batch, 0)
+    def layout(self, rows: list[tuple[int, str]], run: int) -> list[list[tuple[int, str]]]:
+        return super().layout(rows, 0)
 
 
 class SweepsNothing(ExactlyOnceDriver):
@@ -208,7 +222,38 @@ class SkipsAnyQuery(TransactionalDelivery):
 
 
 class IgnoresTheQueryId(World):
+    driver_class = ComparesNothing
     delivery_class = SkipsAnyQuery
+
+
+# ---- a batch that has other rows, or another topic, is skipped ------------------------------------------------------
+
+
+class ComparesNumbersOfRows(ExactlyOnceDriver):
+    def _check_unchanged(self, outcomes: Sequence[TaskOutcome]) -> None:
+        check_unchanged(replace(outcomes[0].mandate, last_fingerprint=fingerprint_of(outcomes)), outcomes)
+
+
+class IgnoresTheFingerprint(World):
+    driver_class = ComparesNumbersOfRows
+
+
+class ComparesRowsOnly(ExactlyOnceDriver):
+    def _check_unchanged(self, outcomes: Sequence[TaskOutcome]) -> None:
+        check_unchanged(replace(outcomes[0].mandate, last_topic=outcomes[0].topic), outcomes)
+
+
+class LeavesTheTopicOut(TransactionalDelivery):
+    """A record's topic is in its fingerprint, which finds out another option, too: either of the two is enough."""
+
+    def send(self, topic: str, columns: RecordColumns) -> None:
+        super().send(topic, columns)
+        self._fingerprint += fingerprint("any", columns) - fingerprint(topic, columns)
+
+
+class IgnoresTheTopic(World):
+    driver_class = ComparesRowsOnly
+    delivery_class = LeavesTheTopicOut
 
 
 class BeginsHoweverLate(World):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,8 @@ from support.exactly_once_model.logs import ModelCluster
 
 from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.sink.decision import Decision, TransactionLostError
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TransactionLostError
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
@@ -26,7 +28,11 @@ TOPIC = "t"
 TIMEOUT_MS = 10_000
 KEYS = 2
 MOST_RUNS = 7
-CONFIG = SinkConfig.from_options({"kafka.bootstrap.servers": "h:9092", "topic": TOPIC})
+OTHER_TOPIC = "u"
+CONFIGS = {
+    topic: SinkConfig.from_options({"kafka.bootstrap.servers": "h:9092", "topic": topic})
+    for topic in (TOPIC, OTHER_TOPIC)
+}
 
 
 class Fault(enum.Enum):
@@ -48,10 +54,14 @@ class Fault(enum.Enum):
     RESET = "the query is stopped after it has logged a batch, and another one starts without a checkpoint"
     RESTORE = "the query is stopped after it has logged a batch, and starts with an older copy of its checkpoint"
     FORGET = "as RESET, and the operator has freed the prefix for the other one"
+    OTHER_ROWS = "the driver dies before it, or loses the batch that it logs, whose rows are as many others from now on"
+    OTHER_COUNT = "as OTHER_ROWS, with another number of rows"
+    OTHER_TOPIC = "as OTHER_ROWS, with the same rows and another option topic"
 
 
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
 CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
+CHANGES = frozenset({Fault.OTHER_ROWS, Fault.OTHER_COUNT, Fault.OTHER_TOPIC})
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
@@ -76,15 +86,18 @@ class ViolationError(AssertionError):
     """An invariant does not hold."""
 
 
-class ModelColumns:
-    """Stands for a task's columns: (key, row) pairs."""
+class ModelColumns(RecordColumns):
+    """A task's columns, and their (key, row) pairs. A key is a partition, too."""
 
-    def __init__(self, rows: list[tuple[int, str]]) -> None:
-        self.rows = rows
+    rows: list[tuple[int, str]]
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
+
+@functools.cache
+def columns_of(key: int, row: str) -> ModelColumns:
+    """Of one row; made once for all runs."""
+    columns = ModelColumns.from_rows([row], [str(key)])
+    object.__setattr__(columns, "rows", [(key, row)])
+    return columns
 
 
 class World:
@@ -106,10 +119,12 @@ class World:
         self.requests: list[str] = []
         self.commit_log: set[int] = set()
         self.input_name = "a"
-        self.history: list[tuple[str, int]] = []
-        """Inputs and batches that the query finished."""
+        self.topic = TOPIC
+        self.history: list[tuple[str, list[tuple[int, str]]]] = []
+        """Topic and rows of the batches that the query finished."""
         self.lost: TransactionLostError | None = None
-        self.refused: IllegalStateError | None = None
+        self.refused: KafkaError | None = None
+        self._changes: dict[int, Fault] = {}
         self._holds_epoch = holds_epoch
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._runs = 0
@@ -117,7 +132,7 @@ class World:
         self._checked = 0
         self._drivers = 0
         self._is_tampered = False
-        self._last_tasks: list[tuple[Mandate, int, int, list[tuple[int, str]]]] = []
+        self._last_tasks: list[tuple[Mandate, int, int, str, list[tuple[int, str]]]] = []
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -142,6 +157,8 @@ class World:
             return effect()
         if fault in CHECKPOINT_FAULTS:
             return self._lose_checkpoint(effect, fault)
+        if fault in CHANGES:
+            self._change_batch(effect, fault)
         if fault in {Fault.CRASH_AFTER, Fault.TASK_CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.LOST_REPLY}:
             _quietly(effect)
             self._pass(0)
@@ -176,8 +193,9 @@ class World:
     def run_other_attempt(self, attempt: int) -> None:
         if self._last_tasks and not self._is_tampered:
             self._is_tampered = True
-            mandate, batch, partition, rows = self._last_tasks[-1]
-            _quietly(lambda: self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), rows))
+            mandate, batch, partition, topic, rows = self._last_tasks[-1]
+            task = TaskIdentity(batch, self._query_id, partition, attempt)
+            _quietly(lambda: self._attempt(mandate, task, topic, rows))
             self._is_tampered = False
 
     def _lose_checkpoint(self, effect: Callable[[], Any], fault: Fault) -> Any:
@@ -189,6 +207,16 @@ class World:
         self.commit_log.clear()
         if fault is not Fault.RESTORE:
             self.input_name += "a"
+        raise Crash
+
+    def _change_batch(self, effect: Callable[[], Any], fault: Fault) -> None:
+        if self.requests[-1] == COMMIT_LOG:
+            effect()
+            self.commit_log.discard(len(self.commit_log) - 1)  # a copy of the checkpoint that is one batch behind
+        if fault is Fault.OTHER_TOPIC:
+            self.topic = OTHER_TOPIC
+        else:
+            self._changes[len(self.commit_log)] = fault
         raise Crash
 
     def _forget(self) -> None:
@@ -233,8 +261,12 @@ class World:
                 self.lost = error
                 if not self.may_lose():
                     raise ViolationError(f"Lost, and nothing happened that could lose rows: {error}") from error
+            elif isinstance(error, BatchChangedError):
+                self.refused = error
+                if not CHANGES & set(self.plan.values()):
+                    raise ViolationError(f"The batch is the same: {error}") from error
             elif isinstance(error, IllegalStateError) and ("comes after" in str(error) or "belongs to" in str(error)):
-                if CHECKPOINT_FAULTS & set(self.plan.values()):
+                if (CHECKPOINT_FAULTS | CHANGES) & set(self.plan.values()):
                     self.refused = error
                 elif not {Fault.OTHER_DRIVER, Fault.LONG_REST} & set(
                     self.plan.values()
@@ -245,7 +277,7 @@ class World:
 
     def _run_query(self) -> None:
         run, self._runs = self._runs, self._runs + 1
-        input_name = self.input_name
+        input_name, topic = self.input_name, self.topic
         driver = self.driver_class(PREFIX, ModelDriverCluster(self), lambda: self.now_ms)
         held: ProducerIdAndEpoch | None = None
         known: Decision | None = None
@@ -253,12 +285,13 @@ class World:
             mandate = driver.begin(held, known)
             outcomes: list[TaskOutcome] = []
             try:
-                for partition, rows in enumerate(self.layout(batch, run)):
-                    outcomes.append(self._run_task(mandate, batch, partition, rows))
+                rows = self.rows(input_name, batch)
+                for partition, each in enumerate(self.layout(rows, run)):
+                    outcomes.append(self._run_task(mandate, batch, partition, topic, each))
                 committed = driver.commit(outcomes)
             except KafkaError as error:
                 self._give_up(driver, mandate, outcomes)
-                if isinstance(error, (TransactionLostError, IllegalStateError)):
+                if isinstance(error, (TransactionLostError, BatchChangedError, IllegalStateError)):
                     raise
                 raise QueryFailedError from error
             if not MAY_STAY_OPEN & set(self.plan.values()):
@@ -266,24 +299,24 @@ class World:
             end = committed.driver or mandate.driver
             held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch) if self._holds_epoch else None
             known = committed.decision or known
-            self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_name, batch))  # type: ignore[misc]
+            self.request(COMMIT_LOG, lambda batch=batch, rows=rows: self._log_commit(input_name, batch, topic, rows))  # type: ignore[misc]
 
-    def _log_commit(self, input_name: str, batch: int) -> None:
+    def _log_commit(self, input_name: str, batch: int, topic: str, rows: list[tuple[int, str]]) -> None:
         if batch != len(self.commit_log) or input_name != self.input_name:
             raise QueryFailedError  # another run wrote it, or the checkpoint is another: Spark ends this one
         self.commit_log.add(batch)
-        if (input_name, batch) not in self.history:
-            self.history.append((input_name, batch))
+        if (topic, rows) not in self.history:
+            self.history.append((topic, rows))
 
     def _give_up(self, driver: ExactlyOnceDriver, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
         with contextlib.suppress(KafkaError):  # then the next start has to do it
             driver.abort(mandate, outcomes)
 
-    def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
+    def layout(self, rows: list[tuple[int, str]], run: int) -> list[list[tuple[int, str]]]:
         """The batch's rows by task: 2, 1 or 3 tasks; a key's rows are in one task, in their order."""
         count = (2, 1, 3)[run % 3]
         tasks: list[list[tuple[int, str]]] = [[] for _ in range(count)]
-        for row in self.rows(self.input_name, batch):
+        for row in rows:
             tasks[(row[0] + run) % count].append(row)
         return tasks
 
@@ -292,29 +325,33 @@ class World:
         """Of the checkpoint: another input has another."""
         return f"query {self.input_name}"
 
-    @staticmethod
-    def rows(input_name: str, batch: int) -> list[tuple[int, str]]:
-        """Four rows of two keys in even batches, two of one key in odd ones."""
-        return [(number % KEYS, f"{input_name}{batch}.{number}") for number in range(0, 4, 1 + batch % 2)]
+    def rows(self, input_name: str, batch: int) -> list[tuple[int, str]]:
+        """Four rows of two keys in even batches, two of one key in odd ones; or what a fault has made of them."""
+        change = self._changes.get(batch)
+        count = 6 if change is Fault.OTHER_COUNT else 4
+        other = "" if change is None else "'"
+        return [(number % KEYS, f"{input_name}{batch}.{number}{other}") for number in range(0, count, 1 + batch % 2)]
 
-    def _run_task(self, mandate: Mandate, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
+    def _run_task(
+        self, mandate: Mandate, batch: int, partition: int, topic: str, rows: list[tuple[int, str]]
+    ) -> TaskOutcome:
         for attempt in range(4):
             try:
-                return self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), rows)
+                return self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), topic, rows)
             except TaskCrash:
                 continue
             except KafkaTimeoutError:
                 continue
         raise QueryFailedError
 
-    def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
-        self._last_tasks.append((mandate, task.batch_id, task.partition, rows))
+    def _attempt(self, mandate: Mandate, task: TaskIdentity, topic: str, rows: list[tuple[int, str]]) -> TaskOutcome:
+        self._last_tasks.append((mandate, task.batch_id, task.partition, topic, rows))
         self._in_task += 1
         try:
             describe = ModelDriverCluster(self).describe_one
-            delivery = self.delivery_class(CONFIG, ModelPool(self), mandate, task, describe)  # type: ignore[arg-type]
+            delivery = self.delivery_class(CONFIGS[topic], ModelPool(self), mandate, task, describe)  # type: ignore[arg-type]
             for row in rows:
-                delivery.send(TOPIC, ModelColumns([row]))  # type: ignore[arg-type]
+                delivery.send(topic, columns_of(*row))
             delivery.finish()
             return delivery.outcome
         finally:
@@ -348,7 +385,7 @@ class World:
         return [decision for decision in self.cluster.log(*PLACE).committed() if decision is not None]
 
     def committed_rows(self) -> list[str]:
-        return [row for key in range(KEYS) for row in self.cluster.log(TOPIC, key).committed()]
+        return [row for topic in CONFIGS for key in range(KEYS) for row in self.cluster.log(topic, key).committed()]
 
     def check(self) -> None:
         """What holds at any time: no row counts twice, none of a batch that is not decided."""
@@ -374,14 +411,23 @@ class World:
 
     def _check_complete(self) -> None:
         """At the end every row of a finished batch counts once, a key's rows in their order."""
-        expected: dict[int, list[str]] = {key: [] for key in range(KEYS)}
-        for input_name, batch in self.history:
-            for key, row in self.rows(input_name, batch):
-                expected[key].append(row)
-        for key, rows in expected.items():
-            seen = self.cluster.log(TOPIC, key).visible()
+        expected: dict[tuple[str, int], list[str]] = {(topic, key): [] for topic in CONFIGS for key in range(KEYS)}
+        for topic, finished in self.history:
+            for key, row in finished:
+                expected[topic, key].append(row)
+        for place, rows in expected.items():
+            seen = self.cluster.log(*place).visible()
             if self.refused is None and seen != rows:
-                raise ViolationError(f"Of key {key} readers see {seen}, and the query has finished {rows}")
+                raise ViolationError(f"In {place} readers see {seen}, and the query has finished {rows}")
+            if missing := [row for row in rows if row not in seen]:
+                raise ViolationError(f"In {place} rows of a finished batch are missing: {missing}")
+        self._check_one_life_of_each_batch()
+
+    def _check_one_life_of_each_batch(self) -> None:
+        """Of a batch that had other rows before only one of the two counts."""
+        lives = [(row.split(".")[0], row.endswith("'")) for row in self.committed_rows()]
+        if both := {batch for batch, is_changed in lives if (batch, not is_changed) in lives}:
+            raise ViolationError(f"Of batches {both} readers see the rows of two lives")
 
 
 def _quietly(effect: Callable[[], Any]) -> None:

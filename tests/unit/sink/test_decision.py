@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,23 +16,32 @@ from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, _checksum
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, check_names, task_id
 
+numbers = st.integers(0, 2**63 - 1)
 tasks = st.builds(
     TaskTransaction,
-    st.builds(OpenTransaction, st.text(), st.integers(0), st.integers(0, 2**15 - 1), st.sampled_from([1, 2])),
-    st.integers(0),
-    st.integers(1),
+    st.builds(OpenTransaction, st.text(), numbers, st.integers(0, 2**15 - 1), st.sampled_from([1, 2])),
+    numbers,
+    numbers,
 )
 decisions = st.builds(
     Decision,
-    st.integers(0),
+    numbers,
     st.text(),
-    st.integers(0),
-    st.integers(0),
-    st.integers(0),
+    st.integers(0, 253_402_300_799_999),
+    numbers,
+    numbers,
     st.lists(tasks, max_size=4).map(tuple),
     st.booleans(),
+    st.booleans(),
+)
+decisions |= st.builds(
+    replace,
+    decisions,
+    fingerprint=st.integers(0, 2**64 - 1),
+    topic=st.none() | st.text(),
+    takes_any_rows=st.booleans(),
 )
 DRIVER = OpenTransaction("P/driver", 7, 3, 2)
 DECISION = Decision(4, "q", 1, 2, 9, (TaskTransaction(OpenTransaction("P/0", 8, 1, 2), 0, 9),))
@@ -76,9 +87,65 @@ def test_what_is_no_decision_is_refused_with_its_place(value: bytes) -> None:
 
 
 def test_a_newer_version_is_not_guessed_at() -> None:
-    content = json.loads(DECISION.to_bytes()) | {"version": 2}
-    with pytest.raises(ProtocolError, match="version 2, and only 1 is known"):
+    content = json.loads(DECISION.to_bytes()) | {"version": 3}
+    with pytest.raises(ProtocolError, match="version 3, and only 2 and older ones are known"):
         Decision.from_bytes(json.dumps(content).encode(), "here")
+
+
+def changed(**fields: Any) -> bytes:
+    """The decision with other fields, and the checksum of those."""
+    made = replace(DECISION, fingerprint=3, topic="t")
+    content = {key: value for key, value in json.loads(made.to_bytes()).items() if key != "checksum"} | fields
+    return json.dumps(content | {"checksum": _checksum(content)}).encode()
+
+
+def with_task(*fields: Any) -> dict[str, Any]:
+    return {"transactions": [list(fields)]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: value} for name in ("batch_id", "partitions", "rows") for value in (-1, 2**63, True, 1.0, "1", None)),
+        *({"time_ms": value} for value in (-1, 253_402_300_800_000, True)),
+        *({"fingerprint": value} for value in (-1, 2**64, True, None)),
+        *({"version": value} for value in (0, True, "2", 2.0)),
+        *({"state": value} for value in ("DECIDED", None, 1)),
+        *({"query_id": value} for value in (None, 1)),
+        {"topic": 1},
+        *(with_task("P/0", value, 1, 2, 0, 9) for value in (-1, 2**63, True, "8")),
+        *(with_task("P/0", 8, value, 2, 0, 9) for value in (-1, 2**15, False)),
+        *(with_task("P/0", 8, 1, value, 0, 9) for value in (0, 3, True)),
+        *(with_task("P/0", 8, 1, 2, value, 9) for value in (-1, True)),
+        *(with_task("P/0", 8, 1, 2, 0, value) for value in (-1, True)),
+        with_task(0, 8, 1, 2, 0, 9),
+        with_task("P/0", 8, 1, 2, 0),
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_or_range_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match=r"^decisions-3, offset 9: "):
+        Decision.from_bytes(changed(**fields), "decisions-3, offset 9")
+
+
+def test_a_decision_of_version_1_is_read_and_written_as_such() -> None:
+    written = DECISION.to_bytes()
+    assert json.loads(written)["version"] == 1
+    assert "fingerprint" not in json.loads(written)
+    read = Decision.from_bytes(written, "here")
+    assert (read, read.fingerprint, read.topic) == (DECISION, None, None)
+
+
+@pytest.mark.parametrize("name", ["payments", "P/driver", "P/", "P/1/2", "Q/0", "PP/0", "P/0.", "P/٣", "P/0\n", ""])
+def test_a_decision_that_names_a_foreign_transaction_is_refused(name: str) -> None:
+    task = TaskTransaction(OpenTransaction(name, 8, 1, 2), 0, 9)
+    with pytest.raises(ProtocolError, match=r"^decisions-3, offset 9: .*batch 4 names .*'P'.*Nothing was done"):
+        check_names(replace(DECISION, tasks=(task,)), "P", "decisions-3, offset 9")
+
+
+@pytest.mark.parametrize("name", ["P/0", "P/12.3"])
+def test_a_decision_names_tasks_of_its_prefix(name: str) -> None:
+    check_names(replace(DECISION, tasks=(TaskTransaction(OpenTransaction(name, 8, 1, 2), 0, 9),)), "P", "here")
 
 
 def test_a_thousand_tasks_fit_into_a_record() -> None:

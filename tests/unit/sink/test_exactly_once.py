@@ -20,13 +20,14 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     ProducerFencedError,
+    ProtocolError,
     error_for_code,
 )
 from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction, TransactionLostError
+from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import TaskOutcome
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 
 
 @pytest.fixture
@@ -297,14 +298,15 @@ def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborte
     assert bench.state("P/0") == "CompleteAbort"
 
 
+@pytest.mark.parametrize("is_new", [False, True])
 def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_aborted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
     """Bug: under version 1 the fence is no end of the driver's transaction, and what was decided was lost. Spark calls
     abort while commit runs where a query is stopped.
     """
     bench = CoordinatorBench(version=1)
-    driver = driver_of(bench, "P")
+    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, is_new=is_new)
     told = told_by_a_task(bench, driver.begin())
     fence = KafkaDriverCluster.init_producer_id
 
@@ -318,7 +320,7 @@ def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_ab
     with monkeypatch.context() as other:
         other.setattr(KafkaDriverCluster, "init_producer_id", decide_first)
         assert not driver.abort(told.mandate, [told])
-    assert driver.begin().last_batch_id == 4
+    assert driver_of(bench, "P").begin().last_batch_id == 4
     assert bench.state("P/0") == "CompleteCommit"
 
 
@@ -380,21 +382,91 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
     assert one.begin().last_batch_id == 4
 
 
-@pytest.mark.parametrize(("rows", "warnings"), [(3, 0), (5, 1), (0, 1)])
-def test_a_skipped_batch_that_has_another_number_of_rows_now_is_warned_of(
-    rows: int, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = CoordinatorBench()
-    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
+def decided(bench: CoordinatorBench, fingerprint: int | None = 11, topic: str | None = "t") -> ExactlyOnceDriver:
+    """A driver that has committed batch 4 of three rows."""
+    driver = driver_of(bench, "P")
     mandate = driver.begin()
     open_ = bench.raw.begin("P/0")
     bench.raw.write(open_, PLACE, "three rows")
-    driver.commit([TaskOutcome(mandate, 4, "q", 0, 3, TaskTransaction(open_, 0, 3))])
-    again = driver.begin()
-    counts = [rows // 2, rows - rows // 2]
-    skipped = [TaskOutcome(again, 4, "q", index, count, None, True) for index, count in enumerate(counts)]
-    with caplog.at_level("WARNING", "spark_kafka_sink"):
-        assert driver.commit(skipped).was_skipped
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("mandate")]
-    assert len(told) == warnings
-    assert all(f"Batch 4 of P was committed before with 3 rows, and is skipped with {rows}" in text for text in told)
+    task = TaskTransaction(open_, 0, 3)
+    told = TaskOutcome(mandate, 4, "q", 0, 3, task, fingerprint=fingerprint or 0, topic=topic)
+    with pytest.MonkeyPatch.context() as patch:
+        if fingerprint is None:  # an older release
+            write = KafkaDriverCluster.write_decision
+            patch.setattr(
+                KafkaDriverCluster,
+                "write_decision",
+                lambda self, open_, decision, sequence: write(
+                    self, open_, replace(decision, fingerprint=None, topic=None), sequence
+                ),
+            )
+        driver.commit([told])
+    return driver
+
+
+def skipped(mandate: Mandate, *parts: tuple[int, int], topic: str | None = "t") -> list[TaskOutcome]:
+    """What tasks tell of a batch that is written already: rows and fingerprint of each."""
+    return [
+        TaskOutcome(mandate, 4, "q", index, rows, None, True, fingerprint, topic)
+        for index, (rows, fingerprint) in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize("parts", [[(3, 11)], [(1, 2**64 - 1), (0, 0), (2, 12)]], ids=["one task", "three"])
+def test_a_batch_with_the_same_rows_in_any_layout_is_skipped(
+    bench: CoordinatorBench, parts: list[tuple[int, int]]
+) -> None:
+    driver = decided(bench)
+    assert driver.commit(skipped(driver.begin(), *parts)).was_skipped
+
+
+@pytest.mark.parametrize(
+    ("parts", "topic", "text"),
+    [
+        ([(3, 12)], "t", "it had 3 rows and has 3 now, which are not the same ones"),
+        ([(2, 11), (0, 0)], "t", "it had 3 rows and has 2 now"),
+        ([(0, 0)], "t", "it had 3 rows and has 0 now"),
+        ([(3, 11)], "u", "its topic was 't' and is 'u' now"),
+        ([(3, 11)], None, "its topic was 't' and is that of the column now"),
+    ],
+)
+def test_a_batch_that_has_changed_is_an_error_and_no_skip(
+    bench: CoordinatorBench, parts: list[tuple[int, int]], topic: str | None, text: str
+) -> None:
+    driver = decided(bench)
+    with pytest.raises(
+        BatchChangedError, match=rf"^Batch 4 .*'P' .*{text}\..*Nothing was written.*not skipped"
+    ) as error:
+        driver.commit(skipped(driver.begin(), *parts, topic=topic))
+    assert error.value.fatal
+    assert not error.value.retriable
+    for command in ("accept", "forget"):
+        assert f"python -m spark_kafka_sink.transactions {command} --prefix=P --bootstrap" in str(error.value)
+    assert driver.commit(skipped(driver.begin(), (3, 11))).was_skipped  # the right rows still pass
+
+
+@pytest.mark.parametrize(("rows", "is_skipped"), [(3, True), (2, False), (4, False)])
+def test_a_decision_of_an_older_release_is_compared_by_its_number_of_rows(
+    bench: CoordinatorBench, rows: int, is_skipped: bool
+) -> None:
+    driver = decided(bench, fingerprint=None)
+    told = skipped(driver.begin(), (rows, 99), topic="u")
+    if is_skipped:
+        assert driver.commit(told).was_skipped
+    else:
+        with pytest.raises(BatchChangedError, match=f"it had 3 rows and has {rows} now"):
+            driver.commit(told)
+
+
+def test_a_foreign_transaction_that_a_decision_names_is_not_touched(bench: CoordinatorBench) -> None:
+    """Bug: whoever may write to the decision topic had other queries' drivers commit anybody's transactions."""
+    foreign = bench.raw.begin("payments-app")
+    bench.raw.write(foreign, TopicPartition("t", 0), "row")
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    forged = bench.raw.begin("P/driver")
+    decision = Decision(4, "q", 0, 1, 1, (TaskTransaction(foreign, 0, 1),), fingerprint=0)
+    cluster.write_decision(forged, decision, 0)
+    bench.commit(forged)
+    with pytest.raises(ProtocolError, match=r"-\d+, offset \d+, 'P': .*'payments-app'.*Nothing was done with it"):
+        driver_of(bench, "P").begin()
+    assert bench.state("payments-app") == "Ongoing"

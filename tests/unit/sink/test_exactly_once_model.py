@@ -114,6 +114,8 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers see"),
     (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers see"),
     (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "readers see"),
+    (broken.IgnoresTheFingerprint, 1, (Fault.OTHER_ROWS,), "readers see"),
+    (broken.IgnoresTheTopic, 1, (Fault.OTHER_TOPIC,), "readers see"),
     (broken.BeginsHoweverLate, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
