@@ -7,16 +7,22 @@ must notice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from support.exactly_once_model import broken
+from support.exactly_once_model.actors import ModelDriverCluster
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
-from support.exactly_once_model.world import COMMIT_LOG, Fault, Plan, ViolationError, World
+from support.exactly_once_model.world import COMMIT_LOG, TOPIC, Crash, Fault, Plan, ViolationError, World
 from support.scripted_broker import transaction_coordinator
+
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 
 SEEDS = int(os.environ.get("EXACTLY_ONCE_SEEDS", "1000"))
 FIRST_SEED = int(os.environ.get("EXACTLY_ONCE_FIRST_SEED", "0"))
@@ -42,6 +48,52 @@ def test_any_one_fault_at_any_request(variant: Variant) -> None:
 def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
     kinds = GRAVE if variant == (2, False) else (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)
     assert explore(World, variant, 2, kinds, batches=1) > 600
+
+
+@each_variant
+def test_a_changed_batch_beside_any_other_grave_fault(variant: Variant) -> None:
+    explore(World, variant, 2, (Fault.OTHER_ROWS, Fault.CRASH_AFTER), batches=1)
+    if variant == VARIANTS[0]:
+        explore(World, variant, 2, (Fault.OTHER_TOPIC, Fault.OTHER_COUNT, Fault.OTHER_DRIVER), batches=1)
+
+
+def written_once(version: int, aborted_until: int, decided_until: int) -> None:
+    """A batch write under a new prefix: its commit begins behind a request of its abort, and dies after one of its own;
+    the operator finishes what it left.
+    """
+    world = World({}, version=version)
+    cluster = ModelDriverCluster(world)
+    driver = ExactlyOnceDriver("P", cluster, lambda: world.now_ms, is_new=True)
+    mandate = driver.begin()
+    rows = world.rows("a", 0)
+    told = [world._run_task(mandate, 0, at, TOPIC, part) for at, part in enumerate(world.layout(rows, 0))]
+    begun = len(world.requests)
+    request = world.request
+
+    def interrupted(name: str, effect: Callable[[], Any]) -> Any:
+        result = request(name, effect)
+        if len(world.requests) == begun + aborted_until:
+            dies_at = len(world.requests) + decided_until
+            world.plan = {dies_at: Fault.CRASH_AFTER}
+            with contextlib.suppress(Crash, KafkaError):
+                driver.commit(told)
+            world.plan = {}
+        return result
+
+    world.request = interrupted  # type: ignore[method-assign]
+    with contextlib.suppress(KafkaError):  # it says so, and leaves the rest to the operator
+        driver.abort(mandate, told)
+    world.request = request  # type: ignore[method-assign]
+    ExactlyOnceDriver("P", cluster, lambda: world.now_ms).begin()
+    assert len(world.committed_rows()) in {0, len(rows)}, world.requests
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_commit_beside_abort_tears_no_write_under_a_new_prefix(version: int) -> None:
+    """Bug: under version 1 the abort did not look for a decision that came between its look and its fence."""
+    for aborted_until in range(1, 9):
+        for decided_until in range(12):
+            written_once(version, aborted_until, decided_until)
 
 
 def a_time_out_in_the_life_after_a_forgotten_one(variant: Variant, batches: int) -> None:
