@@ -17,7 +17,7 @@ from spark_kafka_sink.local import Admin
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.transactions import main
 
-EARLIER_S = 1_600_000_000
+EARLIER_S = 1_700_000_000 - 60  # a week before what it has seen, and Spark's source passes a file over
 each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
