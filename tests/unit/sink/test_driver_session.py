@@ -29,7 +29,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_session
-from spark_kafka_sink.sink.decision import TaskTransaction
+from spark_kafka_sink.sink.decision import BatchChangedError, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.driver_session import (
     DriverSession,
@@ -115,6 +115,15 @@ def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
     assert "Batch 0 of orders was committed before: skipped" in caplog.text
     bench.run(1, "run 2")
     assert bench.values() == ["row 0", "row 1"]
+
+
+def test_a_committed_batch_that_has_no_tasks_now_is_refused(bench: SessionBench) -> None:
+    """Spark makes no task for an empty result."""
+    bench.run(0)
+    with pytest.raises(BatchChangedError, match="it had 1 rows and has 0 now"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 0), lambda *_: [])
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 3", 1), lambda *_: [])
+    assert bench.values() == ["row 0"]
 
 
 def test_a_second_call_for_a_batch_in_one_run_is_another_sink(bench: SessionBench) -> None:

@@ -14,6 +14,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
@@ -95,6 +96,17 @@ def test_rows_of_a_batch_that_is_written_already_are_counted_and_dropped() -> No
     outcome = bench.delivery.outcome
     assert (outcome.rows, outcome.written, outcome.was_skipped) == (2, None, True)
     assert bench.made == []
+
+
+@pytest.mark.parametrize("last_batch_id", [None, 4], ids=["written", "skipped"])
+def test_the_fingerprint_of_all_rows_goes_to_the_driver(last_batch_id: int | None) -> None:
+    bench = Bench(last_batch_id=last_batch_id)
+    parts = [RecordColumns.from_rows([b"x", b"y"]), RecordColumns.from_rows([b"z"])]
+    for topic, columns in zip(("t", "u"), parts, strict=True):
+        bench.delivery.send(topic, columns)
+    bench.delivery.finish()
+    wanted = (fingerprint("t", parts[0]) + fingerprint("u", parts[1])) % MODULUS
+    assert (bench.delivery.outcome.fingerprint, bench.delivery.outcome.topic) == (wanted, "t")
 
 
 def test_a_task_whose_driver_nobody_knows_is_too_late() -> None:
