@@ -38,7 +38,7 @@ check: $(SETUP)
 	$(BIN)/mypy
 
 unit: $(SETUP)
-	$(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest tests/unit -q -m 'not slow'
 
 loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
@@ -72,6 +72,7 @@ integration-spark: $(SETUP)
 
 # What takes minutes: beside Spark's own sink, on clusters, killed and started again.
 integration-slow: $(SETUP)
+	$(BIN)/python -m pytest tests/unit -q -m slow
 	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q

@@ -7,19 +7,23 @@ must notice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from support.exactly_once_model import broken
+from support.exactly_once_model.actors import ModelDriverCluster
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
 from support.exactly_once_model.world import (
     CHANGE_FAULTS,
     COMMIT_LOG,
     TOPIC_FAULTS,
     BegunWorld,
+    Crash,
     Fault,
     Plan,
     ViolationError,
@@ -27,13 +31,25 @@ from support.exactly_once_model.world import (
 )
 from support.scripted_broker import transaction_coordinator
 
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+
 SEEDS = int(os.environ.get("EXACTLY_ONCE_SEEDS", "1000"))
 FIRST_SEED = int(os.environ.get("EXACTLY_ONCE_FIRST_SEED", "0"))
 GRAVE = (Fault.CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER, Fault.EXPIRE)
 
 LOSSES = (Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED)
 
+VARIANTS_OF_PAIRS = [
+    pytest.param(each, marks=[] if each in {(2, False), (1, True)} else pytest.mark.slow) for each in VARIANTS
+]
+
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"version {variant[0]}, {variant[1]}")
+
+
+each_variant_of_pairs = pytest.mark.parametrize(
+    "variant", VARIANTS_OF_PAIRS, ids=lambda variant: f"version {variant[0]}, {variant[1]}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,26 +65,26 @@ def test_any_one_fault_at_any_request(variant: Variant) -> None:
     assert explore(World, variant, 1) > 400
 
 
-@each_variant
+@each_variant_of_pairs
 def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
     kinds = GRAVE if variant == (2, False) else (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)
     assert explore(World, variant, 2, kinds, batches=1) > 600
 
 
-@each_variant
+@each_variant_of_pairs
 @pytest.mark.parametrize("change", sorted(CHANGE_FAULTS, key=lambda fault: fault.name), ids=lambda fault: fault.name)
 def test_any_change_of_a_batch_beside_a_crash(variant: Variant, change: Fault) -> None:
     other = Fault.OTHER_DRIVER if variant == (2, False) else Fault.CRASH_AFTER
     assert explore(World, variant, 2, (change, other), batches=1) > 600
 
 
-@each_variant
+@each_variant_of_pairs
 @pytest.mark.parametrize("world_class", [World, BegunWorld])
 def test_decision_topic_lost_at_any_request_beside_a_crash(variant: Variant, world_class: type[World]) -> None:
     assert explore(world_class, variant, 2, (*LOSSES, Fault.CRASH_BEFORE), batches=1) > 600
 
 
-@each_variant
+@each_variant_of_pairs
 def test_decision_topic_lost_at_any_request_beside_another_driver(variant: Variant) -> None:
     assert explore(BegunWorld, variant, 2, (*LOSSES, Fault.OTHER_DRIVER), batches=1) > 600
 
@@ -78,9 +94,45 @@ def test_first_batch_without_rows_under_any_one_fault(variant: Variant) -> None:
     assert explore(broken.BeginsEmpty, variant, 1) > 400
 
 
-@each_variant
+@each_variant_of_pairs
 def test_late_attempt_with_a_pending_marker_beside_a_crash(variant: Variant) -> None:
     assert explore(World, variant, 2, (Fault.STALLED, Fault.CRASH_BEFORE), batches=1) > 600
+
+
+def written_once(version: int, aborted_until: int, decided_until: int) -> None:
+    """A batch write under a new prefix. Its commit begins behind a request of its abort, and dies after one of its own.
+    Then the operator finishes what is left.
+    """
+    world = World({}, version=version)
+    cluster = ModelDriverCluster(world)
+    driver = ExactlyOnceDriver("P", cluster, lambda: world.now_ms, topic="t", is_new=True)
+    mandate = driver.begin()
+    outcomes = [world._run_task(mandate, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
+    begun, request = len(world.requests), world.request
+
+    def interrupted(name: str, effect: Callable[[], Any]) -> Any:
+        result = request(name, effect)
+        if len(world.requests) == begun + aborted_until:
+            world.plan = {len(world.requests) + decided_until: Fault.CRASH_AFTER}
+            with contextlib.suppress(Crash, KafkaError):
+                driver.commit(outcomes)
+            world.plan = {}
+        return result
+
+    world.request = interrupted  # type: ignore[method-assign]
+    with contextlib.suppress(KafkaError):  # it says so, and leaves the rest to the operator
+        driver.abort(mandate, outcomes)
+    world.request = request  # type: ignore[method-assign]
+    ExactlyOnceDriver("P", cluster, lambda: world.now_ms, is_operator=True).begin()
+    assert len(world.committed_rows()) in {0, len(world.rows(world.input, 0))}, world.requests
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_commit_beside_abort_tears_no_write_under_a_new_prefix(version: int) -> None:
+    """Under version 1 the abort did not look for a decision that came between its look and its fence."""
+    for aborted_until in range(1, 9):
+        for decided_until in range(12):
+            written_once(version, aborted_until, decided_until)
 
 
 def a_time_out_in_the_life_after_a_forgotten_one(variant: Variant, batches: int) -> None:
