@@ -18,6 +18,7 @@ from spark_kafka_sink.record.runs import has_kernel
 HASHERS = [add_hashes_by_numpy, *([add_hashes_by_kernel] if has_kernel() else [])]
 MASK = MODULUS - 1
 STEP = 0x9E3779B97F4A7C15
+GOLDEN = 755_382_970_979_313_391
 
 
 class Record(NamedTuple):
@@ -113,7 +114,7 @@ def test_order_and_layout_change_no_fingerprint(rows: list[Record], rng: random.
     assert sum(total([row]) for row in rows) % MODULUS == total(rows)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@settings(derandomize=True, max_examples=150, deadline=None, database=None)
 @given(st.lists(records, min_size=1, max_size=8), records, st.data())
 def test_any_other_row_changes_the_fingerprint(rows: list[Record], other: Record, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(rows) - 1))
@@ -189,3 +190,13 @@ def test_offsets_beyond_the_bytes_are_an_error() -> None:
     ):
         with pytest.raises(ValueError, match=r"missing|out of bounds|less than"):
             module._kernel.fingerprint(*wrong, 1, np.zeros(2, np.uint64))
+
+
+def test_fingerprint_of_known_rows_never_changes() -> None:
+    """Decisions in Kafka hold it: another number would stop every query that was decided by an older release."""
+    rows = [
+        Record("orders", b"value of more than eight bytes", b"key", (("a", b"1"), ("b", None)), 1_700_000_000_000, 3),
+        Record("orders", None),
+        Record("orders", b"", b""),
+    ]
+    assert total(rows) == GOLDEN

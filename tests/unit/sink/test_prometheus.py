@@ -200,8 +200,8 @@ def test_idle_connections_cost_few_threads_for_a_while(
     before = threading.active_count()
     serve(pool(), "127.0.0.1", free_ports)
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", free_ports[0]))) for _ in range(40)]
-        for each in idle[:20]:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", free_ports[0]))) for _ in range(12)]
+        for each in idle[:6]:
             each.sendall(b"GET /metrics HT")
         for each in idle:
             each.settimeout(10)
