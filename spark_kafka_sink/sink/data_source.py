@@ -43,14 +43,19 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Kafka
 from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
 from spark_kafka_sink.sink.driver_cluster import process_driver
-from spark_kafka_sink.sink.driver_session import one_off_prefix, stream_prefix
+from spark_kafka_sink.sink.driver_session import is_named_by_query, one_off_prefix, stream_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
 from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
-from spark_kafka_sink.sink.transactional_arrow import batch_task, deliver_in_transaction, streaming_task
+from spark_kafka_sink.sink.transactional_arrow import (
+    batch_task,
+    check_default_location,
+    deliver_in_transaction,
+    streaming_task,
+)
 from spark_kafka_sink.sink.transactional_task import TaskIdentity
 from spark_kafka_sink.sink.write_report import WriteReport, report_columns, report_rows
 
@@ -113,7 +118,11 @@ class KafkaSinkDataSource(DataSource):
         the whole result is appended anew with every batch, as by Spark's own sink.
         """
         config = self._checked(schema)
-        return KafkaStreamWriter(config, stream_prefix(config, self.options) if config.is_exactly_once else None)
+        if not config.is_exactly_once:
+            return KafkaStreamWriter(config)
+        writer = KafkaStreamWriter(config, stream_prefix(config, self.options))
+        writer.is_named_by_query = is_named_by_query(config, self.options)
+        return writer
 
     def _checked(self, schema: StructType) -> SinkConfig:
         options = {key: value for key, value in self.options.items() if key.lower() not in _SPARKS_OWN}
@@ -256,8 +265,12 @@ class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
     """Of a streaming query."""
 
     is_stream = True
+    is_named_by_query = False
+    """Its prefix is made of the query's name: then Spark must have been given a default location of checkpoints."""
 
     def _task(self, mandate: Mandate) -> TaskIdentity:  # noqa: ARG002 - a stream's task knows its batch from Spark
+        if self.is_named_by_query:
+            check_default_location()
         return streaming_task()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's

@@ -47,6 +47,9 @@ _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 
 _ONE_OFF: Final = re.compile("spark-kafka-sink-[0-9a-f]{32}")
 
+QUERY_NAME: Final = "queryname"
+"""The option in which Spark hands over what .queryName(...) was given."""
+
 RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
 """Runs a batch's tasks under a mandate and a batch id."""
 
@@ -244,18 +247,29 @@ def is_one_off(prefix: str) -> bool:
 
 
 def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
-    """A streaming query's prefix: what was asked for, else one made of the checkpoint location. Raises ConfigError."""
+    """A streaming query's prefix: the option's, else one made of the checkpoint location, else of the query name.
+
+    With spark.sql.streaming.checkpointLocation Spark keeps the checkpoint in a folder of the query's name below that
+    location, and shows the location only to tasks (`transactional_arrow.check_default_location`). Raises ConfigError.
+    """
     if config.transactional_id_prefix is not None:
         return config.transactional_id_prefix
-    location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), None)
-    if not location:
-        raise ConfigError(
-            "delivery.guarantee=exactly-once needs a name that stays the same from start to start, and Spark tells the"
-            " sink no checkpoint location. A location that was set by spark.sql.streaming.checkpointLocation does not"
-            ' reach the sink: repeat it as .option("checkpointLocation", "<that location>/<query name>"), or give the'
-            " option transactional.id.prefix."
-        )
-    return _location_prefix(location)
+    given = {key.lower(): value for key, value in options.items()}
+    if location := given.get("checkpointlocation"):
+        return _location_prefix(location)
+    if name := given.get(QUERY_NAME):
+        return f"spark-kafka-sink-{hashlib.sha256(b'query name ' + name.encode()).hexdigest()[:24]}"
+    raise ConfigError(
+        "delivery.guarantee=exactly-once needs a name that stays the same from start to start: give"
+        ' .option("checkpointLocation", ...); or .queryName(...) and spark.sql.streaming.checkpointLocation; or the'
+        " option transactional.id.prefix."
+    )
+
+
+def is_named_by_query(config: SinkConfig, options: Mapping[str, str]) -> bool:
+    """Whether `stream_prefix` makes the prefix of the query's name."""
+    keys = {key.lower() for key, value in options.items() if value}
+    return config.transactional_id_prefix is None and "checkpointlocation" not in keys and QUERY_NAME in keys
 
 
 _BATCH_PREFIXES: Final[dict[tuple[int, str, str | None, int], str]] = {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -19,6 +20,9 @@ from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 from spark_kafka_sink.sink.write_report import task_report
+
+_DEFAULT_LOCATION: Final = "spark.sql.streaming.checkpointLocation"
+"""A setting of the session, which Spark hands to tasks as a local property. With it a query's name is its folder."""
 
 
 def write_in_transaction(
@@ -56,6 +60,15 @@ def streaming_task() -> TaskIdentity:
     if batch_id is None or not query_id:
         raise IllegalStateError("Spark tells this task no batch id and no query id: exactly-once delivery needs both.")
     return TaskIdentity(int(batch_id), query_id, context.partitionId(), context.attemptNumber())
+
+
+def check_default_location() -> None:
+    """Raise IllegalStateError in a task of a query that has a name and no checkpoint that outlives it."""
+    if not _context().getLocalProperty(_DEFAULT_LOCATION):
+        raise IllegalStateError(
+            "delivery.guarantee=exactly-once: the query has a name and no checkpoint location, so Spark uses a"
+            f' temporary one. Set {_DEFAULT_LOCATION}, or give .option("checkpointLocation", ...).'
+        )
 
 
 def batch_task(mandate: Mandate) -> TaskIdentity:

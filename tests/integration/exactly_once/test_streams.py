@@ -78,6 +78,26 @@ def test_a_checkpoint_spelled_otherwise_at_the_next_start_writes_no_row_twice(
     assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
+def test_default_checkpoint_location_with_a_query_name_counts(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str
+) -> None:
+    stream.write_files(0, 1)
+    spark.dataSource.register(KafkaSinkDataSource)
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(stream.folder / "default"))
+    name = three_partitions.replace("-", "_")
+    try:
+        for _ in range(2):
+            read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
+            writer = read.writeStream.queryName(name).format("kafka_sink").option("kafka.bootstrap.servers", servers)
+            writer = writer.option("topic", three_partitions).option("delivery.guarantee", "exactly-once")
+            writer.trigger(availableNow=True).start().awaitTermination()
+            for entry in (stream.folder / "default" / name / "commits").glob("*0*"):
+                entry.unlink()  # as a driver that died before it logged the batch
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))
+
+
 @each_form
 def test_an_older_checkpoint_is_refused_before_anything_is_written(
     spark: SparkSession, stream: Stream, form: str

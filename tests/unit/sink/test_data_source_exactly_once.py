@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.types import StringType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
+from spark_kafka_sink.client.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.protocol.messages import ApiKey
@@ -72,6 +74,21 @@ def test_the_source_makes_writers_with_a_prefix() -> None:
     assert str(one_off._prefix).startswith("spark-kafka-sink-")
     assert (one_off._is_one_off, named._prefix, named._is_one_off) == (True, PREFIX, False)
     assert stream._prefix == stream_prefix(CONFIG, {"checkpointLocation": "/c"})
+
+
+def test_named_query_needs_a_default_checkpoint_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = StructType([StructField("value", StringType())])
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once", "queryName": "q"}
+    stream = KafkaSinkDataSource(options).streamWriter(schema, overwrite=False)
+    assert stream._prefix == stream_prefix(CONFIG, {"queryName": "q"})
+    given = {"streaming.sql.batchId": "7", "sql.streaming.queryId": "q1"}
+    context = SimpleNamespace(partitionId=lambda: 5, attemptNumber=lambda: 2, getLocalProperty=given.get)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    mandate = Mandate("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0))
+    with pytest.raises(IllegalStateError, match=r"Set spark\.sql\.streaming\.checkpointLocation"):
+        stream._task(mandate)
+    given["spark.sql.streaming.checkpointLocation"] = "/checkpoints"
+    assert stream._task(mandate).batch_id == 7
 
 
 def test_a_batch_is_begun_once_though_its_writer_travels_twice(bench: CoordinatorBench) -> None:

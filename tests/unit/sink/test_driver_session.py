@@ -36,6 +36,7 @@ from spark_kafka_sink.sink.driver_session import (
     RunTasks,
     StreamBatch,
     batch_prefix,
+    is_named_by_query,
     one_off_prefix,
     session,
     stream_batch,
@@ -614,6 +615,20 @@ def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None
     with pytest.raises(ConfigError, match=r"checkpointLocation.*transactional\.id\.prefix"):
         stream_prefix(CONFIG, {})
     assert one_off_prefix() != one_off_prefix()
+
+
+def test_query_name_names_a_stream_without_a_location_option() -> None:
+    """Spark's setting spark.sql.streaming.checkpointLocation keeps the checkpoint under the query's name."""
+    made = stream_prefix(CONFIG, {"queryName": "orders"})
+    assert made == stream_prefix(CONFIG, {"queryname": "orders", "checkpointLocation": ""})
+    assert made != stream_prefix(CONFIG, {"queryname": "others"})
+    assert made != stream_prefix(CONFIG, {"checkpointLocation": "orders"})
+    located = {"queryname": "orders", "checkpointLocation": "/a"}
+    assert stream_prefix(CONFIG, located) == stream_prefix(CONFIG, {"checkpointLocation": "/a"})
+    found = [
+        is_named_by_query(CONFIG, each) for each in ({"queryName": "orders"}, located, {"checkpointLocation": "/a"})
+    ]
+    assert found == [True, False, False]
 
 
 @pytest.mark.parametrize(
