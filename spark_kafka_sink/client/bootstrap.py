@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from spark_kafka_sink.client.connection_states import Resolver
 from spark_kafka_sink.common.errors import BootstrapResolutionError
+from spark_kafka_sink.common.peer_text import one_line
 
 CanonicalNames = Callable[[str], Sequence[str]]
 """Host → the full name of each of its addresses. Raises BootstrapResolutionError where it has none."""
@@ -28,7 +29,7 @@ def bootstrap_addresses(
     failures: list[str] = []
 
     def pass_over(host: str, port: int, error: BootstrapResolutionError) -> None:
-        log.warning("Passing over %s:%d of bootstrap.servers: %s", host, port, error)
+        log.warning("Passing over %s:%d of bootstrap.servers: %s", one_line(host), port, error)
         failures.append(str(error))
 
     for host, port in servers:

@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     error_for_code,
 )
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.requests import MetadataRequest
 
 ClusterListener = Callable[[str | None], None]
@@ -254,7 +255,7 @@ class Metadata:
             listeners = list(self._cluster_listeners) if cluster_id != previous_id else []
             self.condition.notify_all()
         if listeners:
-            log.info("Cluster id: %s", cluster_id)
+            log.info("Cluster id: %s", None if cluster_id is None else one_line(cluster_id))
         for listener in listeners:
             listener(cluster_id)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.metadata import Metadata, MetadataRequestAndVersion
@@ -17,9 +18,13 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import MetadataRequest
+
+_MOST_TOLD: Final = 10
+"""Topics or partitions that one line of the log names."""
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +208,8 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
             topic: error for topic, error in errors.items() if not isinstance(error, UnknownTopicOrPartitionError)
         }
     if errors:
-        log.warning("Metadata came with errors: %s", {topic: str(error) for topic, error in errors.items()})
+        told = {one_line(topic): str(error) for topic, error in islice(errors.items(), _MOST_TOLD)}
+        log.warning("Metadata came with errors for %d topics, as %s", len(errors), told)
     unreachable = [
         str(partition.topic_partition)
         for topic in update.topics
@@ -211,4 +217,6 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
         if partition.error_code == ListenerNotFoundError.error_code
     ]
     if unreachable:
-        log.warning("%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:10])
+        log.warning(
+            "%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:_MOST_TOLD]
+        )

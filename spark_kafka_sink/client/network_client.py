@@ -30,7 +30,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
@@ -40,6 +40,12 @@ from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 SOFTWARE_NAME: Final = "spark-kafka-sink"
 
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
+
+_HINTS: Final = {
+    SetupStep.TLS: " Is it a TLS listener, and is it overloaded? socket.connection.setup.timeout.ms sets the time.",
+    SetupStep.SASL: " Is the broker slow, or its login service, or the token endpoint?"
+    " socket.connection.setup.timeout.ms sets the time.",
+}
 
 log = logging.getLogger(__name__)
 
@@ -292,10 +298,8 @@ class NetworkClient:
 
     def _handle_timed_out(self, responses: list[ClientResponse], now_ms: int) -> None:
         for node_id in self._states.nodes_with_setup_timeout(now_ms):
-            limit_ms = self._states.setup_timeout_ms(node_id)
-            error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.")
-            loss = Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
-            responses += self._connections.close(node_id, loss, now_ms)
+            step, limit_ms = self._selector.setup_step(node_id), self._states.setup_timeout_ms(node_id)
+            responses += self._connections.close(node_id, _stalled_at(step, node_id, limit_ms), now_ms)
         for node_id in self._in_flight.nodes_with_timed_out_requests(now_ms):
             error = DisconnectError(f"Node {node_id} did not answer within the request's time-out.")
             responses += self._connections.close(node_id, _closed_for(error, timed_out=True), now_ms)
@@ -347,6 +351,17 @@ class NetworkClient:
     def _ensure_active(self) -> None:
         if self._is_closed:
             raise DisconnectError("The client is closed.")
+
+
+def _stalled_at(step: SetupStep | None, node_id: str, limit_ms: int) -> Loss:
+    """The end of a connection that was not ready within the time of socket.connection.setup.timeout.ms."""
+    if step is None or step is SetupStep.TCP:
+        error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.")
+        return Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
+    error = DisconnectError(
+        f"Node {node_id} is connected, but {step.value} did not end within {limit_ms} ms.{_HINTS[step]}"
+    )
+    return Loss(ChannelState(ChannelKind.AUTHENTICATE, error), timed_out=True)
 
 
 def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:

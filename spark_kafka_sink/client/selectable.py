@@ -12,7 +12,7 @@ from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.building import Request
@@ -52,6 +52,10 @@ class Selectable(Protocol):
     def wakeup(self) -> None: ...
 
     def is_channel_ready(self, connection_id: str) -> bool: ...
+
+    def setup_step(self, connection_id: str) -> SetupStep | None:
+        """What a connection waits for before it is ready; None where it has been ready, or is not there."""
+        ...
 
     def close(self, connection_id: str) -> None:
         """Close a connection, if it is there. No result tells of it."""

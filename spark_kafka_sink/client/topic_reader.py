@@ -19,7 +19,13 @@ from spark_kafka_sink.client.topic_absence import TopicAbsence
 from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError, error_for_code
+from spark_kafka_sink.common.errors import (
+    CorruptBatchError,
+    KafkaError,
+    KafkaTimeoutError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import (
     EARLIEST_TIMESTAMP,
@@ -30,7 +36,7 @@ from spark_kafka_sink.protocol.requests import (
     ListOffsetsPartition,
     ListOffsetsRequest,
 )
-from spark_kafka_sink.record.decoder import DecodedRecord, decode_batches
+from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, DecodedRecord, decode_batches
 
 _MAX_WAIT_MS: Final = 500
 
@@ -107,6 +113,7 @@ class TopicReader:
         retry_backoff_ms: int = 100,
         timeout_ms: int = 60_000,
         max_partition_bytes: int = 1024 * 1024,
+        limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         self._client = client
         self._metadata = metadata
@@ -114,6 +121,7 @@ class TopicReader:
         self._retry_backoff_ms = retry_backoff_ms
         self._timeout_ms = timeout_ms
         self._max_partition_bytes = max_partition_bytes
+        self._limits = limits
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """The topic's partitions. Raises UnknownTopicOrPartitionError where it is not there within the limit."""
@@ -255,7 +263,7 @@ class TopicReader:
                 patience.endure(_named(answer.error_code, topic_partition))
                 continue
             unanswered.discard(topic_partition)
-            records = _records(reading, topic_partition, answer)
+            records = _records(reading, topic_partition, answer, self._limits)
             if records:
                 yield PartitionRecords(topic_partition, records)
         if unanswered:
@@ -286,7 +294,9 @@ def _named(code: int, topic_partition: TopicPartition) -> KafkaError:
     return error_for_code(int(code), f"{topic_partition}: {error_for_code(int(code))}")
 
 
-def _records(reading: _Reading, topic_partition: TopicPartition, answer: Message) -> list[DecodedRecord]:
+def _records(
+    reading: _Reading, topic_partition: TopicPartition, answer: Message, limits: BatchLimits
+) -> list[DecodedRecord]:
     """The records between position and end, and the position moved past them."""
     position, end = reading.positions[topic_partition], reading.ends[topic_partition]
     found: list[DecodedRecord] = []
@@ -294,9 +304,12 @@ def _records(reading: _Reading, topic_partition: TopicPartition, answer: Message
     if reading.isolation_level != READ_UNCOMMITTED:
         listed = answer.aborted_transactions or ()
         aborted = [AbortedTransaction(int(each.producer_id), int(each.first_offset)) for each in listed]
-    for batch, is_visible in visible_batches(decode_batches(answer.records or b""), aborted):
-        if is_visible:
-            found += [record for record in batch.records if position <= record.offset < end]
-        position = max(position, batch.last_offset + 1)
+    try:
+        for batch, is_visible in visible_batches(decode_batches(answer.records or b"", limits), aborted):
+            if is_visible:
+                found += [record for record in batch.records if position <= record.offset < end]
+            position = max(position, batch.last_offset + 1)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(f"{topic_partition}: {error}") from error
     reading.positions[topic_partition] = position
     return found

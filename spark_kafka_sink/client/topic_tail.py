@@ -21,10 +21,14 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
-from spark_kafka_sink.record.decoder import DecodedRecord
+from spark_kafka_sink.record.decoder import BatchLimits, DecodedRecord
 
 _FIRST_WINDOW: Final = 32
 _UNSTABLE_BACKOFF_MS: Final = 20
+_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
+"""The decision topic takes 8 MiB a batch, which is 500,000 tasks. Decompressed, they have 5 times as many bytes with a
+transactional.id.prefix of 40 letters, and 16 times with the longest, of 200. A decision is one record.
+"""
 
 
 class TopicTail:
@@ -136,7 +140,9 @@ class TopicTail:
         timer.update()
         if timer.is_expired:
             raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")
-        return TopicReader(self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms)
+        return TopicReader(
+            self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms, limits=_LIMITS
+        )
 
     def _find(self, topic_partitions: Iterable[TopicPartition], timer: Timer) -> None:
         """Let metadata follow the topics. Raises UnknownTopicOrPartitionError where one is not there."""

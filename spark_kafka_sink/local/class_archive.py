@@ -51,6 +51,24 @@ def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
     return replace(jvm, archive=archive) if _is_intact(archive) and archive.stat().st_size else jvm
 
 
+def drop_class_archive(archive: Path) -> str:
+    """Let no JVM start with this archive again, since one crashed with it; return what to tell the user.
+
+    An empty file stays in its place, as for a Java that makes none. Running JVMs keep what they have mapped.
+    """
+    note = archive.with_suffix(".dropped")
+    try:
+        note.touch()
+        note.replace(archive)
+        _checksum_file(archive).unlink(missing_ok=True)
+    except OSError as error:
+        return f"The JVM crashed with the class archive {archive}, which could not be dropped ({error}): delete it."
+    return (
+        f"The JVM crashed with the class archive {archive}. The archive is dropped, and the next start goes without it."
+        " Delete the file to have it made again."
+    )
+
+
 def _is_intact(archive: Path) -> bool:
     """Whether the archive has the SHA-256 and size that were written beside it: a JVM that maps a damaged one crashes.
     An empty file, the note of a Java that makes none, needs no checksum.

@@ -15,7 +15,7 @@ from typing import IO, Self
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.admin import Admin, TopicDescription
-from spark_kafka_sink.local.class_archive import with_class_archive
+from spark_kafka_sink.local.class_archive import drop_class_archive, with_class_archive
 from spark_kafka_sink.local.jars import cache_dir, fetch_jars
 from spark_kafka_sink.local.java import find_java
 from spark_kafka_sink.local.jvm import TUNINGS, Jvm
@@ -87,6 +87,7 @@ class EmbeddedKafka:
         self._ports: list[ReservedPort] = []
         self._watchdog: Watchdog | None = None
         self._claim: IO[str] | None = None
+        self._archive: Path | None = None
         self._process_id = os.getpid()
 
     def __enter__(self) -> Self:
@@ -134,6 +135,7 @@ class EmbeddedKafka:
         cache = cache_dir()
         jars = fetch_jars(self._release.lock_path, cache=cache)
         jvm = with_class_archive(Jvm(find_java(), self._release, jars), cache)
+        self._archive = jvm.archive
         properties = self._security.system_properties() if self._security is not None else {}
         jvm = replace(jvm, system_properties=properties, tuned_for=self._tuned_for)
         deadline = time.monotonic() + self._start_timeout_s
@@ -149,8 +151,9 @@ class EmbeddedKafka:
                 node.await_members(set(self._nodes), deadline)
         except LocalBrokerError as error:
             logs = self._data_dir or self._saved_logs()
+            crash = self._drop_archive_of_crash()
             self.stop()
-            raise LocalBrokerError(f"{error}\nLogs: {logs}") from error
+            raise LocalBrokerError(f"{error}{crash}\nLogs: {logs}") from error
         except OSError as error:  # of a folder that cannot be made, a disk that is full
             self.stop()
             raise LocalBrokerError(f"The cluster's files cannot be written: {error}") from error
@@ -215,7 +218,7 @@ class EmbeddedKafka:
             for node in nodes:
                 node.await_start(deadline)
         except LocalBrokerError as error:
-            raise LocalBrokerError(f"{error}\nLogs: {self._saved_logs()}") from error
+            raise LocalBrokerError(f"{error}{self._drop_archive_of_crash()}\nLogs: {self._saved_logs()}") from error
 
     def stop_node(self, node_id: int) -> None:
         """Shut a node down in order (SIGTERM); killed if that takes more than 30 s."""
@@ -284,6 +287,16 @@ class EmbeddedKafka:
         return self._admin().describe_topic(name)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _drop_archive_of_crash(self) -> str:
+        """Drop the class archive if a JVM crashed with it, which could happen again at each start; what to tell."""
+        archive = self._archive
+        if archive is None or not any(node.has_crashed for node in self._nodes.values()):
+            return ""
+        self._archive = None
+        for node in self._nodes.values():
+            node.forget_archive()
+        return f"\n{drop_class_archive(archive)}"
 
     def _claim_data(self) -> None:
         """Before a file is written there: another cluster's nodes could not start again with this one's ports."""

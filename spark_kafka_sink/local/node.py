@@ -10,6 +10,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
@@ -22,6 +23,8 @@ _STARTED_LINE = "Kafka Server started"
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 30.0
 _TAIL_LINES = 25
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+"""Exit codes of a JVM that crashed: it aborts when it could still write its hs_err.log."""
 
 
 def new_cluster_id() -> str:
@@ -43,6 +46,7 @@ class Node:
         self._jvm = jvm
         self._watchdog = watchdog
         self._process: subprocess.Popen[bytes] | None = None
+        self._exit_code: int | None = None
         self._log_start = 0
         self._suspended = False
 
@@ -64,6 +68,11 @@ class Node:
         """Whether the JVM is there, suspended or not."""
         self._reap()
         return self._process is not None
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the last JVM ended by a fault of its own, and by nobody's order."""
+        return not self.running and self._exit_code in _CRASHES
 
     @property
     def suspended(self) -> bool:
@@ -117,6 +126,10 @@ class Node:
             raise LocalBrokerError(
                 f"The data folder of node {self.address.node_id} cannot be formatted:\n{self.log_tail()}"
             )
+
+    def forget_archive(self) -> None:
+        """Start the next JVMs without a class archive."""
+        self._jvm = replace(self._jvm, archive=None)
 
     def begin_start(self, *, write_archive: Path | None = None) -> None:
         """Start the broker's JVM; `await_start` waits for it."""
@@ -178,15 +191,16 @@ class Node:
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
             self._process = self._watchdog.spawn(command, folder=self.folder, output=log)
-        self._suspended = False
+        self._suspended, self._exit_code = False, None
 
     def _await_end(self) -> None:
         self._require_process().wait()
         self._reap()
 
     def _reap(self) -> None:
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and (code := self._process.poll()) is not None:
             self._watchdog.forget(self._process.pid)
+            self._exit_code = code
             self._process = None
 
     def _await(self, condition: Callable[[], bool], complaint: str, deadline: float) -> None:

@@ -8,7 +8,7 @@ import struct
 from typing import Final
 
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, KafkaError, ProtocolError
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, is_of_authentication
 from spark_kafka_sink.network.transport import WOULD_BLOCK, Transport
 
@@ -86,6 +86,15 @@ class Channel:
         authenticator = self._authenticator
         is_content = authenticator is None or authenticator.is_complete
         return self.is_connected and self.failed_send is None and is_content
+
+    @property
+    def setup_step(self) -> SetupStep | None:
+        """What the connection still waits for; None once it has been ready."""
+        if not self.has_tcp:
+            return SetupStep.TCP
+        if not self.is_connected:
+            return SetupStep.TLS
+        return None if self.is_authenticated else SetupStep.SASL
 
     @property
     def is_authenticating(self) -> bool:

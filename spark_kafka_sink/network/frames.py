@@ -21,6 +21,14 @@ class ChannelKind(Enum):
     LOCAL_CLOSE = auto()
 
 
+class SetupStep(Enum):
+    """What a new connection waits for before it takes requests; the value names it in errors."""
+
+    TCP = "the TCP connection"
+    TLS = "the TLS handshake"
+    SASL = "the SASL login"
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelState:
     """How a connection ended. `error` says why, naming node and address."""

@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 from spark_kafka_sink.common.errors import BootstrapResolutionError
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.network.transport import Address
 
 _MAX_PORT = 65535
@@ -17,14 +18,15 @@ def resolve(host: str, port: int) -> list[Address]:
 
     Raises BootstrapResolutionError naming the host where it has none.
     """
+    shown = one_line(host)  # a broker may have named it
     if not 0 < port <= _MAX_PORT:
-        raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: a port is a number from 1 to {_MAX_PORT}.")
+        raise BootstrapResolutionError(f"{shown}:{port} cannot be resolved: a port is a number from 1 to {_MAX_PORT}.")
     if not host:
         raise BootstrapResolutionError(f":{port} cannot be resolved: there is no host.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
-        raise BootstrapResolutionError(f"{host}:{port} cannot be resolved: {error}") from error
+        raise BootstrapResolutionError(f"{shown}:{port} cannot be resolved: {one_line(str(error))}") from error
     return list(dict.fromkeys(Address(family, sockaddr, host) for family, _, _, _, sockaddr in found))
 
 

@@ -24,7 +24,7 @@ from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError,
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.windows import Windows
 from spark_kafka_sink.network.channel import Channel
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.idle_connections import IdleConnections
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
 from spark_kafka_sink.network.selector_sample import SelectorSample
@@ -137,6 +137,11 @@ class Selector:
         """Whether a send to this connection may be given."""
         channel = self._channels.get(connection_id)
         return channel is not None and channel.is_ready
+
+    def setup_step(self, connection_id: str) -> SetupStep | None:
+        """What a connection waits for before it is ready; None where it has been ready, or is not there."""
+        channel = self._channels.get(connection_id)
+        return None if channel is None else channel.setup_step
 
     # ---- sending and polling ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.batch import HEADER_SIZE, increment_sequence
-from spark_kafka_sink.record.decoder import DecodedRecord, decode_batches
+from spark_kafka_sink.record.decoder import BatchLimits, DecodedRecord, decode_batches
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 
 
@@ -17,7 +17,7 @@ def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
     A part has its share of the callbacks and futures, already bound to it, and the sequence numbers that its records
     had. The batch itself is left without callbacks; its result is not set.
     """
-    (decoded,) = decode_batches(batch.sealed_bytes(), batch.size)
+    (decoded,) = decode_batches(batch.sealed_bytes(), BatchLimits(batch.size, batch.size))
     sizes = [record_size_upper_bound(record.key, record.value, record.headers) for record in decoded.records]
     target = max(sum(sizes) // 2, max(sizes)) + HEADER_SIZE
     parts: list[ProducerBatch] = []

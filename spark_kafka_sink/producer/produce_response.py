@@ -121,11 +121,21 @@ class BatchOutcomes:
             endpoints = getattr(response.body, "node_endpoints", ())
             nodes = [Node(int(node.node_id), node.host, int(node.port), node.rack) for node in endpoints]
             self._metadata.update_partition_leadership(leaders, nodes)
-        for stranger in outcomes.keys() - batches.keys():
-            log.warning("Node %s answered for %s, of which it was sent nothing", response.destination, stranger)
+        strangers = outcomes.keys() - batches.keys()
+        if strangers:
+            log.warning(
+                "Node %s answered for %d partitions of which it was sent nothing, such as %s",
+                response.destination,
+                len(strangers),
+                min(strangers),
+            )
         _log_errors(
             response.destination,
-            {tp: each for tp, each in refused.items() if not _is_split(batches.get(tp), each.error)},
+            {
+                tp: refused[tp]
+                for tp, each in batches.items()
+                if tp in refused and not _is_split(each, refused[tp].error)
+            },
         )
         for topic_partition, batch in batches.items():
             outcome = outcomes.get(topic_partition)

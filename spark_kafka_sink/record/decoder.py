@@ -28,11 +28,18 @@ from spark_kafka_sink.record.batch import (
 )
 from spark_kafka_sink.record.codecs import Codec, codec_by_id
 
-MAX_DECOMPRESSED_SIZE = 256 * 1024 * 1024
-"""Bytes that the records of one batch may take when decompressed, unless the caller says otherwise."""
 
-MAX_OBJECTS = 2_000_000
-"""Records and headers of one batch. Each takes some 120 bytes of memory, and as little as nothing when compressed."""
+class BatchLimits(NamedTuple):
+    """What one batch may hold: bytes when decompressed, and records and headers together.
+
+    Compressed, both cost almost nothing: 20 KB can hold 2,000,000 records, each of which takes 120 bytes of memory.
+    """
+
+    decompressed_size: int = 256 * 1024 * 1024
+    objects: int = 2_000_000
+
+
+DEFAULT_LIMITS = BatchLimits()
 
 _LEAST_RECORD = 7
 """Bytes of the smallest record: length, attributes, two deltas, two lengths, header count."""
@@ -87,14 +94,12 @@ class DecodedBatch:
         return bool(self.attributes & CONTROL_FLAG)
 
 
-def decode_batches(
-    data: bytes | memoryview, max_decompressed_size: int = MAX_DECOMPRESSED_SIZE
-) -> Iterator[DecodedBatch]:
+def decode_batches(data: bytes | memoryview, limits: BatchLimits = DEFAULT_LIMITS) -> Iterator[DecodedBatch]:
     """The batches of a Fetch response's records, one at a time. A last batch that is cut off is left out, as brokers
     may send one.
 
-    Raises CorruptBatchError for another format version, a checksum that does not match, or contents that are not what
-    the header says.
+    Raises CorruptBatchError for another format version, a checksum that does not match, contents that are not what
+    the header says, or more than `limits`.
     """
     view = memoryview(data)
     while len(view) >= CRC_START:
@@ -107,13 +112,13 @@ def decode_batches(
         if size > len(view):
             return
         try:
-            yield _decode_batch(view[:size], base_offset, leader_epoch, max_decompressed_size)
+            yield _decode_batch(view[:size], base_offset, leader_epoch, limits)
         except CorruptBatchError as error:
             raise CorruptBatchError(f"The batch at offset {base_offset} is corrupt. {error}") from error
         view = view[size:]
 
 
-def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, max_decompressed_size: int) -> DecodedBatch:
+def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, limits: BatchLimits) -> DecodedBatch:
     stored = int.from_bytes(view[CRC_START - 4 : CRC_START], "big")
     computed = crc32c(view[CRC_START:])
     if stored != computed:
@@ -124,13 +129,13 @@ def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, max_dec
     records: list[DecodedRecord] = []
     body = view[HEADER_SIZE:]
     if count != 0 or len(body):
-        plain = codec_by_id(attributes & CODEC_MASK).decompress(body, max_decompressed_size)
+        plain = codec_by_id(attributes & CODEC_MASK).decompress(body, limits.decompressed_size)
         if not 0 <= count * _LEAST_RECORD <= len(plain):
             raise CorruptBatchError(f"It claims {count} records in {len(plain)} bytes.")
-        if count > MAX_OBJECTS:
-            raise CorruptBatchError(f"It has {count} records, more than the {MAX_OBJECTS} that are read.")
+        if count > limits.objects:
+            raise CorruptBatchError(f"It has {count} records, more than the {limits.objects} that are read.")
         append_time = max_time if attributes & LOG_APPEND_TIME_FLAG else None
-        records = _decode_records(plain, count, base_offset, last_delta, base_time, append_time)
+        records = _decode_records(plain, count, base_offset, last_delta, base_time, append_time, limits.objects)
     return DecodedBatch(
         base_offset,
         last_delta,
@@ -147,12 +152,12 @@ def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, max_dec
 
 
 def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loop for speed
-    body: bytes, count: int, base_offset: int, last_delta: int, base_time: int, append_time: int | None
+    body: bytes, count: int, base_offset: int, last_delta: int, base_time: int, append_time: int | None, most: int
 ) -> list[DecodedRecord]:
     """One pass that reads varints of one byte, which most are, in place: twice as fast as a call for each."""
     records: list[DecodedRecord] = []
     position = 0
-    room = MAX_OBJECTS - count
+    room = most - count
     try:
         for _ in range(count):
             length, position = _varint(body, position, _VARINT_BYTES)
@@ -218,7 +223,7 @@ def _decode_headers(
     if not 0 <= count * _LEAST_HEADER <= end - position:
         raise CorruptBatchError(f"A record claims {count} headers in {end - position} bytes.")
     if count > room:
-        raise CorruptBatchError(f"Its records and headers are more than the {MAX_OBJECTS} that are read.")
+        raise CorruptBatchError(f"A record has {count} headers, {count - room} more than are read of one batch.")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
         size, position = _varint(body, position, _VARINT_BYTES)

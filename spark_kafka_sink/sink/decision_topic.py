@@ -9,6 +9,7 @@ from typing import Final
 from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.client.topic_creation import TopicCreation
 from spark_kafka_sink.common.errors import AuthenticationError, IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.sink.mandate import operator_command
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ def check_decision_topic(creation: TopicCreation, topic: str, timer: Timer) -> N
     policy = configs.get(_POLICY)
     if policy is not None and policy.strip() != "compact":
         raise IllegalStateError(
-            f"decision.topic={topic} has cleanup.policy={policy}: Kafka deletes decisions from it after some time, and"
-            f" a batch may then be written twice. Change it: {_alter(topic, f'{_POLICY}=compact')}"
+            f"decision.topic={topic} has cleanup.policy={one_line(policy)}: Kafka deletes decisions from it after"
+            f" some time, and a batch may then be written twice. Change it: {_alter(topic, f'{_POLICY}=compact')}"
         )
     if (configs.get(_UNCLEAN) or "").strip().lower() == "true":
         _warn(

@@ -19,7 +19,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import Address
 
@@ -145,6 +145,10 @@ class FakeSelector:
     def is_channel_ready(self, connection_id: str) -> bool:
         connection = self._connections.get(connection_id)
         return connection is not None and connection.is_connected
+
+    def setup_step(self, connection_id: str) -> SetupStep | None:
+        connection = self._connections.get(connection_id)
+        return None if connection is None or connection.is_connected else SetupStep.TCP
 
     def send(self, send: NetworkSend) -> None:
         self._check_open()

@@ -33,7 +33,7 @@ from spark_kafka_sink.producer.produce_response import _outcomes
 from spark_kafka_sink.protocol.coordinator_requests import coordinator_of, group_offsets_of
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type
-from spark_kafka_sink.record.decoder import decode_batches
+from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
 from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision
 
@@ -115,7 +115,7 @@ def frames(data: bytes) -> None:
 
 def batches(data: bytes) -> None:
     """Record batches as they are."""
-    list(decode_batches(data, MAX_SIZE))
+    list(decode_batches(data, BatchLimits(MAX_SIZE)))
 
 
 def records(data: bytes) -> None:
@@ -124,7 +124,11 @@ def records(data: bytes) -> None:
         return
     attributes, count = data[0] & 0x3F, struct.unpack_from(">h", data, 1)[0]
     covered = struct.pack(">hiqqqhii", attributes, count - 1, 0, 0, -1, -1, -1, count) + data[3:]
-    list(decode_batches(struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered, MAX_SIZE))
+    list(
+        decode_batches(
+            struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered, BatchLimits(MAX_SIZE)
+        )
+    )
 
 
 def _scram() -> ScramSha256Mechanism:

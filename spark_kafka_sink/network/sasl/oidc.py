@@ -56,9 +56,7 @@ class OidcTokenProvider:
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
-            _HttpsHandler(
-                context or ssl.create_default_context(), _seconds(credentials.read_timeout_ms), self._deadline
-            ),
+            _HttpsHandler(context or _system_trust(), _seconds(credentials.read_timeout_ms), self._deadline),
         ):
             self._opener.add_handler(handler)
 
@@ -151,6 +149,13 @@ class OidcTokenProvider:
 
     def _where(self) -> str:
         return f"The token endpoint {urlsplit(self._credentials.endpoint).netloc}"
+
+
+def _system_trust() -> ssl.SSLContext:
+    """Python's own context, without SSLKEYLOGFILE: who reads that file could read the client's secret and the token."""
+    context = ssl.create_default_context()
+    context.keylog_filename = None  # type: ignore[assignment]
+    return context
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):

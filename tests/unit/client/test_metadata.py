@@ -531,6 +531,13 @@ def test_a_hint_for_a_partition_that_is_not_cached_is_passed_over(metadata: Some
 # ---- listeners, errors, close ------------------------------------------------------------------------------------
 
 
+def test_cluster_id_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [lambda _: None], random.Random(1))
+    with caplog.at_level("INFO"):
+        update(metadata, response(cluster_id="c\n2026-01-01 CRITICAL root: forged\x1b[2J"))
+    assert caplog.messages == ["Cluster id: c?2026-01-01 CRITICAL root: forged?[2J"]
+
+
 def test_listeners_hear_of_another_cluster_id() -> None:
     heard: list[str | None] = []
     metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [heard.append], random.Random(1))

@@ -100,6 +100,21 @@ def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixtur
     assert "'t2'" in caplog.text
 
 
+def test_text_of_brokers_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    rig = ClientRig(1, ["t"])
+    forged = "x\n2026-01-01 CRITICAL root: forged\x1b[2J"
+
+    def strange(values: dict[str, object]) -> dict[str, object]:
+        topics = [{"name": f"{forged}{index}", "error_code": 17} for index in range(1_000)]
+        return {**values, "topics": topics}
+
+    rig.cluster.on(METADATA, faults.change(strange))
+    with caplog.at_level(logging.INFO):
+        rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
+    assert "errors for 1000 topics, as {'x?2026-01-01" in caplog.text
+    assert all(message.isprintable() and len(message) < 3_000 for message in caplog.messages)
+
+
 def test_a_lost_bootstrap_connection_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, recovery_strategy="none")
     rig.network.refusing.add(0)

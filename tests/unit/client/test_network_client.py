@@ -26,7 +26,7 @@ from spark_kafka_sink.common.errors import (
     SaslAuthenticationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState, SetupStep
 from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.messages import ApiKey, Message
 from spark_kafka_sink.protocol.requests import (
@@ -399,6 +399,25 @@ def test_a_connection_not_made_in_time_is_given_up_and_its_limit_grows() -> None
     assert SETUP_TIMEOUT_MS * 1.6 <= waits[1] <= SETUP_TIMEOUT_MS * 2.4
     rig.network.hanging.clear()
     rig.await_metadata()
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (SetupStep.TLS, "Node -1 is connected, but the TLS handshake did not end within"),
+        (SetupStep.SASL, "Node -1 is connected, but the SASL login did not end within"),
+    ],
+)
+def test_connection_that_stalls_names_the_step(
+    step: SetupStep, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = ClientRig(1, recovery_strategy="none")
+    rig.network.hanging.add(0)
+    monkeypatch.setattr(rig.selector, "setup_step", lambda _: step)
+    rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)), limit_ms=SETUP_TIMEOUT_MS * 2)
+    assert text in str(rig.metadata.connection_failure)
+    assert "socket.connection.setup.timeout.ms" in str(rig.metadata.connection_failure)
+    assert "lost (authenticate)" in caplog.text
 
 
 def test_a_node_that_answers_nothing_to_the_versions_request_is_given_up() -> None:

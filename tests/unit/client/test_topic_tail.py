@@ -7,6 +7,7 @@ from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    CorruptBatchError,
     KafkaTimeoutError,
     OffsetOutOfRangeError,
     TopicAuthorizationError,
@@ -64,6 +65,15 @@ def test_the_search_goes_back_over_what_readers_do_not_see(bench: CoordinatorBen
         bench.end([open_], committed=False)
     assert last(bench, 2) == ["value 38", "value 39"]
     assert len(bench.asked(FETCH)) == 3
+
+
+def test_batch_of_more_records_than_any_decision_is_refused(bench: CoordinatorBench) -> None:
+    rows = [b""] * 100_001
+    run = encode_rows(None, rows, None, [1_000] * len(rows), 0, 1_000)
+    sealed = seal([run.chunk], len(rows), 1_000, 1_000, codec_for("gzip"))
+    assert bench.cluster.log("t", 0).append(b"".join(sealed.buffers), 0).error_code == 0
+    with pytest.raises(CorruptBatchError, match=r"^t-0: .* has 100001 records, more than the 100000 that are read"):
+        last(bench, 1)
 
 
 def test_a_beginning_that_retention_moves_meanwhile_is_asked_for_again(bench: CoordinatorBench) -> None:

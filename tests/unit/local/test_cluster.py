@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import EmbeddedKafka, cluster
 from spark_kafka_sink.local.admin import Admin
+from spark_kafka_sink.local.class_archive import drop_class_archive
 from spark_kafka_sink.local.java import Java
+from spark_kafka_sink.local.jvm import Jvm
 from spark_kafka_sink.local.node import Node
+from spark_kafka_sink.local.releases import CURRENT
 
 
 def test_a_forked_child_that_leaves_the_with_block_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +49,50 @@ def test_a_node_that_ends_before_it_knows_the_others_is_told_with_its_log(
     monkeypatch.setattr(Admin, "broker_ids", refuse)
     with pytest.raises(LocalBrokerError, match=r"(?s)Node 1 ended while it started.*OutOfMemoryError.*Logs: "):
         EmbeddedKafka(data_dir=tmp_path).start()
+
+
+@pytest.mark.parametrize(("fault", "is_crash"), [("SEGV", True), ("BUS", True), ("ABRT", True), ("KILL", False)])
+def test_class_archive_of_a_crash_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, is_crash: bool
+) -> None:
+    java, archive = tmp_path / "java", tmp_path / "some.jsa"
+    java.write_text(f'#!/bin/sh\ncase "$*" in *SharedArchiveFile*) kill -{fault} $$;; esac\nexit 1\n')
+    java.chmod(0o755)
+    archive.write_bytes(b"damaged")
+    checksum = tmp_path / "some.jsa.sha256"
+    checksum.write_text("as written")
+    monkeypatch.setattr(cluster, "fetch_jars", lambda *_, **__: [])
+    monkeypatch.setattr(cluster, "find_java", lambda: Java(java, "17"))
+    monkeypatch.setattr(cluster, "with_class_archive", lambda jvm, _: replace(jvm, archive=archive))
+    with pytest.raises(LocalBrokerError) as failure:
+        EmbeddedKafka(data_dir=tmp_path / "data").start()
+    assert (f"crashed with the class archive {archive}. The archive is dropped" in str(failure.value)) is is_crash
+    assert archive.read_bytes() == (b"" if is_crash else b"damaged")
+    assert checksum.exists() is not is_crash
+    assert sorted(path.name for path in tmp_path.glob("some.*")) == ["some.jsa", "some.jsa.sha256"][: 2 - is_crash]
+
+
+def test_node_that_crashed_starts_again_without_the_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java, archive = tmp_path / "java", tmp_path / "some.jsa"
+    java.write_text('#!/bin/sh\ncase "$*" in *SharedArchiveFile*) kill -SEGV $$;; esac\nexec sleep 60\n')
+    java.chmod(0o755)
+    archive.write_bytes(b"damaged")
+    kafka = EmbeddedKafka(data_dir=tmp_path / "data")
+    kafka._archive = archive
+    kafka._make_nodes(Jvm(Java(java, "17"), CURRENT, [], archive=archive))
+    monkeypatch.setattr(Node, "_is_up", lambda node: node.running and not archive.stat().st_size)
+    try:
+        with pytest.raises(LocalBrokerError, match=r"(?s)ended while it started.*is dropped"):
+            kafka.start_node(1)
+        kafka.start_node(1)
+        assert kafka.node_running(1)
+    finally:
+        kafka.stop()
+
+
+def test_archive_that_cannot_be_dropped_is_named(tmp_path: Path) -> None:
+    archive = tmp_path / "not there" / "some.jsa"
+    assert f"{archive}, which could not be dropped" in drop_class_archive(archive)
 
 
 def test_a_forked_child_that_lives_on_keeps_nobody_from_the_folder(tmp_path: Path) -> None:

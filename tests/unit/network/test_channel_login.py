@@ -10,9 +10,9 @@ from support.peer import frame, send_of
 
 from spark_kafka_sink.common.errors import DisconnectError, ProtocolError, SaslAuthenticationError
 from spark_kafka_sink.network.channel import Channel
-from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive
+from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
-from spark_kafka_sink.network.transport import WOULD_BLOCK
+from spark_kafka_sink.network.transport import READ, WOULD_BLOCK
 
 LOGIN = struct.pack(">i", FIRST_CORRELATION_ID)
 IN_FLIGHT = struct.pack(">i", 41)
@@ -112,6 +112,21 @@ def test_nothing_but_the_login_goes_before_it_is_done(channel: Channel, transpor
     assert not channel.is_sending
     channel.send = send_of(b"produce")
     assert (channel.has_send, channel.is_sending) == (True, True)
+
+
+def test_new_connection_says_which_step_it_waits_for(authenticator: Any, transport: Any) -> None:
+    waits = [READ, 0]
+    transport.handshake = lambda: waits.pop(0)
+    channel = Channel("1", "Node 1 at there:1", transport, 1 << 30, authenticator)
+    steps = [channel.setup_step]
+    for _ in range(2):
+        channel.shake_hands()
+        steps.append(channel.setup_step)
+    channel.authenticate()
+    log_in(channel)
+    assert [*steps, channel.setup_step] == [SetupStep.TCP, SetupStep.TLS, SetupStep.SASL, None]
+    authenticator.begin()
+    assert channel.setup_step is None, "a session's renewal is no new connection"
 
 
 def test_without_a_login_no_frame_is_one_of_it(transport: Any) -> None:

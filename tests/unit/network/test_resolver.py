@@ -24,8 +24,15 @@ def test_each_address_comes_once() -> None:
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".b", "null\0byte"])
 def test_a_name_without_address_is_named(host: str) -> None:
-    with pytest.raises(BootstrapResolutionError, match=f"{host}:9092 cannot be resolved"):
+    with pytest.raises(BootstrapResolutionError, match=f"{host.replace(chr(0), '.')}:9092 cannot be resolved"):
         resolve(host, 9092)
+
+
+@pytest.mark.parametrize("port", [0, 9092])
+def test_host_of_a_broker_is_no_line_of_the_log(port: int) -> None:
+    with pytest.raises(BootstrapResolutionError) as refused:
+        resolve("evil\n2026-01-01 CRITICAL root: forged\x1b[2J", port)
+    assert str(refused.value).isprintable()
 
 
 def test_no_name_is_not_this_machine() -> None:

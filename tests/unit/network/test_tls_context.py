@@ -60,6 +60,11 @@ def test_everything_is_verified_unless_said_otherwise(caplog: pytest.LogCaptureF
     assert not unchecked.check_hostname
 
 
+def test_keys_of_a_connection_are_written_to_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys.log"))
+    assert context_of().keylog_filename is None
+
+
 def test_without_a_truststore_the_systems_authorities_are_trusted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

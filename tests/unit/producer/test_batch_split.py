@@ -11,7 +11,7 @@ from spark_kafka_sink.producer.buffer_pool import SharedAllocation
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.record.codecs import codec_for
-from spark_kafka_sink.record.decoder import decode_batches
+from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
 from spark_kafka_sink.record.encoder import encode_rows
 
 PLACE = TopicPartition("flights", 0)
@@ -54,7 +54,7 @@ def test_parts_hold_the_records_in_order_in_about_half_the_bytes(codec: str) -> 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_a_batch_may_be_larger_than_what_is_decompressed_of_others(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
-    monkeypatch.setattr(decode_batches, "__defaults__", (1_000,))
+    monkeypatch.setattr(decode_batches, "__defaults__", (BatchLimits(1_000, 3),))
     values = [bytes(500)] * 4
     batch, _ = sealed_batch(values, codec)
     assert [record.value for record in all_records(split_batch(batch, 0), codec)] == values

@@ -493,6 +493,19 @@ def test_an_answer_for_a_partition_that_was_not_sent_is_logged_and_passed_over(
     assert "flights-77" in caplog.text
 
 
+def test_answer_for_many_strangers_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: a broker could write a line of the log for each few bytes that it sent."""
+    harness = warm()
+    strange = [{"index": 1_000 + index, "error_code": 7 if index % 2 else 10} for index in range(500)]
+    harness.cluster.on(PRODUCE, answer_of(lambda partitions: [*partitions, *({**partitions[0], **s} for s in strange)]))
+    delivery = harness.send(b"a")
+    harness.settle()
+    assert delivery.error is None
+    assert [text for text in caplog.messages if "flights" in text] == [
+        "Node 0 answered for 500 partitions of which it was sent nothing, such as flights-1000"
+    ]
+
+
 def test_a_partition_answered_twice_is_settled_once() -> None:
     harness = warm()
     harness.cluster.on(PRODUCE, answer_of(lambda partitions: partitions * 2))

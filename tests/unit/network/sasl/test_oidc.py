@@ -16,6 +16,8 @@ import pytest
 from support.token_endpoint import CANARY, Endpoint, answering, token_endpoint
 
 from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
+from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
 
 
 @pytest.fixture
@@ -33,6 +35,18 @@ def test_a_token_and_its_end(endpoint: Endpoint) -> None:
     assert path == "/token"
     assert body == "grant_type=client_credentials"
     assert headers["Authorization"] == "Basic " + base64.b64encode(f"me:{CANARY}".encode()).decode()
+
+
+def test_keys_of_a_connection_are_written_to_no_file(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: SSLKEYLOGFILE had effect for the token endpoint, and none for brokers."""
+    keys = tmp_path / "keys.log"
+    monkeypatch.setenv("SSLKEYLOGFILE", str(keys))
+    monkeypatch.setenv("SSL_CERT_FILE", str(endpoint.authority_file))
+    credentials = ClientCredentials(endpoint.url, "me", Secret(CANARY))
+    assert OidcTokenProvider(credentials, endpoint.clock)()[0] == "token"
+    assert "SECRET" not in (keys.read_text() if keys.exists() else "")
 
 
 def test_scope_and_credentials_that_are_encoded(endpoint: Endpoint) -> None:
