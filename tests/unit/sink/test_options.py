@@ -160,10 +160,31 @@ def test_another_guarantee_is_refused() -> None:
         parse(**{"delivery.guarantee": "at-most-once"})
 
 
-@pytest.mark.parametrize("key", ["includeHeaders", "kafka.transactional.id"])
-def test_an_option_of_no_use_here_is_refused_with_the_reason(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?i)the option {key} cannot be used here: \w+"):
-        parse(**{key: "x"})
+def test_a_transactional_id_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"The option kafka\.transactional\.id cannot be used here: \w+"):
+        parse(**{"kafka.transactional.id": "x"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "truncate",
+        "checkpointLocation",
+        "kafka.schema.registry.url",
+        "kafka.max.message.bytes",
+        "group.id",
+        "isolation.level",
+    ],
+)
+def test_an_option_that_resembles_none_is_refused_without_another_name(given: str) -> None:
+    with pytest.raises(ConfigError, match=r", and no \w+ has a similar name: leave it out\.$"):
+        parse(**{given: "x"})
+
+
+@pytest.mark.parametrize("given", ["startingOfsets", "kafka.group.ids", "schema.registry.url", "kafka.subscribe"])
+def test_only_exact_names_are_passed_over(given: str) -> None:
+    with pytest.raises(ConfigError, match=given.lower().removeprefix("kafka.")):
+        parse(**{given: "x"})
 
 
 def test_a_config_is_a_plain_value() -> None:
