@@ -269,7 +269,7 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
     "interceptor.classes": "no Java class is loaded here; change the DataFrame before it is written",
     "partitioner.class": "no Java class is loaded here; add a 'partition' column instead",
     "metric.reporters": "no Java class is loaded here; read the producer's metrics() instead",
-    "security.providers": "no Java class is loaded here",
+    "security.providers": "no Java class is loaded here; leave it out",
     "config.providers": "no Java class is loaded here; resolve the value before you pass it",
     "auto.include.jmx.reporter": "there is no JMX here; read the producer's metrics() instead",
     "enable.metrics.push": "this client pushes no metrics to brokers; leave it out",

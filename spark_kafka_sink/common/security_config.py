@@ -358,11 +358,12 @@ JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
     "ssl.trustmanager.algorithm": "TLS is OpenSSL's here; leave it out",
     "ssl.secure.random.implementation": "TLS is OpenSSL's here; leave it out",
     "ssl.client.auth": "it is a broker's: give this client a certificate by ssl.keystore.*",
-    "sasl.login.class": _NO_CLASS,
+    "sasl.login.class": f"{_NO_CLASS}; leave it out: sasl.mechanism says how to log in",
     "sasl.client.callback.handler.class": f"{_NO_CLASS}; leave it out: sasl.mechanism=AWS_MSK_IAM signs by itself",
     "sasl.login.callback.handler.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
     " sasl.oauthbearer.token.endpoint.url, or by sasl.oauthbearer.token.provider",
-    "sasl.oauthbearer.jwt.retriever.class": _NO_CLASS,
+    "sasl.oauthbearer.jwt.retriever.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
+    " sasl.oauthbearer.token.endpoint.url, or by sasl.oauthbearer.token.provider",
     "sasl.oauthbearer.jwt.validator.class": f"{_NO_CLASS}, and {_CHECKS}",
     "sasl.kerberos.kinit.cmd": "no command is run here; keep the ticket fresh, or give a keytab",
     "sasl.kerberos.min.time.before.relogin": _TICKETS,
