@@ -100,6 +100,27 @@ def test_a_producers_error_names_the_option_as_it_was_given(options: dict[str, s
         parse(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"kafka.delivery.timeout.ms": "5"},
+            "kafka.delivery.timeout.ms=5 must be at least kafka.linger.ms + kafka.request.timeout.ms",
+        ),
+        (
+            {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/none/t.p12"},
+            "kafka.ssl.truststore.location is a PKCS12 file: set kafka.ssl.truststore.type=PKCS12.",
+        ),
+        ({"kafka.acls": "1"}, "kafka.acls is not a producer setting. The nearest one is kafka.acks."),
+        ({"kafka.client.dns.lookup": "linger.ms"}, "kafka.client.dns.lookup='linger.ms': "),
+    ],
+)
+def test_a_producers_error_names_other_options_as_they_are_given(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(**options)
+    assert str(refused.value).startswith(text)
+
+
 def test_missing_bootstrap_servers_are_named_as_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^kafka\.bootstrap\.servers is missing"):
         SinkConfig.from_options({"topic": "orders"})
