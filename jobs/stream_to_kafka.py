@@ -15,7 +15,6 @@ Under spark-submit it is the JVM that gets SIGTERM: it leaves at once, and the n
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import re
@@ -34,7 +33,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
+from spark_kafka_sink.common.nearest import nearest
 from spark_kafka_sink.common.properties_file import read_properties
+from spark_kafka_sink.sink.passed_over import PASSED_OVER
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -100,7 +101,12 @@ class Settings:
         return {name.removeprefix(prefix): value for name, value in self.of.items() if name.startswith(prefix)}
 
     def sink_options(self) -> dict[str, str]:
-        return {name: value for name, value in self.of.items() if name in SINK_OPTIONS or name.startswith("kafka.")}
+        return {name: value for name, value in self.of.items() if is_sink_option(name)}
+
+
+def is_sink_option(name: str) -> bool:
+    """Whether the sink gets it; it passes over those of Spark's source and of consumers with a warning."""
+    return name in SINK_OPTIONS or name.startswith("kafka.") or name.lower() in PASSED_OVER
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
@@ -137,9 +143,10 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
 def check(settings: Mapping[str, str]) -> None:
     known = [*(s.name for s in SETTINGS), *SINK_OPTIONS]
     for name in settings:
-        if name not in known and not name.startswith(("source.option.", "kafka.", "spark.")):
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise UsageError(f"There is no setting {name}. The nearest one is {nearest}.")
+        if name not in known and not is_sink_option(name) and not name.startswith(("source.option.", "spark.")):
+            if meant := nearest(name, known):
+                raise UsageError(f"There is no setting {name}. The nearest one is {meant}.")
+            raise UsageError(f"There is no setting {name}, and no setting has a similar name: leave it out.")
     if settings["interface"] not in INTERFACES:
         raise UsageError(f"interface={settings['interface']}: {' or '.join(INTERFACES)} is wanted.")
     if settings.get("delivery.guarantee", AT_LEAST_ONCE) != AT_LEAST_ONCE:

@@ -361,7 +361,7 @@ class Metadata:
             raise TopicAuthorizationError(f"Not authorized for {names}: grant WRITE and DESCRIBE on it.")
         if invalid:
             raise InvalidTopicError(
-                f"Not a valid topic name: {', '.join(sorted(invalid))}. {InvalidTopicError.sentence}"
+                f"Not a valid topic name: {', '.join(map(repr, sorted(invalid)))}. {InvalidTopicError.sentence}"
             )
 
     # ---- inside ----------------------------------------------------------------------------------------------------

@@ -2,19 +2,19 @@
 
 A row of the table is a field of `ProducerConfig`: Kafka's key with dots for underscores, its type, default, check and
 meaning. Values may come as text (Spark hands every option over as text) or typed. Nothing is ignored: an unknown key
-is an error that names the nearest known one, and a key that only means something to the Java client is an error that
-says so. Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
+is an error, which names the nearest known one if that is near, and a key that only means something to the Java client
+is an error that says so. Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from spark_kafka_sink.common import option_parsers as parsers
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.nearest import nearest
 from spark_kafka_sink.common.option_table import OptionRow, field_name_of, key_of, option, parse_value, row_of, table_of
 from spark_kafka_sink.common.security_config import JAVA_ONLY_SECURITY, SecurityConfig
 
@@ -269,7 +269,7 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
     "interceptor.classes": "no Java class is loaded here; change the DataFrame before it is written",
     "partitioner.class": "no Java class is loaded here; add a 'partition' column instead",
     "metric.reporters": "no Java class is loaded here; read the producer's metrics() instead",
-    "security.providers": "no Java class is loaded here",
+    "security.providers": "no Java class is loaded here; leave it out",
     "config.providers": "no Java class is loaded here; resolve the value before you pass it",
     "auto.include.jmx.reporter": "there is no JMX here; read the producer's metrics() instead",
     "enable.metrics.push": "this client pushes no metrics to brokers; leave it out",
@@ -320,13 +320,14 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def _unknown_key(key: object, known: Iterable[str]) -> str:
+def _unknown_key(key: object, known: Collection[str]) -> str:
     if not isinstance(key, str):
         return f"Names of settings are text, not {key!r}."
     if key in _JAVA_ONLY:
         return f"{key} is a setting of the Java client: {_JAVA_ONLY[key]}."
-    nearest = LIBRDKAFKA.get(key) or difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-    return f"{key} is not a producer setting. The nearest one is {nearest}."
+    if meant := LIBRDKAFKA.get(key) or nearest(key, known):
+        return f"{key} is not a producer setting. The nearest one is {meant}."
+    return f"{key} is not a producer setting, and no setting has a similar name: leave it out."
 
 
 def describe_options() -> list[OptionRow]:

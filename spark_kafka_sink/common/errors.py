@@ -26,9 +26,16 @@ class KafkaError(Exception):
     """The broker's error code (protocol guide, "Error Codes"), or None where the error arose on our side."""
     sentence: ClassVar[str] = ""
     """What the code means, for an error that comes without a text of its own."""
+    advice: ClassVar[str] = ""
+    """What to change, where the brokers' own text for the code does not say it."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or self.sentence or type(self).__name__)
+
+    @classmethod
+    def advised(cls, text: str) -> str:
+        """Return a broker's `text` for the code with the class's advice; the text itself if it is empty."""
+        return f"{text.rstrip('.')}. {cls.advice}" if text and cls.advice else text
 
 
 # ---- settings, columns, misuse, the embedded broker ----------------------------------------------------------------
@@ -221,7 +228,11 @@ class ClusterAuthorizationError(AuthorizationError):
 
 class InvalidTimestampError(KafkaError):
     error_code = 32
-    sentence = "A record's timestamp is out of the range that the topic accepts."
+    advice = (
+        "Timestamps must be in milliseconds since 1970, not in microseconds or nanoseconds. If this one is right, raise"
+        " message.timestamp.after.max.ms or message.timestamp.before.max.ms of the topic."
+    )
+    sentence = f"A record's timestamp is out of the range that the topic accepts. {advice}"
 
 
 class UnsupportedSaslMechanismError(AuthenticationError):
@@ -394,10 +405,12 @@ _CLASS_BY_CODE: dict[int, type[KafkaError]] = {
 
 
 def error_for_code(error_code: int, message: str = "") -> KafkaError:
-    """The error of a broker's non-zero code; `message`, on one line, stands for the class's sentence if not empty."""
+    """The error of a broker's non-zero code; `message`, on one line, stands for the class's sentence if not empty. The
+    class's advice follows it.
+    """
     error_class = _CLASS_BY_CODE.get(error_code)
     if error_class is not None:
-        return error_class(one_line(message))
+        return error_class(error_class.advised(one_line(message)))
     error = BrokerError(one_line(message) or sentence_for(error_code))
     error.error_code = error_code
     return error

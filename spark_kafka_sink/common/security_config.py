@@ -19,6 +19,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.jaas import JaasConfig, parse_jaas_config
 from spark_kafka_sink.common.option_table import option
 from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.store_kinds import store_refusal
 
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 
@@ -217,19 +218,21 @@ class SecurityConfig:
             if is_broken(self):
                 raise ConfigError(text.format(config=self))
         if self.uses_tls:
+            self._check_stores()
             _ = self.tls_choice
+
+    def _check_stores(self) -> None:
+        for store, type_, location, password in (
+            ("truststore", self.ssl_truststore_type, self.ssl_truststore_location, self.ssl_truststore_password),
+            ("keystore", self.ssl_keystore_type, self.ssl_keystore_location, self.ssl_keystore_password),
+        ):
+            if text := store_refusal(store, type_, location, has_password=password is not None):
+                raise ConfigError(text)
 
 
 _Rules = tuple[tuple[Callable[[SecurityConfig], bool], str], ...]
 
-_JKS: Final = (
-    ".type=JKS: only Java reads such stores. Convert it, and set the type to PKCS12: keytool -importkeystore"
-    " -srckeystore <store>.jks -destkeystore <store>.p12 -deststoretype PKCS12"
-)
-
 _TLS_RULES: Final[_Rules] = (
-    (lambda c: c.ssl_truststore_type == "JKS", "ssl.truststore" + _JKS),
-    (lambda c: c.ssl_keystore_type == "JKS", "ssl.keystore" + _JKS),
     (
         lambda c: c.ssl_truststore_location is not None and c.ssl_truststore_certificates is not None,
         "ssl.truststore.location and ssl.truststore.certificates are both given: leave one out.",
@@ -252,14 +255,6 @@ _TLS_RULES: Final[_Rules] = (
     (
         lambda c: c.ssl_keystore_type == "PKCS12" and c.ssl_keystore_location is None,
         "ssl.keystore.type=PKCS12 needs ssl.keystore.location, the file.",
-    ),
-    (
-        lambda c: c.ssl_truststore_password is not None and c.ssl_truststore_type == "PEM",
-        "ssl.truststore.password is for ssl.truststore.type=PKCS12; certificates in PEM have none. Leave it out.",
-    ),
-    (
-        lambda c: c.ssl_keystore_password is not None and c.ssl_keystore_type == "PEM",
-        "ssl.keystore.password is for ssl.keystore.type=PKCS12. Give a PEM key's password as ssl.key.password.",
     ),
     (
         lambda c: c.ssl_key_password is not None and c.ssl_keystore_location is None and c.ssl_keystore_key is None,
@@ -363,11 +358,12 @@ JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
     "ssl.trustmanager.algorithm": "TLS is OpenSSL's here; leave it out",
     "ssl.secure.random.implementation": "TLS is OpenSSL's here; leave it out",
     "ssl.client.auth": "it is a broker's: give this client a certificate by ssl.keystore.*",
-    "sasl.login.class": _NO_CLASS,
+    "sasl.login.class": f"{_NO_CLASS}; leave it out: sasl.mechanism says how to log in",
     "sasl.client.callback.handler.class": f"{_NO_CLASS}; leave it out: sasl.mechanism=AWS_MSK_IAM signs by itself",
     "sasl.login.callback.handler.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
     " sasl.oauthbearer.token.endpoint.url, or by sasl.oauthbearer.token.provider",
-    "sasl.oauthbearer.jwt.retriever.class": _NO_CLASS,
+    "sasl.oauthbearer.jwt.retriever.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
+    " sasl.oauthbearer.token.endpoint.url, or by sasl.oauthbearer.token.provider",
     "sasl.oauthbearer.jwt.validator.class": f"{_NO_CLASS}, and {_CHECKS}",
     "sasl.kerberos.kinit.cmd": "no command is run here; keep the ticket fresh, or give a keytab",
     "sasl.kerberos.min.time.before.relogin": _TICKETS,

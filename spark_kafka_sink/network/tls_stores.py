@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.store_kinds import store_refusal
 
 _BEGIN: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,64})-----")
 _LINE: Final = 64
@@ -51,6 +52,7 @@ def trusted_certificates(config: SecurityConfig) -> Trusted | None:
         return None
     setting = f"ssl.truststore.location={config.ssl_truststore_location}"
     data = _read(config.ssl_truststore_location, setting)
+    _check_type("truststore", config.ssl_truststore_type, config.ssl_truststore_location)
     if config.ssl_truststore_type == "PKCS12":
         store = _pkcs12(data, config.ssl_truststore_password, setting, "ssl.truststore.password")
         pem = "".join(_certificate_pem(each.certificate) for each in (store.cert, *store.additional_certs) if each)
@@ -73,6 +75,7 @@ def client_identity(config: SecurityConfig) -> Identity | None:
         return None
     setting = f"ssl.keystore.location={config.ssl_keystore_location}"
     data = _read(config.ssl_keystore_location, setting)
+    _check_type("keystore", config.ssl_keystore_type, config.ssl_keystore_location)
     if config.ssl_keystore_type == "PKCS12":
         store = _pkcs12(data, config.ssl_keystore_password or password, setting, "ssl.keystore.password")
         return Identity(_identity_pem(store, setting), None, setting)
@@ -100,6 +103,12 @@ def file_in_memory(text: str) -> Iterator[str]:
     finally:
         if not path.startswith("/proc/"):
             os.unlink(path)
+
+
+def _check_type(store: str, type_: str, location: str) -> None:
+    """Again, for files that only this machine has: the driver could go by their names only."""
+    if text := store_refusal(store, type_, location, has_password=False):
+        raise ConfigError(text)
 
 
 def _read(location: str, setting: str) -> bytes:

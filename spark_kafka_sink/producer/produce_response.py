@@ -355,7 +355,8 @@ def _with_place(error: KafkaError, batch: ProducerBatch) -> KafkaError:
 
 
 def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:
-    message = f"{batch.topic_partition}: record {index} of its batch was refused: {one_line(text or '') or error}"
+    reason = error.advised(one_line(text or "")) or error
+    message = f"{batch.topic_partition}: record {index} of its batch was refused: {reason}"
     own = InvalidRecordError(message)
     if error.error_code is not None:
         own.error_code = error.error_code

@@ -46,7 +46,7 @@ class TopicMetadata:
         left_ms = self._config.max_block_ms
         cluster = self._metadata.fetch()
         if topic in cluster.invalid_topics:  # before `add`: full requests would go on naming it
-            raise InvalidTopicError(f"Not a valid topic name: {topic}. {InvalidTopicError.sentence}")
+            raise InvalidTopicError(f"Not a valid topic name: {topic!r}. {InvalidTopicError.sentence}")
         self._metadata.add(topic, started_ms)
         while not _knows(cluster, topic, partition):
             self._metadata.add(topic, self._clock.now_ms())

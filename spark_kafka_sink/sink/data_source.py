@@ -133,6 +133,7 @@ class KafkaSinkDataSource(DataSource):
                 " it a TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them: write by"
                 " df.write or KafkaSink where there are some."
             )
+        show_reports()  # options that are passed over cause a warning
         config = SinkConfig.from_options(options)
         if isinstance(check_columns(schema, config.topic).get(TIMESTAMP), TimestampNTZType):
             # its hour depends on the session's time zone, which Spark does not tell a data source

@@ -1,15 +1,15 @@
 """The sink's options: one table, parsed once on the driver into a `SinkConfig`.
 
 Names are those of Spark's own Kafka sink: `topic`, and `kafka.` before every producer setting. Spark hands options
-over with keys in any case, so case does not count here. Nothing is ignored: an unknown option is an error that names
-the nearest known one, and an option that cannot work here is an error that says why and what to use instead.
+over with keys in any case, so case does not count here. Nothing is ignored in silence: an unknown option is an error,
+which names the nearest known one if that is near. An option that cannot work here is an error that says why and what to
+use instead. Options of Spark's source and of consumers are passed over with a warning (passed_over.py).
 
 Plain values that pickle; used by the driver's thread and by a task's alike.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -18,8 +18,10 @@ from typing import Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.nearest import nearest
 from spark_kafka_sink.common.option_parsers import RefusalError, boolean
 from spark_kafka_sink.common.option_table import table_of
+from spark_kafka_sink.sink.passed_over import PASSED_OVER, warn_of
 
 KAFKA_PREFIX: Final = "kafka."
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -35,8 +37,11 @@ EARLY_OPTION: Final = "timestamp.allow.before.1980"
 _OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", EARLY_OPTION, *_OF_EXACTLY_ONCE)
 _LONGEST_PREFIX: Final = 200
 
+_DOTTED: Final = "|".join(re.escape(key) for key in sorted(ProducerConfig.keys()) if "." in key)
+_SETTING_NAMED: Final = re.compile(rf"(?<![\w.'\"-])(?=(?:{_DOTTED})(?![\w-]|\.\w))|(?<=The nearest one is )(?=\w+\.$)")
+"""The places in an error's text before the name of a producer setting, not those inside a quoted value."""
+
 _REFUSED: Final[Mapping[str, str]] = {
-    "includeheaders": "it steers Spark's source; this sink writes headers whenever there is a 'headers' column",
     "kafka.transactional.id": "the rows of many tasks cannot share one transactional id; leave it out",
 }
 """Options with a meaning elsewhere: lower-case key → why not here."""
@@ -63,8 +68,11 @@ class SinkConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> SinkConfig:
-        """Check and parse `options`. Raises ConfigError before any I/O."""
+        """Check and parse `options`. Raises ConfigError before any I/O. Logs a warning, once in a process, that names
+        the options of Spark's source and of consumers among them.
+        """
         by_key = _lower_case(options)
+        passed_over = {key: by_key.pop(key) for key in PASSED_OVER.keys() & by_key.keys()}
         for key in by_key:
             _refuse(key)
         settings = {key.removeprefix(KAFKA_PREFIX): v for key, v in by_key.items() if key.startswith(KAFKA_PREFIX)}
@@ -81,6 +89,7 @@ class SinkConfig:
         decision_topic = _name(by_key, "decision.topic") or DECISION_TOPIC
         if topic == decision_topic:
             raise ConfigError(f"topic={topic!r} is the decision topic too: give decision.topic a topic of its own.")
+        warn_of(key for key, value in passed_over.items() if value is not None)
         return cls(
             producer=config,
             topic=topic,
@@ -130,17 +139,24 @@ def _refuse(key: str) -> None:
     bare = key.removeprefix(KAFKA_PREFIX)
     if key in _OPTIONS or (key != bare and bare not in _OPTIONS):
         return
-    settings = ProducerConfig.keys()
+    meant = _meant(key, bare)
+    if meant is None:
+        raise ConfigError(f"There is no option {key}, and no option has a similar name: leave it out.")
+    raise ConfigError(f"There is no option {key}. The nearest one is {meant}.")
+
+
+def _meant(key: str, bare: str) -> str | None:
+    """The option that an unknown one likely stands for; None if none is near."""
     if bare in _OPTIONS:
-        nearest = bare
-    elif key in settings:
-        nearest = KAFKA_PREFIX + key
-    elif key in LIBRDKAFKA:
-        nearest = KAFKA_PREFIX + LIBRDKAFKA[key]
-    else:
-        known = [*_OPTIONS, *sorted(KAFKA_PREFIX + setting for setting in settings)]
-        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"There is no option {key}. The nearest one is {nearest}.")
+        return bare
+    if key in LIBRDKAFKA:
+        return KAFKA_PREFIX + LIBRDKAFKA[key]
+    settings = ProducerConfig.keys()
+    known = {name: KAFKA_PREFIX + name for name in settings}
+    known |= {KAFKA_PREFIX + name: KAFKA_PREFIX + name for name in settings}
+    known |= {name: name for name in _OPTIONS}
+    name = nearest(key, known)
+    return None if name is None else known[name]
 
 
 def _is_exactly_once(by_key: Mapping[str, object]) -> bool:
@@ -160,9 +176,9 @@ def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
     try:
         return ProducerConfig.from_mapping(settings)
     except ConfigError as error:
-        # every text of ProducerConfig's begins with the setting's own name, and may name another
-        text = str(error).replace("The nearest one is ", f"The nearest one is {KAFKA_PREFIX}")
-        raise ConfigError(KAFKA_PREFIX + text) from None
+        # every text of ProducerConfig's begins with the setting's own name, and may name others
+        text = _SETTING_NAMED.sub(KAFKA_PREFIX, KAFKA_PREFIX + str(error))
+        raise ConfigError(text) from None
 
 
 def _name(by_key: Mapping[str, object], key: str) -> str | None:

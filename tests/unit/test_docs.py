@@ -14,6 +14,7 @@ from spark_kafka_sink.common.config import ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import table_of
 from spark_kafka_sink.sink import options
+from spark_kafka_sink.sink.passed_over import PASSED_OVER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -46,11 +47,16 @@ def refused_table() -> str:
     return table(("option", "why not, and what instead"), [(f"`{key}`", f"{why}.") for key, why in reasons.items()])
 
 
+def passed_over_list() -> str:
+    return "\n" + ", ".join(f"`{name}`" for name in sorted(PASSED_OVER.values())) + ".\n\n"
+
+
 SECURITY = ("ssl.", "sasl.", "security.")
 TABLES = {
     "producer settings": lambda: settings_table(SECURITY, inside=False),
     "security settings": lambda: settings_table(SECURITY, inside=True),
     "refused options": refused_table,
+    "passed-over options": passed_over_list,
 }
 
 

@@ -136,9 +136,8 @@ def test_of_the_other_modes_spark_gives_a_python_data_source_none(
     ("option", "text"),
     [
         ({"kafka.lingr.ms": "5"}, "lingr.ms is not a producer setting. The nearest one is kafka.linger.ms"),
-        ({"kafka.group.id": "g"}, "group.id is not a producer setting"),
-        ({"includeHeaders": "true"}, "includeheaders cannot be used here: it steers Spark's source"),
-        ({"failOnDataLoss": "false"}, "There is no option failondataloss"),
+        ({"kafka.schema.registry.url": "x"}, "schema.registry.url is not a producer setting, and no setting has"),
+        ({"truncate": "false"}, "There is no option truncate, and no option has a similar name"),
         ({"kafka.interceptor.classes": ""}, "interceptor.classes is a setting of the Java client"),
     ],
 )
@@ -152,6 +151,16 @@ def test_options_without_a_meaning_are_passed_over_by_sparks_sink_and_refused_he
     for write in BATCH_WAYS.values():
         with pytest.raises(Exception, match=text.replace(".", r"\.")):
             write(frame_of(UNKEYED), options)
+
+
+def test_options_of_reading_are_passed_over_by_both_sinks(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
+    reading = {"kafka.group.id": "g", "includeHeaders": "true", "failOnDataLoss": "false", "startingOffsets": "latest"}
+    topics = new_topics("")
+    options = topics.options({**TO_THE_TOPIC, **reading})
+    through_spark(frame_of(UNKEYED), options)
+    for write in BATCH_WAYS.values():
+        write(frame_of(UNKEYED), options)
+    assert len(times_of(topics)) == 100 * (1 + len(BATCH_WAYS))
 
 
 def test_options_that_only_this_sink_has_are_passed_over_by_sparks(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_kafka_sink.common.config import INT_MAX, ProducerConfig, describe_options
+from spark_kafka_sink.common.config import _JAVA_ONLY, INT_MAX, ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import table_of
 from spark_kafka_sink.common.security_config import SecurityConfig
@@ -271,3 +271,9 @@ def test_the_table_for_readers_has_a_row_for_every_key() -> None:
     assert rows["transactional.id"].default == "none"
     types = {"int", "long", "double", "string", "boolean", "list", "password", "function"}
     assert all(row.doc and row.type in types for row in rows.values())
+
+
+@pytest.mark.parametrize("key", sorted(_JAVA_ONLY))
+def test_the_refusal_of_a_setting_of_the_java_client_says_what_to_do(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"leave it out|instead|before |give |keep |KIP-939"):
+        ProducerConfig.from_mapping({**SERVERS, key: "x"})

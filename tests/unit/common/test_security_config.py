@@ -348,7 +348,10 @@ def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
         ({"ssl_keystore_certificate_chain": CERTIFICATE}, "one of them is missing"),
         ({"ssl_truststore_type": "PKCS12"}, "needs ssl.truststore.location"),
         ({"ssl_keystore_type": "PKCS12"}, "needs ssl.keystore.location"),
-        ({"ssl_truststore_password": "hunter2", "ssl_truststore_location": "f"}, "is for ssl.truststore.type=PKCS12"),
+        (
+            {"ssl_truststore_password": "hunter2", "ssl_truststore_location": "f"},
+            "does not go with ssl.truststore.type=PEM",
+        ),
         ({"ssl_keystore_password": "hunter2", "ssl_keystore_location": "f"}, "as ssl.key.password"),
         ({"ssl_key_password": "hunter2"}, "but no key"),
         ({"ssl_protocol": "TLSv1.2", "ssl_enabled_protocols": "TLSv1.3"}, "no version is left"),

@@ -18,8 +18,10 @@ from jobs.stream_to_kafka import (
     readable,
     source_schema,
 )
+from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.passed_over import _warn_once
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -57,12 +59,22 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
         (["--option", "kafka.acks"], "NAME=VALUE is wanted"),
         (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not to be had here"),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
+        (["--option", "truncate=x"], "There is no setting truncate, and no setting has a similar name: leave it out."),
     ],
 )
 def test_settings_that_cannot_work_are_refused(arguments: list[str], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_arguments(arguments)
     assert text in str(caught.value)
+
+
+def test_options_of_sparks_source_go_to_the_sink_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_once.cache_clear()
+    given = ["--option", "minpartitions=2", "--option", "kafka.check.crcs=true", "--bootstrap-servers", "h:9092"]
+    options = parse_arguments(given).sink_options()
+    KafkaSink(options)
+    KafkaSink(options)
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["kafka.check.crcs, minPartitions"]
 
 
 def test_an_option_without_equals_does_not_show_its_value() -> None:

@@ -283,10 +283,29 @@ def test_of_a_truststore_file_the_certificates_count(tmp_path: Path) -> None:
 
 
 def test_a_truststore_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "trust.jks"
-    file.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
+    file = tmp_path / "trust.pem"
+    file.write_bytes(bytes(100))
     with pytest.raises(ConfigError, match=r"there is no certificate in it. Its type is PEM"):
         context_of(ssl_truststore_certificates=None, ssl_truststore_location=str(file))
+
+
+@pytest.mark.parametrize("store", ["truststore", "keystore"])
+def test_a_store_that_only_the_task_has_is_told_by_its_bytes(tmp_path: Path, store: str) -> None:
+    file = tmp_path / "store"
+    settings = settings_of(**{"ssl_truststore_certificates": None, f"ssl_{store}_location": str(file)})
+    file.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
+    with pytest.raises(ConfigError, match=rf"ssl\.{store}\.location is a JKS store.*keytool"):
+        _ = trusted_certificates(settings), client_identity(settings)
+
+
+@pytest.mark.parametrize("name", ["store.p12", "store.jks"])
+def test_a_store_of_java_is_read_once_its_type_is_set_as_advised(tmp_path: Path, name: str) -> None:
+    settings = pkcs12_settings(tmp_path)
+    file = Path(settings["ssl_truststore_location"]).rename(tmp_path / name)
+    settings |= {"ssl_truststore_location": str(file), "ssl_truststore_type": None}
+    with pytest.raises(ConfigError, match=r"set ssl\.truststore\.type=PKCS12"):
+        settings_of(**settings)
+    assert context_of(**{**settings, "ssl_truststore_type": "PKCS12"}).cert_store_stats()["x509_ca"] == 1
 
 
 def pkcs12_files(folder: Path) -> tuple[Path, Path]:

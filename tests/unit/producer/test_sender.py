@@ -548,6 +548,22 @@ def test_errors_of_single_records_reach_their_own_futures() -> None:
     assert harness.memory_in_use == 0
 
 
+def test_a_refused_timestamp_says_what_to_change() -> None:
+    def refuse(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        answer = record_errors(cluster, exchange, proceed)
+        for topic in (answer.values or {})["responses"]:
+            for each in topic["partition_responses"]:
+                each["error_code"] = 32
+        return answer
+
+    harness = warm({"linger.ms": "20"})
+    harness.cluster.on(PRODUCE, refuse)
+    deliveries = [harness.send(b"%d" % index) for index in range(4)]
+    harness.settle()
+    for delivery in deliveries:
+        assert str(delivery.error).count("must be in milliseconds since 1970, not in micro") == 1
+
+
 def test_the_other_records_of_a_refused_batch_are_told_its_code() -> None:
     def refuse(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         answer = record_errors(cluster, exchange, proceed)

@@ -37,6 +37,7 @@ from spark_kafka_sink.sink.data_source import (
     report_of,
     show_reports,
 )
+from spark_kafka_sink.sink.passed_over import _warn_once
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.task_delivery import Delivered
 from spark_kafka_sink.sink.write_report import report_columns
@@ -99,6 +100,14 @@ def test_the_module_that_spark_looks_for_is_installed_with_the_package() -> None
 def test_what_spark_itself_puts_into_the_options_is_no_unknown_option() -> None:
     writer = source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
     assert writer._config.topic == "orders"
+
+
+def test_options_of_sparks_source_cause_one_warning_for_all_batches(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_once.cache_clear()
+    given = {"failOnDataLoss": "false", "kafka.group.id": "g"}
+    writers = [source(**given).streamWriter(schema(value=TEXT), False) for _ in range(3)]
+    pickle.loads(pickle.dumps(writers))
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["failOnDataLoss, kafka.group.id"]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,27 @@ def test_a_producers_error_names_the_option_as_it_was_given(options: dict[str, s
         parse(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"kafka.delivery.timeout.ms": "5"},
+            "kafka.delivery.timeout.ms=5 must be at least kafka.linger.ms + kafka.request.timeout.ms",
+        ),
+        (
+            {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/none/t.p12"},
+            "kafka.ssl.truststore.location is a PKCS12 file: set kafka.ssl.truststore.type=PKCS12.",
+        ),
+        ({"kafka.acls": "1"}, "kafka.acls is not a producer setting. The nearest one is kafka.acks."),
+        ({"kafka.client.dns.lookup": "linger.ms"}, "kafka.client.dns.lookup='linger.ms': "),
+    ],
+)
+def test_a_producers_error_names_other_options_as_they_are_given(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(**options)
+    assert str(refused.value).startswith(text)
+
+
 def test_missing_bootstrap_servers_are_named_as_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^kafka\.bootstrap\.servers is missing"):
         SinkConfig.from_options({"topic": "orders"})
@@ -160,10 +181,31 @@ def test_another_guarantee_is_refused() -> None:
         parse(**{"delivery.guarantee": "at-most-once"})
 
 
-@pytest.mark.parametrize("key", ["includeHeaders", "kafka.transactional.id"])
-def test_an_option_of_no_use_here_is_refused_with_the_reason(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?i)the option {key} cannot be used here: \w+"):
-        parse(**{key: "x"})
+def test_a_transactional_id_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"The option kafka\.transactional\.id cannot be used here: \w+"):
+        parse(**{"kafka.transactional.id": "x"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "truncate",
+        "checkpointLocation",
+        "kafka.schema.registry.url",
+        "kafka.max.message.bytes",
+        "group.id",
+        "isolation.level",
+    ],
+)
+def test_an_option_that_resembles_none_is_refused_without_another_name(given: str) -> None:
+    with pytest.raises(ConfigError, match=r", and no \w+ has a similar name: leave it out\.$"):
+        parse(**{given: "x"})
+
+
+@pytest.mark.parametrize("given", ["startingOfsets", "kafka.group.ids", "schema.registry.url", "kafka.subscribe"])
+def test_only_exact_names_are_passed_over(given: str) -> None:
+    with pytest.raises(ConfigError, match=given.lower().removeprefix("kafka.")):
+        parse(**{given: "x"})
 
 
 def test_a_config_is_a_plain_value() -> None:
