@@ -39,7 +39,7 @@ class Delivery:
     value: bytes | str | None
     sent_ms: int
     future: FutureRecordMetadata | None = None
-    calls: list[tuple[RecordMetadata | None, KafkaError | None]] = field(default_factory=list)
+    calls: list[tuple[RecordMetadata, KafkaError | None]] = field(default_factory=list)
     settled_ms: int | None = None
 
     @property
@@ -199,7 +199,7 @@ class ProducerHarness:
         """`KafkaProducer.send`, with its outcome written down."""
         delivery = Delivery(topic, value, self.now_ms)
 
-        def note(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        def note(metadata: RecordMetadata, error: KafkaError | None) -> None:
             delivery.calls.append((metadata, error))
             delivery.settled_ms = self.now_ms
 
