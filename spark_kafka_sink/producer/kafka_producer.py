@@ -398,11 +398,14 @@ class KafkaProducer(TransactionMethods):
 
     def close(self, timeout: float | None = None) -> None:
         """Send what there is, waiting up to `timeout` seconds (None: as long as it takes), then fail the rest and end.
+        Raises IllegalStateError for a `timeout` below 0, and closes nothing then.
         Harmless when repeated, and in a forked child, where it does nothing. Not for signal handlers, nor are `send`
         and `flush`: the thread they interrupt may hold a lock. Set a flag there, or raise, and close where it is seen.
         """
         if os.getpid() != self._process_id:
             return
+        if timeout is not None and timeout < 0:
+            raise IllegalStateError(f"close(timeout={timeout!r}): give seconds, 0 to wait for nothing, or None.")
         self._is_closed = True
         self.sender.initiate_close()
         if self._thread is None:

@@ -26,11 +26,14 @@ from spark_kafka_sink.common.errors import (
     ConfigError,
     IllegalStateError,
     InvalidTopicError,
+    KafkaError,
     KafkaTimeoutError,
+    LeaderNotAvailableError,
     ProducerClosedError,
     RecordTooLargeError,
     SerializationError,
     TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.buffer_pool import Grant
@@ -390,6 +393,19 @@ def test_a_topic_that_does_not_come_up_fails_at_max_block_ms_and_says_so() -> No
     assert 2_000 <= harness.now_ms - delivery.sent_ms <= 2_100
 
 
+@pytest.mark.parametrize(("error_code", "cause"), [(3, UnknownTopicOrPartitionError), (5, LeaderNotAvailableError)])
+def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cause: type[KafkaError]) -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "2000"})
+    harness.cluster.on(METADATA, faults.change(refuse_topic("missing", error_code)), times=None)
+    error = harness.send(topic="missing").error
+    assert isinstance(error, KafkaTimeoutError)
+    assert isinstance(error.__cause__, cause)
+    assert str(error.__cause__).startswith("Topic missing: ")
+    with pytest.raises(KafkaTimeoutError) as raised:
+        harness.producer.partitions_for("missing")
+    assert isinstance(raised.value.__cause__, cause)
+
+
 def test_who_waits_for_metadata_wakes_the_sender() -> None:
     harness = ProducerHarness(AT_ONCE)
     woken: list[int] = []
@@ -669,6 +685,16 @@ def test_a_closed_producer_refuses_everything_and_closes_twice() -> None:
         with pytest.raises(ProducerClosedError):
             call()
     assert repr(harness.producer).startswith("KafkaProducer(closed")
+
+
+@pytest.mark.parametrize("timeout", [-100, -0.1, float("-inf")])
+def test_a_close_with_a_negative_timeout_is_refused_and_closes_nothing(timeout: float) -> None:
+    harness = warm()
+    with pytest.raises(IllegalStateError, match=rf"close\(timeout={timeout}\): give seconds"):
+        harness.producer.close(timeout)
+    harness.send(b"after")
+    harness.settle()
+    assert harness.values() == [b"after"]
 
 
 def test_a_send_that_waits_for_metadata_hears_of_the_close() -> None:
