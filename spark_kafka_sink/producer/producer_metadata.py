@@ -30,7 +30,7 @@ class ProducerMetadata(Metadata):
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, [], rng)
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
         self._metadata_idle_ms = metadata_idle_ms
         self._clock = clock
         self._expiry_ms: dict[str, int] = {}

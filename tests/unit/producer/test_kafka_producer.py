@@ -19,7 +19,8 @@ from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
 
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
@@ -571,6 +572,21 @@ def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_late
     assert after.error is None
 
 
+@pytest.mark.parametrize("is_block", [False, True])
+def test_one_max_block_ms_covers_metadata_and_memory(is_block: bool) -> None:
+    harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
+    harness.cluster.create_topic("late", 1)
+    harness.producer._pool.allocate(900, 0, Grant())
+    harness.cluster.on(METADATA, faults.delay(1_500))
+    began_ms = harness.now_ms
+    if is_block:
+        with pytest.raises(BufferExhaustedError):
+            harness.send_columns(RecordColumns.from_rows([bytes(200)]), "late")
+    else:
+        assert isinstance(harness.send(bytes(200), "late").error, BufferExhaustedError)
+    assert 2_000 <= harness.now_ms - began_ms <= 2_010
+
+
 def test_max_block_ms_is_for_each_block_so_that_many_rows_pass_a_slow_broker_and_none_waits_for_a_silent_one() -> None:
     settings = {"buffer.memory": "60000", "batch.size": "9000", "max.request.size": "20000", "linger.ms": "0"}
     harness = warm({**settings, "max.block.ms": "5000", "enable.idempotence": "false"})
@@ -899,3 +915,19 @@ def test_metadata_is_made_from_the_settings() -> None:
     metadata = KafkaProducer.make_metadata(config, FakeClock(), random.Random(1))
     assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
     assert metadata.fetch().is_bootstrap_configured
+
+
+def test_metadata_keeps_to_the_backoff_and_the_ages_that_are_set() -> None:
+    ages = {"retry.backoff.ms": "70", "metadata.max.age.ms": "7000", "metadata.max.idle.ms": "9000"}
+    config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1", **ages})
+    clock = FakeClock()
+    metadata = KafkaProducer.make_metadata(config, clock, random.Random(1))
+    metadata.add(TOPIC, clock.now_ms())
+    described = TopicMetadata(TOPIC, 0, None, False, ())
+    _, version, _ = metadata.new_metadata_request_and_version(clock.now_ms())
+    metadata.update(version, MetadataResponse({0: Node(0, "a", 1)}, (described,), "c", 0), False, clock.now_ms())
+    assert metadata.time_to_next_update(clock.now_ms()) == 7_000
+    metadata.request_update()
+    assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # 20 % of chance to each side
+    assert metadata.retain_topic(TOPIC, False, clock.now_ms() + 8_999)
+    assert not metadata.retain_topic(TOPIC, False, clock.now_ms() + 9_000)
