@@ -52,7 +52,13 @@ class Delivery:
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        return self.calls[0][0] if self.calls else None
+        """Of a record that was acknowledged."""
+        return self.calls[0][0] if self.calls and self.error is None else None
+
+    @property
+    def place(self) -> RecordMetadata:
+        """What the callback got, whatever the outcome."""
+        return self.calls[0][0]
 
 
 @dataclass(slots=True, eq=False)

@@ -108,7 +108,7 @@ def test_a_record_too_large_fails_its_future_and_names_the_limit() -> None:
 def test_a_failed_send_calls_back_and_its_future_raises() -> None:
     harness = warm({**AT_ONCE, "max.request.size": "1000"})
     delivery = harness.send(bytes(2_000))
-    assert delivery.metadata == RecordMetadata(TOPIC, -1, -1, -1, -1, -1)
+    assert delivery.place == RecordMetadata(TOPIC, -1, -1, -1, -1, -1)
     assert delivery.future is not None
     assert delivery.future.done()
     with pytest.raises(RecordTooLargeError):
@@ -120,7 +120,7 @@ def test_a_callback_names_the_chosen_partition_when_memory_stays_full() -> None:
     harness.producer._pool.allocate(900, 0, Grant())
     delivery = harness.send(bytes(200), key=b"k")
     assert isinstance(delivery.error, BufferExhaustedError)
-    assert delivery.metadata == RecordMetadata(TOPIC, partition_for_key(b"k", 4), -1, -1, -1, -1)
+    assert delivery.place == RecordMetadata(TOPIC, partition_for_key(b"k", 4), -1, -1, -1, -1)
 
 
 @pytest.mark.parametrize("settings", [{}, {"delivery.timeout.ms": "1000", "request.timeout.ms": "900"}])
@@ -130,7 +130,7 @@ def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[s
     delivery = harness.send(b"v", partition=2, timestamp_ms=1_600_000_000_000)
     harness.settle()
     assert isinstance(delivery.error, KafkaTimeoutError if settings else TopicAuthorizationError)
-    assert delivery.metadata == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
+    assert delivery.place == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
 
 
 def test_a_send_wakes_the_sender_for_a_new_batch_and_for_a_full_one_and_not_in_between() -> None:
