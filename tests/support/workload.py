@@ -69,7 +69,7 @@ class Ledger:
             if record.value in self._sent_at:
                 self._sent_at[record.value] = now
 
-    def settle(self, record: Sent, offset: int | None, error: KafkaError | None) -> None:
+    def settle(self, record: Sent, offset: int, error: KafkaError | None) -> None:
         if record.outcome is not Outcome.UNKNOWN:
             self.doubled.append(f"{record}: {error or offset}")
             return
