@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
@@ -29,9 +29,6 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.requests import MetadataRequest
-
-ClusterListener = Callable[[str | None], None]
-"""Told the cluster's id whenever it is another one than before."""
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +70,12 @@ class Metadata:
         refresh_backoff_ms: int,
         refresh_backoff_max_ms: int,
         metadata_expire_ms: int,
-        cluster_listeners: Sequence[ClusterListener],
         rng: random.Random,
     ) -> None:
         self._lock = threading.RLock()
         """To be entered itself, not by `condition`: Ctrl-C in the Python of that leaves it taken for ever."""
         self.condition = threading.Condition(self._lock)
         self._schedule = RefreshSchedule(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
-        self._cluster_listeners = list(cluster_listeners)
         self._cache = MetadataCache()
         self._bootstrap_addresses: tuple[tuple[str, int], ...] = ()
         self._update_version = 0
@@ -244,6 +239,7 @@ class Metadata:
             self._connection_failure = self._fatal_error = None  # of before: whoever waited has what they waited for
             previous_id = self._cache.cluster_id
             self._cache = self.handle_metadata_response(response, is_partial, now_ms)
+            cluster_id = self._cache.cluster_id
             answered = {topic.name for topic in response.topics}  # what others met before was told, or is kept
             self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
             self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)
@@ -251,13 +247,9 @@ class Metadata:
             gone = {topic for topic in followed if not self.retain_topic(topic, False, now_ms)}
             for known in [known for known in self._leader_epochs if known.topic in gone] if gone else ():
                 del self._leader_epochs[known]
-            cluster_id = self._cache.cluster_id
-            listeners = list(self._cluster_listeners) if cluster_id != previous_id else []
             self.condition.notify_all()
-        if listeners:
+        if cluster_id != previous_id:
             log.info("Cluster id: %s", None if cluster_id is None else one_line(cluster_id))
-        for listener in listeners:
-            listener(cluster_id)
 
     def handle_metadata_response(self, response: MetadataResponse, is_partial: bool, now_ms: int) -> MetadataCache:
         """The cache that `response` makes of the present one. Called with the lock held."""

@@ -22,7 +22,7 @@ class TopicsMetadata(Metadata):
         metadata_expire_ms: int,
         rng: random.Random,
     ) -> None:
-        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, (), rng)
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
         self._topics = self._asked_for = frozenset(topics)
         self._new_topics: frozenset[str] = frozenset()
 

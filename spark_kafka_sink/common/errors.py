@@ -105,11 +105,23 @@ class ProducerClosedError(IllegalStateError):
     """The producer was closed while this was under way, or before."""
 
 
+class TransactionAbortedError(KafkaError):
+    """The transaction was aborted, by the user or by a close, and no error was the reason: its records that were not
+    sent are dropped (Kafka's TransactionAbortedException).
+    """
+
+
 # ---- the broker's error codes --------------------------------------------------------------------------------------
 
 
 class BrokerError(KafkaError):
     """An error code that has no class of its own; `error_code` tells which."""
+
+
+class CommitFailedError(BrokerError):
+    """The group's generation or member in `send_offsets_to_transaction` is not a current one (codes 22 and 25): the
+    group has rebalanced. Abort the transaction, and read again from the committed offsets.
+    """
 
 
 class UnknownServerError(KafkaError):

@@ -22,7 +22,11 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. `offset` is -1 when the broker did not tell (acks=0, or a duplicate that it had already)."""
+    """Where a record is. `offset` is -1 when the broker did not tell (acks=0, or a duplicate that it had already).
+
+    A callback of a record that failed gets the topic and the partition, and -1 for all other numbers. The partition is
+    -1 too where the send failed before a partition was chosen.
+    """
 
     topic: str
     partition: int
@@ -51,7 +55,8 @@ class RunMetadata(NamedTuple):
     """
 
 
-RecordCallback = Callable[[RecordMetadata | None, KafkaError | None], None]
+RecordCallback = Callable[[RecordMetadata, KafkaError | None], None]
+"""The error alone tells whether the record failed: the metadata is never None (as in the Java client's Callback)."""
 RunCallback = Callable[[RunMetadata, KafkaError | None], None]
 Harmless = type[BaseException]
 """What a callback may raise without harm."""
@@ -167,17 +172,15 @@ class FutureRecordMetadata:
         return self._result.error_of(self._index) if self._result is not None else None
 
     def metadata(self) -> RecordMetadata:
+        """Return what the callback of a send that has ended is told, whether it failed or not."""
         result = self._result
         assert result is not None
+        topic, partition = result.topic_partition
+        if result.error_of(self._index) is not None:
+            return RecordMetadata(topic, partition, -1, -1, -1, -1)
         stamped = self._timestamp_ms if result.log_append_time_ms is None else result.log_append_time_ms
-        return RecordMetadata(
-            result.topic_partition.topic,
-            result.topic_partition.partition,
-            result.offset_of(self._index),
-            stamped,
-            self._key_size,
-            self._value_size,
-        )
+        offset = result.offset_of(self._index)
+        return RecordMetadata(topic, partition, offset, stamped, self._key_size, self._value_size)
 
 
 class RecordThunk:
@@ -201,9 +204,8 @@ class RecordThunk:
         """
         if self.callback is None:
             return
-        error = self.future.exception()
         try:
-            self.callback(self.future.metadata() if error is None else None, error)
+            self.callback(self.future.metadata(), self.future.exception())
         except harmless:
             log.exception("A send callback raised; the record's own outcome stands")
 

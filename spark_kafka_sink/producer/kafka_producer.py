@@ -194,7 +194,8 @@ class KafkaProducer(TransactionMethods):
     ) -> FutureRecordMetadata:
         """Send one record; returns at once unless metadata or memory has to be waited for (max.block.ms).
 
-        What Kafka or the network refuses fails the future and reaches `on_completion`: on the Sender's thread, in order
+        What Kafka or the network refuses fails the future and reaches `on_completion(metadata, error)`, whose metadata
+        tells topic and partition in any case, and whose error is None on success: on the Sender's thread, in order
         within a partition, where a send in it waits for nothing; for a record that came into no batch (too large, no
         metadata or memory in time) on this thread; for one that shared a batch with rows of a `send_columns` that
         failed in the midst on that one's. Raises ProducerClosedError, SerializationError, or IllegalStateError (after
@@ -212,6 +213,7 @@ class KafkaProducer(TransactionMethods):
         future = FutureRecordMetadata(
             stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
         )
+        place = TopicPartition(topic, -1 if partition is None else partition)
         try:
             cluster, left_ms = self._topics.wait_for(topic, partition)
             size = record_size_upper_bound(key_bytes, value_bytes, headers)
@@ -230,7 +232,7 @@ class KafkaProducer(TransactionMethods):
         except KafkaError as error:
             self._lose_transaction(error, future)
             self._metrics.records_failed(None, 1, self._clock.now_ms())
-            failed = FutureRecordMetadata.failed(TopicPartition(topic, -1 if partition is None else partition), error)
+            failed = FutureRecordMetadata.failed(place, error)
             RecordThunk(failed, on_completion).fire(Exception)
             return failed
         except BaseException as cause:
@@ -396,11 +398,14 @@ class KafkaProducer(TransactionMethods):
 
     def close(self, timeout: float | None = None) -> None:
         """Send what there is, waiting up to `timeout` seconds (None: as long as it takes), then fail the rest and end.
+        Raises IllegalStateError for a `timeout` below 0, and closes nothing then.
         Harmless when repeated, and in a forked child, where it does nothing. Not for signal handlers, nor are `send`
         and `flush`: the thread they interrupt may hold a lock. Set a flag there, or raise, and close where it is seen.
         """
         if os.getpid() != self._process_id:
             return
+        if timeout is not None and timeout < 0:
+            raise IllegalStateError(f"close(timeout={timeout!r}): give seconds, 0 to wait for nothing, or None.")
         self._is_closed = True
         self.sender.initiate_close()
         if self._thread is None:

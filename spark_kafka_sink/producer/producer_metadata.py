@@ -12,7 +12,8 @@ import random
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_response import MetadataResponse
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, error_for_code
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.requests import MetadataRequest
 
 
@@ -29,11 +30,13 @@ class ProducerMetadata(Metadata):
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, [], rng)
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
         self._metadata_idle_ms = metadata_idle_ms
         self._clock = clock
         self._expiry_ms: dict[str, int] = {}
         self._new_topics: set[str] = set()
+        self._error_codes: dict[str, int] = {}
+        """What the last response that names a topic says of it, where that is an error."""
 
     def add(self, topic: str, now_ms: int) -> None:
         """Somebody writes to `topic`: keep it from now on for metadata.max.idle.ms; ask for it if it is new."""
@@ -74,6 +77,15 @@ class ProducerMetadata(Metadata):
                     raise KafkaTimeoutError(f"No metadata came within {timeout_ms} ms.")
                 self._clock.wait(self.condition, left_ms)
 
+    def topic_error(self, topic: str) -> KafkaError | None:
+        """Return what the brokers said of `topic` last, where that is an error."""
+        with self._lock:
+            error_code = self._error_codes.get(topic)
+        if error_code is None:
+            return None
+        said = error_for_code(error_code)
+        return retold(said, f"Topic {topic}: {said}")
+
     # ---- what the base class asks, with the lock held ----------------------------------------------------------------
 
     def new_metadata_request_builder(self) -> MetadataRequest:
@@ -94,5 +106,8 @@ class ProducerMetadata(Metadata):
     def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
         with self._lock:
             super().update(request_version, response, is_partial, now_ms)
-            self._new_topics.difference_update(topic.name for topic in response.topics)
+            answered = {topic.name for topic in response.topics}
+            self._new_topics -= answered
+            kept = [item for item in self._error_codes.items() if is_partial and item[0] not in answered]
+            self._error_codes = {**dict(kept), **dict(response.error_codes())}
             self.condition.notify_all()

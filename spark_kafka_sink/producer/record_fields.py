@@ -154,6 +154,11 @@ def checked_group(group: GroupMetadata | str) -> GroupMetadata:
         raise SerializationError(
             f"The group of the offsets has generation_id={found.generation_id!r:.100}: give an int, -1 for none."
         )
+    if found.generation_id > 0 and not found.member_id:  # KafkaProducer.throwIfInvalidGroupMetadata refuses it too
+        raise SerializationError(
+            f"The group of the offsets has generation_id={found.generation_id} and an empty member_id: give the"
+            " member's member_id, or the generation -1 for a group without members."
+        )
     return found
 
 

@@ -36,7 +36,8 @@ class TopicMetadata:
     def wait_for(self, topic: str, partition: int | None = None) -> tuple[Cluster, int]:
         """The cluster with `topic`, and with `partition` of it, in it; and what is left of max.block.ms.
 
-        Raises KafkaTimeoutError (a topic or partition that does not come up), InvalidTopicError,
+        Raises KafkaTimeoutError (a topic or partition that does not come up; its cause is what the brokers said of the
+        topic, UnknownTopicOrPartitionError for one that does not exist), InvalidTopicError,
         TopicAuthorizationError, ProducerClosedError, and the metadata's fatal error.
         """
         # No request could ask for it, nor for others with it. What else is wrong with a name the brokers say.
@@ -55,12 +56,12 @@ class TopicMetadata:
             try:
                 self._metadata.await_update(version, left_ms)
             except KafkaTimeoutError:
-                raise KafkaTimeoutError(self._missing(topic, partition)) from None
+                raise KafkaTimeoutError(self._missing(topic, partition)) from self._metadata.topic_error(topic)
             cluster = self._metadata.fetch()
             left_ms = self._config.max_block_ms - (self._clock.now_ms() - started_ms)
             self._metadata.maybe_raise_error_for_topic(topic)
             if left_ms <= 0 and not _knows(cluster, topic, partition):
-                raise KafkaTimeoutError(self._missing(topic, partition))
+                raise KafkaTimeoutError(self._missing(topic, partition)) from self._metadata.topic_error(topic)
         if left_ms < self._config.max_block_ms:
             self._metrics.call_returned("metadata-wait", self._config.max_block_ms - left_ms)
         return cluster, max(0, left_ms)

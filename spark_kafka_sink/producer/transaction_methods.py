@@ -62,7 +62,8 @@ class TransactionMethods:
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata | str
     ) -> None:
         """Commit consumed offsets, topic-partition → (next offset, text), of a group as part of the transaction
-        (KIP-447). Raises SerializationError for offsets or a group that are none; nothing is begun then.
+        (KIP-447). Raises SerializationError for offsets or a group that are none; nothing is begun then. Raises
+        CommitFailedError when the group has rebalanced: its generation or member is not a current one.
         """
         if not offsets:
             self._manager()
@@ -105,7 +106,9 @@ class TransactionMethods:
         self._operate("txn-commit", lambda manager: manager.begin_commit())
 
     def abort_transaction(self) -> None:
-        """Make the transaction as if it had never been; records that were not sent fail."""
+        """Make the transaction as if it had never been. Records that were not sent fail: with the transaction's error
+        where it has one, else with TransactionAbortedError.
+        """
         self._operate("txn-abort", lambda manager: manager.begin_abort())
 
     def _join_transaction(self, topic: str, partitions: Iterable[int], send: object) -> None:

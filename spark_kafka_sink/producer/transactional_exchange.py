@@ -24,6 +24,7 @@ from spark_kafka_sink.common.errors import (
     OutOfOrderSequenceError,
     ProducerFencedError,
     TransactionAbortableError,
+    TransactionAbortedError,
     TransactionalIdAuthorizationError,
     UnknownProducerIdError,
     UnsupportedVersionError,
@@ -92,7 +93,7 @@ class TransactionalExchange(TransactionManager):
     def lost_transaction(self) -> KafkaError | None:
         with self._lock:
             if self.state is State.ABORTING:
-                return KafkaError(f"The transaction of {self.transactional_id} was aborted.")
+                return self.last_error or self._aborted()
             return self.last_error if self.state is State.ABORTABLE_ERROR else None
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:
@@ -341,6 +342,12 @@ class TransactionalExchange(TransactionManager):
         self._move_to(State.ABORTABLE_ERROR, first or error)
         self._pending.give_up(error)
         self._queue.clear_for_abort()
+
+    def _aborted(self) -> TransactionAbortedError:
+        return TransactionAbortedError(
+            f"The transaction of {self.transactional_id} was aborted, by abort_transaction or because the producer"
+            " closes, before this had ended. Nothing of it is committed."
+        )
 
     def _raise_error(self) -> None:
         if self.last_error is not None and self.state in {State.ABORTABLE_ERROR, State.FATAL_ERROR}:

@@ -189,8 +189,8 @@ class TransactionalManager(TransactionalExchange):
                 return pending
             if self.has_fatal_error:
                 self._raise_error()
-            self._move_to(State.ABORTING)
-            self._pending.give_up(KafkaError("The transaction was aborted."))
+            self._move_to(State.ABORTING, self.last_error)  # records not sent yet fail with the error, if there was one
+            self._pending.give_up(self._aborted())
             self._queue.clear_for_abort()
             return self._enqueue_end(self._pending.begin("abort_transaction"), committed=False)
 

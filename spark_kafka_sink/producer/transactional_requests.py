@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, TopicAuthorizationError, error_for_code
+from spark_kafka_sink.common.errors import CommitFailedError, KafkaError, TopicAuthorizationError, error_for_code
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.protocol.building import Request
@@ -36,6 +36,8 @@ INVALID_TXN_STATE: Final = 48
 CONCURRENT_TRANSACTIONS: Final = 51
 NOTHING_ADDED: Final = frozenset({3, 55})
 """One of the partitions is not there (UNKNOWN_TOPIC_OR_PARTITION), so the others were not attempted."""
+_COMMIT_FAILED: Final = frozenset({22, 25})
+"""ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit is answered so."""
 _LEFT_OUT: Final = "The answer does not mention it."
 _OFFSET_NOT_GRANTED: Final = "Not authorized for the topic that the offset is of: grant READ on it."
 
@@ -92,7 +94,12 @@ class Refusal(NamedTuple):
 
     def error(self) -> KafkaError:
         said = error_for_code(self.error_code)
-        return retold(said, f"{self.place}: {self.text or said}")
+        text = f"{self.place}: {self.text or said}"
+        if self.error_code not in _COMMIT_FAILED:
+            return retold(said, text)
+        failed = CommitFailedError(text)
+        failed.error_code = self.error_code
+        return failed
 
 
 class Priority(enum.IntEnum):

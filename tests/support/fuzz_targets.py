@@ -60,7 +60,7 @@ def response(data: bytes) -> None:
 
 
 def _use_metadata(entity: Any) -> None:
-    metadata = Metadata(100, 1_000, 300_000, (), random.Random(1))
+    metadata = Metadata(100, 1_000, 300_000, random.Random(1))
     update = MetadataResponse.from_entity(entity)
     if update.brokers:
         metadata.update(metadata.update_version, update, False, 0)

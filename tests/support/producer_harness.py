@@ -39,7 +39,7 @@ class Delivery:
     value: bytes | str | None
     sent_ms: int
     future: FutureRecordMetadata | None = None
-    calls: list[tuple[RecordMetadata | None, KafkaError | None]] = field(default_factory=list)
+    calls: list[tuple[RecordMetadata, KafkaError | None]] = field(default_factory=list)
     settled_ms: int | None = None
 
     @property
@@ -52,7 +52,13 @@ class Delivery:
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        return self.calls[0][0] if self.calls else None
+        """Of a record that was acknowledged."""
+        return self.calls[0][0] if self.calls and self.error is None else None
+
+    @property
+    def place(self) -> RecordMetadata:
+        """What the callback got, whatever the outcome."""
+        return self.calls[0][0]
 
 
 @dataclass(slots=True, eq=False)
@@ -199,7 +205,7 @@ class ProducerHarness:
         """`KafkaProducer.send`, with its outcome written down."""
         delivery = Delivery(topic, value, self.now_ms)
 
-        def note(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        def note(metadata: RecordMetadata, error: KafkaError | None) -> None:
             delivery.calls.append((metadata, error))
             delivery.settled_ms = self.now_ms
 

@@ -69,7 +69,7 @@ class Ledger:
             if record.value in self._sent_at:
                 self._sent_at[record.value] = now
 
-    def settle(self, record: Sent, offset: int | None, error: KafkaError | None) -> None:
+    def settle(self, record: Sent, offset: int, error: KafkaError | None) -> None:
         if record.outcome is not Outcome.UNKNOWN:
             self.doubled.append(f"{record}: {error or offset}")
             return
@@ -86,9 +86,9 @@ class Ledger:
         """No record has had more than one outcome."""
         assert not self.doubled, f"{len(self.doubled)} outcomes too many: {self.doubled[:3]}"
 
-    def of_row(self, record: Sent) -> Callable[[RecordMetadata | None, KafkaError | None], None]:
+    def of_row(self, record: Sent) -> Callable[[RecordMetadata, KafkaError | None], None]:
         """The callback of one row."""
-        return lambda told, error: self.settle(record, None if told is None else told.offset, error)
+        return lambda told, error: self.settle(record, told.offset, error)
 
     def of_columns(self, records: Sequence[Sent]) -> Callable[[RunMetadata, KafkaError | None], None]:
         """The callback of a block: its runs come in the order of each partition's rows. But where a transaction is

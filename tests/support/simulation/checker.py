@@ -82,7 +82,7 @@ def _future(call: Call) -> Iterator[Finding]:
         told = future.exception()
         if told is not outcome.error:
             yield Finding(f"{call}: the callback heard {outcome.error!r}, the future {told!r}")
-        if told is None and future.metadata()[1:3] != (outcome.partition, outcome.base_offset):
+        if future.metadata()[1:3] != (outcome.partition, outcome.base_offset):
             yield Finding(f"{call}: the callback heard {outcome}, the future {future.metadata()}")
 
 

@@ -84,7 +84,7 @@ class Simulation:
         self._call(call, lambda: self._send_record(call, record))
 
     def _send_record(self, call: Call, record: SentRecord) -> None:
-        def heard(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        def heard(metadata: RecordMetadata, error: KafkaError | None) -> None:
             self._tell(call, self.ledger.heard_of_record(call, metadata, error))
 
         call.future = self.world.producer.send(

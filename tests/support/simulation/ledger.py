@@ -82,9 +82,8 @@ class Ledger:
         self.record_count += 1
         return self.record_count - 1
 
-    def heard_of_record(self, call: Call, metadata: RecordMetadata | None, error: KafkaError | None) -> Outcome:
-        partition, offset = (-1, -1) if metadata is None else (metadata.partition, metadata.offset)
-        return self._heard(call, Outcome(self._clock.now_ms(), partition, offset, 1, error))
+    def heard_of_record(self, call: Call, metadata: RecordMetadata, error: KafkaError | None) -> Outcome:
+        return self._heard(call, Outcome(self._clock.now_ms(), metadata.partition, metadata.offset, 1, error))
 
     def heard_of_run(self, call: Call, run: RunMetadata, error: KafkaError | None) -> Outcome:
         outcome = Outcome(self._clock.now_ms(), run.partition, run.base_offset, run.record_count, error)

@@ -33,7 +33,7 @@ class SomeTopics(Metadata):
     """Follows `wanted`; those in `new` are asked for in partial updates."""
 
     def __init__(self, wanted: Iterable[str] = ("t", "u")) -> None:
-        super().__init__(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [], random.Random(1))
+        super().__init__(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
         self.wanted = set(wanted)
         self.new: tuple[str, ...] = ()
 
@@ -274,7 +274,7 @@ def test_every_answered_update_counts_in_the_version(metadata: SomeTopics) -> No
 
 
 def test_without_subclass_all_topics_are_asked_for_and_kept() -> None:
-    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [], random.Random(1))
+    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
     assert metadata.new_metadata_request_and_version(0).request == MetadataRequest(None)
     update(metadata, response(topic("any", partition("any"))))
     metadata.request_update_for_new_topics()
@@ -528,30 +528,15 @@ def test_a_hint_for_a_partition_that_is_not_cached_is_passed_over(metadata: Some
     assert metadata.current_leader(T0).epoch is None
 
 
-# ---- listeners, errors, close ------------------------------------------------------------------------------------
+# ---- the log, errors, close --------------------------------------------------------------------------------------
 
 
-def test_cluster_id_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [lambda _: None], random.Random(1))
+def test_change_of_the_cluster_id_is_logged_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
     with caplog.at_level("INFO"):
-        update(metadata, response(cluster_id="c\n2026-01-01 CRITICAL root: forged\x1b[2J"))
-    assert caplog.messages == ["Cluster id: c?2026-01-01 CRITICAL root: forged?[2J"]
-
-
-def test_listeners_hear_of_another_cluster_id() -> None:
-    heard: list[str | None] = []
-    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [heard.append], random.Random(1))
-    for cluster_id in ("one", "one", "two"):
-        update(metadata, response(cluster_id=cluster_id))
-    assert heard == ["one", "two"]
-
-
-def test_a_listener_may_read_and_ask_without_a_deadlock() -> None:
-    heard: list[int] = []
-    metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, [], random.Random(1))
-    metadata._cluster_listeners.append(lambda _: heard.append(metadata.request_update()))
-    update(metadata, response())
-    assert heard == [1]
+        for cluster_id in ("c\n2026-01-01 CRITICAL root: forged\x1b[2J", "two", "two"):
+            update(metadata, response(cluster_id=cluster_id))
+    assert caplog.messages == ["Cluster id: c?2026-01-01 CRITICAL root: forged?[2J", "Cluster id: two"]
 
 
 def test_the_error_of_a_topic_is_raised_once_and_names_it(metadata: SomeTopics) -> None:

@@ -149,14 +149,14 @@ def test_a_batch_that_ends_while_somebody_begins_to_wait_wakes_them(is_seen: boo
     assert batch._waiting == []
 
 
-def test_a_callback_gets_the_metadata_or_the_error() -> None:
-    calls: list[tuple[RecordMetadata | None, KafkaError | None]] = []
+def test_a_callback_gets_the_place_of_a_failed_record_too() -> None:
+    calls: list[tuple[RecordMetadata, KafkaError | None]] = []
     for outcome in (result(), result(error=KafkaError("no"))):
         thunk = RecordThunk(FutureRecordMetadata(5, 1, 1), lambda *call: calls.append(call))
         thunk.bind(outcome, 1)
         thunk.fire()
     assert calls[0] == (RecordMetadata("flights", 3, 101, 5, 1, 1), None)
-    assert calls[1][0] is None
+    assert calls[1][0] == RecordMetadata("flights", 3, -1, -1, -1, -1)
     assert str(calls[1][1]) == "no"
 
 

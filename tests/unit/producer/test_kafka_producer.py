@@ -19,22 +19,26 @@ from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
 
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
     ConfigError,
     IllegalStateError,
     InvalidTopicError,
+    KafkaError,
     KafkaTimeoutError,
+    LeaderNotAvailableError,
     ProducerClosedError,
     RecordTooLargeError,
     SerializationError,
     TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.buffer_pool import Grant
-from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
+from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RecordThunk
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
@@ -104,11 +108,29 @@ def test_a_record_too_large_fails_its_future_and_names_the_limit() -> None:
 def test_a_failed_send_calls_back_and_its_future_raises() -> None:
     harness = warm({**AT_ONCE, "max.request.size": "1000"})
     delivery = harness.send(bytes(2_000))
-    assert delivery.metadata is None
+    assert delivery.place == RecordMetadata(TOPIC, -1, -1, -1, -1, -1)
     assert delivery.future is not None
     assert delivery.future.done()
     with pytest.raises(RecordTooLargeError):
         delivery.future.result(0)
+
+
+def test_a_callback_names_the_chosen_partition_when_memory_stays_full() -> None:
+    harness = warm({"linger.ms": "1000", "buffer.memory": "1000", "max.block.ms": "10"}, topics={TOPIC: 4})
+    harness.producer._pool.allocate(900, 0, Grant())
+    delivery = harness.send(bytes(200), key=b"k")
+    assert isinstance(delivery.error, BufferExhaustedError)
+    assert delivery.place == RecordMetadata(TOPIC, partition_for_key(b"k", 4), -1, -1, -1, -1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"delivery.timeout.ms": "1000", "request.timeout.ms": "900"}])
+def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[str, str]) -> None:
+    harness = warm({**AT_ONCE, **settings}, topics={TOPIC: 3})
+    harness.cluster.on(PRODUCE, faults.lose_request() if settings else faults.fail_with(29), times=9)
+    delivery = harness.send(b"v", partition=2, timestamp_ms=1_600_000_000_000)
+    harness.settle()
+    assert isinstance(delivery.error, KafkaTimeoutError if settings else TopicAuthorizationError)
+    assert delivery.place == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
 
 
 def test_a_send_wakes_the_sender_for_a_new_batch_and_for_a_full_one_and_not_in_between() -> None:
@@ -372,6 +394,19 @@ def test_a_topic_that_does_not_come_up_fails_at_max_block_ms_and_says_so() -> No
     assert 2_000 <= harness.now_ms - delivery.sent_ms <= 2_100
 
 
+@pytest.mark.parametrize(("error_code", "cause"), [(3, UnknownTopicOrPartitionError), (5, LeaderNotAvailableError)])
+def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cause: type[KafkaError]) -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "2000"})
+    harness.cluster.on(METADATA, faults.change(refuse_topic("missing", error_code)), times=None)
+    error = harness.send(topic="missing").error
+    assert isinstance(error, KafkaTimeoutError)
+    assert isinstance(error.__cause__, cause)
+    assert str(error.__cause__).startswith("Topic missing: ")
+    with pytest.raises(KafkaTimeoutError) as raised:
+        harness.producer.partitions_for("missing")
+    assert isinstance(raised.value.__cause__, cause)
+
+
 def test_who_waits_for_metadata_wakes_the_sender() -> None:
     harness = ProducerHarness(AT_ONCE)
     woken: list[int] = []
@@ -538,6 +573,21 @@ def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_late
     assert after.error is None
 
 
+@pytest.mark.parametrize("is_block", [False, True])
+def test_one_max_block_ms_covers_metadata_and_memory(is_block: bool) -> None:
+    harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
+    harness.cluster.create_topic("late", 1)
+    harness.producer._pool.allocate(900, 0, Grant())
+    harness.cluster.on(METADATA, faults.delay(1_500))
+    began_ms = harness.now_ms
+    if is_block:
+        with pytest.raises(BufferExhaustedError):
+            harness.send_columns(RecordColumns.from_rows([bytes(200)]), "late")
+    else:
+        assert isinstance(harness.send(bytes(200), "late").error, BufferExhaustedError)
+    assert 2_000 <= harness.now_ms - began_ms <= 2_010
+
+
 def test_max_block_ms_is_for_each_block_so_that_many_rows_pass_a_slow_broker_and_none_waits_for_a_silent_one() -> None:
     settings = {"buffer.memory": "60000", "batch.size": "9000", "max.request.size": "20000", "linger.ms": "0"}
     harness = warm({**settings, "max.block.ms": "5000", "enable.idempotence": "false"})
@@ -652,6 +702,16 @@ def test_a_closed_producer_refuses_everything_and_closes_twice() -> None:
         with pytest.raises(ProducerClosedError):
             call()
     assert repr(harness.producer).startswith("KafkaProducer(closed")
+
+
+@pytest.mark.parametrize("timeout", [-100, -0.1, float("-inf")])
+def test_a_close_with_a_negative_timeout_is_refused_and_closes_nothing(timeout: float) -> None:
+    harness = warm()
+    with pytest.raises(IllegalStateError, match=rf"close\(timeout={timeout}\): give seconds"):
+        harness.producer.close(timeout)
+    harness.send(b"after")
+    harness.settle()
+    assert harness.values() == [b"after"]
 
 
 def test_a_send_that_waits_for_metadata_hears_of_the_close() -> None:
@@ -856,3 +916,19 @@ def test_metadata_is_made_from_the_settings() -> None:
     metadata = KafkaProducer.make_metadata(config, FakeClock(), random.Random(1))
     assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
     assert metadata.fetch().is_bootstrap_configured
+
+
+def test_metadata_keeps_to_the_backoff_and_the_ages_that_are_set() -> None:
+    ages = {"retry.backoff.ms": "70", "metadata.max.age.ms": "7000", "metadata.max.idle.ms": "9000"}
+    config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1", **ages})
+    clock = FakeClock()
+    metadata = KafkaProducer.make_metadata(config, clock, random.Random(1))
+    metadata.add(TOPIC, clock.now_ms())
+    described = TopicMetadata(TOPIC, 0, None, False, ())
+    _, version, _ = metadata.new_metadata_request_and_version(clock.now_ms())
+    metadata.update(version, MetadataResponse({0: Node(0, "a", 1)}, (described,), "c", 0), False, clock.now_ms())
+    assert metadata.time_to_next_update(clock.now_ms()) == 7_000
+    metadata.request_update()
+    assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # 20 % of chance to each side
+    assert metadata.retain_topic(TOPIC, False, clock.now_ms() + 8_999)
+    assert not metadata.retain_topic(TOPIC, False, clock.now_ms() + 9_000)

@@ -9,7 +9,13 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, SaslAuthenticationError
+from spark_kafka_sink.common.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerClosedError,
+    SaslAuthenticationError,
+    UnknownTopicOrPartitionError,
+)
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 
 IDLE_MS = 10_000
@@ -234,3 +240,21 @@ def test_what_a_topic_was_refused_with_is_no_answer_to_who_asks_again(code: int,
     metadata.update(version, refusal, False, clock.now_ms())
     with pytest.raises(KafkaError, match="refused"):
         metadata.maybe_raise_error_for_topic("refused")
+
+
+def test_the_last_answer_tells_the_error_of_a_topic() -> None:
+    clock = FakeClock()
+    metadata = metadata_at(clock)
+    refused = MetadataResponse({0: NODE}, (TopicMetadata("a", 3, None, False, ()),), "cluster", 0)
+    assert metadata.topic_error("a") is None
+    metadata.update(1, refused, True, clock.now_ms())
+    metadata.update(2, response("b"), True, clock.now_ms())
+    error = metadata.topic_error("a")
+    assert isinstance(error, UnknownTopicOrPartitionError)
+    assert str(error).startswith("Topic a: ")
+    assert metadata.topic_error("b") is None
+    metadata.update(3, response("a"), True, clock.now_ms())
+    assert metadata.topic_error("a") is None
+    metadata.update(4, refused, True, clock.now_ms())
+    metadata.update(5, response("b"), False, clock.now_ms())  # a full answer without it: it was forgotten
+    assert metadata.topic_error("a") is None

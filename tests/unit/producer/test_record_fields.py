@@ -74,6 +74,7 @@ def test_offsets_that_can_be_sent_are_copied() -> None:
         (GroupMetadata("g", "1"), "generation_id='1'"),  # type: ignore[arg-type]
         (GroupMetadata("g", 2**31), "generation_id=2147483648"),
         (GroupMetadata("g", 1, None), "member_id=None"),  # type: ignore[arg-type]
+        (GroupMetadata("g", 1), "generation_id=1 and an empty member_id"),
         (GroupMetadata("g", 1, "m", 7), "group_instance_id=7"),  # type: ignore[arg-type]
     ],
 )
@@ -86,6 +87,7 @@ def test_a_group_that_can_be_named_is_taken() -> None:
     assert checked_group("g") == GroupMetadata("g", -1, "", None)
     full = GroupMetadata("g", np.int32(3), "m", "i")  # type: ignore[arg-type]
     assert checked_group(full) is full
+    assert checked_group(GroupMetadata("g", 0)) == GroupMetadata("g", 0, "", None)
     assert checked_offsets({PLACE: (5, "é" * 16_383)})
 
 

@@ -201,6 +201,15 @@ def test_with_one_request_in_flight_a_partition_is_muted_until_its_answer_and_or
     assert not harness.accumulator._queues[(TOPIC, 0)].is_muted
 
 
+@pytest.mark.parametrize(("setting", "acks"), [("0", 0), ("1", 1), ("all", -1), ("-1", -1)])
+def test_acks_go_to_the_broker_as_they_are_set(setting: str, acks: int) -> None:
+    harness = warm({**AT_ONCE, "acks": setting})
+    harness.send(b"x")
+    harness.settle()
+    harness.run_for(10)
+    assert {exchange.request.acks for exchange in harness.cluster.requests_of(PRODUCE)} == {acks}
+
+
 def test_acks_0_is_done_when_it_is_sent() -> None:
     harness = warm({**AT_ONCE, "acks": "0"})
     delivery = harness.send(b"x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from support.producer_harness import TOPIC, Delivery
@@ -68,6 +69,26 @@ def test_a_batch_that_fails_costs_the_transaction_and_no_more(
     with pytest.raises(error_class, match=rf"met an error before.*{TOPIC}"):
         harness.producer.commit_transaction()
     assert isinstance(harness.send(b"too late", partition=0).error, error_class)
+    aborted_and_next_works(harness)
+
+
+@both_versions
+def test_removed_log_head_costs_the_transaction_without_a_retry(version: int) -> None:
+    """UNKNOWN_PRODUCER_ID of brokers before 2.5. The Java client sends again under numbers from 0."""
+
+    def head_is_gone(values: dict[str, Any]) -> dict[str, Any]:
+        for topic in values["responses"]:
+            for each in topic["partition_responses"]:
+                each |= {"error_code": 59, "base_offset": -1, "log_start_offset": 1_010}
+        return values
+
+    harness = warm(version)
+    harness.cluster.requests.clear()
+    harness.cluster.on(PRODUCE, faults.change(head_is_gone))
+    refused = harness.send(b"refused", partition=0)
+    harness.settle()
+    assert isinstance(refused.error, UnknownProducerIdError)
+    assert len(harness.cluster.requests_of(PRODUCE)) == 1
     aborted_and_next_works(harness)
 
 

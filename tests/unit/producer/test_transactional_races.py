@@ -12,7 +12,14 @@ from support.transaction_harness import ADD_PARTITIONS, END_TXN, FIND_COORDINATO
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import BufferExhaustedError, IllegalStateError, KafkaError, ProducerClosedError
+from spark_kafka_sink.common.errors import (
+    BufferExhaustedError,
+    IllegalStateError,
+    KafkaError,
+    ProducerClosedError,
+    TopicAuthorizationError,
+    TransactionAbortedError,
+)
 from spark_kafka_sink.producer.transaction_manager import State
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -53,9 +60,21 @@ def test_an_abort_takes_back_the_request_that_is_about_to_be_sent() -> None:
     delivery = harness.send(b"a", partition=0)
     harness.settle()
     assert left == [State.ABORTING]
+    assert type(delivery.error) is TransactionAbortedError
     assert "was aborted" in str(delivery.error)
     harness.producer.abort_transaction()  # waits for the one that has begun
     assert harness.state is State.READY
+    ends_in_peace(harness)
+
+
+def test_records_dropped_by_an_abort_after_an_error_tell_that_error() -> None:
+    harness = TransactionHarness(2).started()
+    delivery = harness.send(b"a", partition=0)
+    harness.manager.handle_refused_record(TopicAuthorizationError("of another record"), None)
+    harness.manager.begin_abort()  # before the Sender's next turn
+    harness.settle()
+    assert isinstance(delivery.error, TopicAuthorizationError)
+    harness.producer.abort_transaction()
     ends_in_peace(harness)
 
 

@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     RecordTooLargeError,
     SerializationError,
     TransactionAbortableError,
+    TransactionAbortedError,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
@@ -164,7 +165,11 @@ def test_whether_something_is_lost_or_completing_follows_from_the_state(state: S
     assert (manager.lost_transaction is not None) is is_lost
     assert manager.must_wait(batch) is (is_lost or state is State.FATAL_ERROR)
     assert manager.is_completing is (state in {State.COMMITTING, State.ABORTING})
+    if is_lost:
+        assert manager.lost_transaction is manager.last_error
     if state is State.ABORTING:
+        manager.last_error = None
+        assert isinstance(manager.lost_transaction, TransactionAbortedError)
         assert ID in str(manager.lost_transaction)
 
 

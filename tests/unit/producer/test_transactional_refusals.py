@@ -26,6 +26,7 @@ from support.transaction_steps import OFFSETS, STEPS, both_versions, every_reque
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    CommitFailedError,
     GroupAuthorizationError,
     InvalidPidMappingError,
     InvalidTransactionTimeoutError,
@@ -160,8 +161,8 @@ def test_a_time_out_beyond_the_brokers_is_fatal_and_says_what_to_change(version:
         (1, TXN_OFFSET_COMMIT, 30, GroupAuthorizationError, f"group {GROUP}"),
         (2, TXN_OFFSET_COMMIT, 30, GroupAuthorizationError, f"group {GROUP}"),
         (2, TXN_OFFSET_COMMIT, 29, TopicAuthorizationError, f"{TOPIC}-0"),
-        (1, TXN_OFFSET_COMMIT, 22, KafkaError, f"group {GROUP}"),
-        (2, TXN_OFFSET_COMMIT, 25, KafkaError, f"group {GROUP}"),
+        (1, TXN_OFFSET_COMMIT, 22, CommitFailedError, f"group {GROUP}"),
+        (2, TXN_OFFSET_COMMIT, 25, CommitFailedError, f"group {GROUP}"),
         (2, TXN_OFFSET_COMMIT, 82, KafkaError, f"group {GROUP}"),
         (1, TXN_OFFSET_COMMIT, 12, KafkaError, f"group {GROUP}, .*offset.metadata.max.bytes"),
         (2, TXN_OFFSET_COMMIT, 28, KafkaError, f"group {GROUP}, .*__consumer_offsets"),

@@ -9,7 +9,7 @@ import pytest
 from support.workload import Ledger, Workload
 
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.producer.futures import RunMetadata
+from spark_kafka_sink.producer.futures import RecordMetadata, RunMetadata
 
 PLACE = ("t", 0)
 
@@ -30,8 +30,8 @@ def test_a_second_outcome_of_a_row_is_found() -> None:
     """Bug: it was an assertion in a callback, whose errors are logged and fail nothing."""
     ledger = Ledger("l")
     told = ledger.of_row(ledger.add(PLACE))
-    told(None, KafkaError("no"))
-    told(None, KafkaError("no"))
+    told(RecordMetadata(*PLACE, -1, -1, -1, -1), KafkaError("no"))
+    told(RecordMetadata(*PLACE, -1, -1, -1, -1), KafkaError("no"))
     with pytest.raises(AssertionError, match="1 outcomes too many"):
         ledger.check()
     assert len(ledger.errors) == 1
