@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
@@ -222,6 +222,21 @@ class TransactionManager:
             return
         log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
         self._to_restart.add(batch.topic_partition)
+
+    def handle_fault(self, batches: Iterable[ProducerBatch], error: KafkaError) -> None:
+        """Give up `batches`, which a fault of the producer's own met: the cause of `error`.
+
+        Where the fault is in the manager's own state, nothing that follows from that state may reach a broker: the
+        producer fails (KAFKA-14831).
+        """
+        try:
+            if isinstance(error.__cause__, IllegalStateError):
+                raise error.__cause__
+            for batch in batches:
+                self.handle_failed_batch(batch, error)
+        except Exception:
+            self.fail(error)
+            raise
 
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
         """Whether to send `batch` again after `error` from its leader, whose log begins at `log_start_offset` (-1:
