@@ -179,7 +179,8 @@ class Sender:
         if manager is not None:
             if manager.recovers_by_itself:
                 manager.maybe_resolve_sequences()
-                manager.bump_epoch_if_needed()
+                self._fail_what_waits_in_vain(manager)
+                manager.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
             self._maybe_send_request(manager, now_ms)
             if manager.has_fatal_error:
                 self._abort_after(manager)
@@ -268,6 +269,13 @@ class Sender:
             return
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
+
+    def _fail_what_waits_in_vain(self, manager: TransactionManager) -> None:
+        """No producer id is given without a right. What was sent before, and may be in the log, goes on asking."""
+        refusal = manager.take_refusal()
+        if refusal is not None:
+            log.error("What waits for a producer id fails: %s", refusal)
+            self._accumulator.abort_undrained(refusal)
 
     def _abort_after(self, manager: TransactionManager) -> None:
         cause = manager.last_error
