@@ -52,7 +52,7 @@ class State(enum.Enum):
 
 _MOVES: Final[Mapping[State, frozenset[State]]] = {
     State.UNINITIALIZED: frozenset({State.INITIALIZING, State.PREPARED, State.FATAL_ERROR}),
-    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.FATAL_ERROR}),
+    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
     State.READY: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.IN_TRANSACTION, State.FATAL_ERROR}),
     State.IN_TRANSACTION: frozenset(
         {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}

@@ -19,6 +19,7 @@ from support.transaction_harness import (
     ID,
     INIT_PRODUCER_ID,
     PLACE,
+    PRODUCE,
     TXN_OFFSET_COMMIT,
     TransactionHarness,
 )
@@ -35,6 +36,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
     SaslAuthenticationError,
     TopicAuthorizationError,
+    TransactionAbortableError,
     TransactionalIdAuthorizationError,
     UnsupportedVersionError,
     error_for_code,
@@ -322,3 +324,57 @@ def test_a_node_that_refuses_us_is_fatal() -> None:
     with pytest.raises(SaslAuthenticationError):
         harness.producer.init_transactions()
     assert harness.producer.has_failed
+
+
+# ---- TRANSACTION_ABORTABLE for a producer id -------------------------------------------------------------------------
+
+
+@both_versions
+def test_an_init_that_is_told_to_abort_works_after_an_abort(version: int) -> None:
+    """Java's TransactionManagerTest.testTransactionAbortableExceptionInInitProducerId."""
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
+    with pytest.raises(TransactionAbortableError, match=ID) as caught:
+        harness.producer.init_transactions()
+    assert not caught.value.fatal
+    assert harness.state is State.ABORTABLE_ERROR
+    assert not harness.producer.has_failed
+    for call in (harness.producer.begin_transaction, harness.producer.commit_transaction):
+        with pytest.raises(TransactionAbortableError, match="met an error before"):
+            call()
+    harness.producer.abort_transaction()
+    harness.commit(b"v")
+    assert harness.committed() == [b"v"]
+    assert not harness.cluster.requests_of(END_TXN)[:-1], "there was nothing to abort"
+
+
+@both_versions
+def test_an_abort_after_a_refused_init_asks_as_often_as_it_must(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120), times=3)
+    with pytest.raises(TransactionAbortableError):
+        harness.producer.init_transactions()
+    for _ in range(3):
+        harness.producer.abort_transaction()
+        if harness.state is State.ABORTABLE_ERROR:
+            with pytest.raises(TransactionAbortableError):
+                harness.producer.begin_transaction()
+    harness.commit(b"v")
+    assert harness.committed() == [b"v"]
+    harness.close()
+
+
+def test_an_abort_that_ended_is_one_where_the_next_epoch_takes_another_abort() -> None:
+    harness = TransactionHarness(1).started()
+    harness.cluster.on(PRODUCE, faults.fail_with(87))
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
+    refused = harness.send(b"refused", partition=0)
+    harness.settle()
+    harness.producer.abort_transaction()
+    assert refused.error is not None
+    assert harness.state is State.ABORTABLE_ERROR
+    with pytest.raises(TransactionAbortableError):
+        harness.producer.begin_transaction()
+    harness.producer.abort_transaction()
+    harness.commit(b"v")
+    assert harness.committed() == [b"v"]
