@@ -296,6 +296,7 @@ class TransactionalExchange(TransactionManager):
         if isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
             self._queue.clear()
+            error.fatal = False
             request.result.finish(error)
             return True
         if isinstance(error, TransactionAbortableError) and request.priority is Priority.INIT_PRODUCER_ID:

@@ -27,6 +27,7 @@ from support.transaction_steps import OFFSETS, STEPS, both_versions, every_reque
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
     GroupAuthorizationError,
     InvalidPidMappingError,
     InvalidTransactionTimeoutError,
@@ -130,11 +131,22 @@ def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(s
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, faults.fail_with(53))
-    with pytest.raises(TransactionalIdAuthorizationError):
+    with pytest.raises(TransactionalIdAuthorizationError) as caught:
         run(harness)
-    assert harness.producer.has_failed is (step != "init")
+    assert harness.producer.has_failed is caught.value.fatal is (step != "init")
     if step == "init":
         finish(harness)
+
+
+@both_versions
+def test_an_init_without_a_right_to_the_cluster_may_be_repeated(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
+    with pytest.raises(ClusterAuthorizationError) as caught:
+        harness.producer.init_transactions()
+    assert not caught.value.fatal
+    assert not harness.producer.has_failed
+    finish(harness)
 
 
 @both_versions
