@@ -27,9 +27,17 @@ def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
             parts.append(_new_part(batch, record, target, now_ms))
             firsts.append(index)
         parts[-1].append_row(record.key, record.value, record.headers, record.timestamp_ms, size, None)
-    for number, (part, first) in enumerate(zip(parts, firsts, strict=True)):
-        part.close_for_appends()
-        _hand_over(batch, part, first, number)
+    bound = [(thunk, thunk.first) for thunk in batch.thunks]
+    try:
+        for number, (part, first) in enumerate(zip(parts, firsts, strict=True)):
+            part.close_for_appends()
+            _hand_over(batch, part, first, number)
+    except BaseException:  # no memory, say: the batch has its callbacks and futures again
+        for thunk, first in bound:
+            thunk.bind(batch.result, first)
+        for part in parts:
+            part.result.mark_done()  # a future that waits there already goes on to the batch's result
+        raise
     batch.thunks = []
     batch.split_parts = parts
     return parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -56,6 +57,9 @@ followers says that it leads no more.
 """
 
 
+_AFTER_FAULT: Final = "Whether the records are in the log is not known. Close this producer and make another."
+
+
 class PartitionOutcome(NamedTuple):
     """What a node said of one batch."""
 
@@ -94,27 +98,42 @@ class BatchOutcomes:
         """By node that has throttled us, for how long it did so last, and until when, in ms."""
 
     def handle_response(self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]) -> None:
-        """Settle every batch of a request by its response, or by the want of one."""
-        now_ms = response.received_ms
-        lost = _no_answer(response)
-        if lost is not None:
-            log.warning("%d batches for node %s were not acknowledged: %s", len(batches), response.destination, lost)
-            for batch in batches.values():
-                self._settle(batch, PartitionOutcome(error=lost), now_ms)
-        elif response.body is None:  # acks=0: sent is done
-            for batch in batches.values():
-                self._settle(batch, PartitionOutcome(), now_ms)
-        else:
-            self._handle_body(response, batches, now_ms)
+        """Settle every batch of a request by its response, or by the want of one.
 
-    def _handle_body(
-        self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch], now_ms: int
+        A fault of the producer's own fails the batch that it meets and no other. The first fault is raised after every
+        batch is settled.
+        """
+        now_ms = response.received_ms
+        faults: list[Exception] = []
+        try:
+            outcomes = _answered(response, batches)
+        except Exception as fault:
+            faults.append(fault)
+            outcomes = dict.fromkeys(batches, PartitionOutcome(error=_unread(response, fault)))
+        try:
+            self._note_answer(response, batches, outcomes, now_ms)
+        except Exception as fault:
+            faults.append(fault)
+        for topic_partition, batch in batches.items():
+            outcome = outcomes.get(topic_partition) or _left_out(response, topic_partition)
+            faults += self._settle_at_once(batch, outcome, now_ms)
+        if faults:
+            raise faults[0]
+
+    def _note_answer(
+        self,
+        response: ClientResponse,
+        batches: Mapping[TopicPartition, ProducerBatch],
+        outcomes: Mapping[TopicPartition, PartitionOutcome],
+        now_ms: int,
     ) -> None:
+        """Take in what an answer says besides the fate of its batches."""
+        if response.body is None:
+            return
         throttle_ms = to_ms(response.body.throttle_time)
         if throttle_ms:
             self._throttles[int(response.destination)] = throttle_ms, now_ms + throttle_ms
         self._metrics.response_received(response.latency_ms, throttle_ms, now_ms)
-        outcomes = _outcomes(response.body)
         refused = {tp: outcome for tp, outcome in outcomes.items() if outcome.error is not None}
         leaders = {tp: outcome.leader for tp, outcome in refused.items() if outcome.leader is not None}
         if leaders:
@@ -137,16 +156,23 @@ class BatchOutcomes:
                 if tp in refused and not _is_split(each, refused[tp].error)
             },
         )
-        for topic_partition, batch in batches.items():
-            outcome = outcomes.get(topic_partition)
-            if outcome is None:
-                missing = DisconnectError(f"Node {response.destination} left {topic_partition} out of its answer.")
-                outcome = PartitionOutcome(error=missing)
+
+    def _settle_at_once(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> list[Exception]:
+        """Settle a batch, whatever is raised meanwhile. Returns that."""
+        faults: list[Exception] = []
+        try:
             self._settle(batch, outcome, now_ms)
+        except Exception as fault:
+            faults.append(fault)
+            try:
+                self._give_up(batch, outcome, fault, now_ms)
+            except Exception as second:
+                faults.append(second)
+        return faults
 
     def _settle(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         error = outcome.error
-        if error is None or isinstance(error, DuplicateSequenceError):
+        if error is None or _is_taken(outcome):
             self._complete(batch, outcome, now_ms)
         elif _is_split(batch, error):
             self._split(batch, now_ms)
@@ -162,16 +188,40 @@ class BatchOutcomes:
         if self._guarantees_order:
             self._accumulator.unmute(batch.topic_partition)
 
+    def _give_up(self, batch: ProducerBatch, outcome: PartitionOutcome, fault: Exception, now_ms: int) -> None:
+        """End a batch at once that `fault` kept from being settled: as acknowledged where its node said so."""
+        is_taken = _is_taken(outcome)
+        said = "acknowledged them" if is_taken else f"said: {outcome.error}"
+        error = KafkaError(
+            f"{batch.record_count} records for {batch.topic_partition}: their node {said}. The producer failed to"
+            f" handle that: {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}"
+        )
+        error.__cause__ = fault
+        log.error("%s", error)
+        with ExitStack() as last_first:
+            if self._guarantees_order:
+                last_first.callback(self._accumulator.unmute, batch.topic_partition)
+            last_first.callback(self._accumulator.give_up, batch, error)
+            if is_taken:
+                last_first.callback(self._acknowledge, batch, outcome)
+            elif not batch.is_done:
+                self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
+            if self._transaction_manager is not None:
+                self._transaction_manager.handle_fault((batch, *batch.split_parts), error)
+
     def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         if self._transaction_manager is not None:
             self._transaction_manager.handle_completed_batch(batch)
         if not batch.is_done:
             self._metrics.batch_acknowledged(now_ms)
+        self._acknowledge(batch, outcome)
+        self._accumulator.deallocate(batch)
+
+    def _acknowledge(self, batch: ProducerBatch, outcome: PartitionOutcome) -> None:
         stamped_ms = outcome.log_append_time_ms
         if batch.attempts and stamped_ms == batch.max_timestamp_ms:  # what leaders say of a double, whoever set it
             stamped_ms = None
         batch.complete(outcome.base_offset if outcome.error is None else -1, stamped_ms)
-        self._accumulator.deallocate(batch)
 
     def _split(self, batch: ProducerBatch, now_ms: int) -> None:
         if self._transaction_manager is not None:
@@ -277,6 +327,38 @@ class BatchOutcomes:
             return "the partition has no leader"
         count = cluster.partition_count_for_topic(topic_partition.topic)
         return f"the topic has {count} partitions now" if count else "the cluster does not show the topic any more"
+
+
+def _is_taken(outcome: PartitionOutcome) -> bool:
+    """The node has the records."""
+    return outcome.error is None or isinstance(outcome.error, DuplicateSequenceError)
+
+
+def _answered(
+    response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]
+) -> Mapping[TopicPartition, PartitionOutcome]:
+    lost = _no_answer(response)
+    if lost is not None:
+        log.warning("%d batches for node %s were not acknowledged: %s", len(batches), response.destination, lost)
+        return dict.fromkeys(batches, PartitionOutcome(error=lost))
+    if response.body is None:  # acks=0: sent is done
+        return dict.fromkeys(batches, PartitionOutcome())
+    return _outcomes(response.body)
+
+
+def _unread(response: ClientResponse, fault: Exception) -> KafkaError:
+    error = KafkaError(
+        f"The producer could not read the answer of node {response.destination}: {type(fault).__name__}:"
+        f" {one_line(str(fault))}. {_AFTER_FAULT}"
+    )
+    error.__cause__ = fault
+    return error
+
+
+def _left_out(response: ClientResponse, topic_partition: TopicPartition) -> PartitionOutcome:
+    return PartitionOutcome(
+        error=DisconnectError(f"Node {response.destination} left {topic_partition} out of its answer.")
+    )
 
 
 def _no_answer(response: ClientResponse) -> KafkaError | None:

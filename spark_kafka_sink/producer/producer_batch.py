@@ -319,10 +319,10 @@ class ProducerBatch:
     ) -> bool:
         if self.is_done:
             return False
-        self.is_done = True
         if self.is_open:
             self.close_for_appends()
         self.result.set(base_offset, log_append_time_ms, error, record_errors)
+        self.is_done = True
         rest = iter(self.thunks)
         try:
             for thunk in rest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
@@ -285,13 +285,15 @@ class RecordAccumulator:
         self.sizes.refused(batch.topic_partition.topic)
         parts = split_batch(batch, now_ms)
         with self._lock:
-            row_bytes, allocations = batch.take_memory()
-            memory = SharedAllocation(lambda: self._give_back(row_bytes, allocations), holders=len(parts))
+            held: tuple[int, Sequence[SharedAllocation]] = (0, ())
+            memory = SharedAllocation(lambda: self._give_back(*held), holders=len(parts))
+            for part in parts:
+                part.share_memory(memory)
+            held = batch.take_memory()  # after all of them have their share: a fault in between loses nothing
+            self._incomplete.replace(batch, parts)
             queue = self._queues[batch.topic_partition]
             for part in reversed(parts):
-                part.share_memory(memory)
                 queue.put_back(part)
-            self._incomplete.replace(batch, parts)
             for part in parts:
                 self._rules.on_split_part(part)
         batch.result.mark_done()
@@ -382,6 +384,10 @@ class RecordAccumulator:
         with self._lock:
             batches = dict.fromkeys(each for each in self._incomplete if not (each.is_in_flight or each.has_sequence))
         self._drop(batches, error)
+
+    def give_up(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """Fail `batch` and the parts that took its place, those that have not ended, and give their memory back."""
+        self._drop(dict.fromkeys((batch, *batch.split_parts)), error)
 
     def _drop_unfilled(self, allocation: SharedAllocation, cause: BaseException) -> None:
         """The append that holds `allocation` ended early: what it left without bytes can neither go nor expire."""

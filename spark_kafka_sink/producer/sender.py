@@ -18,7 +18,13 @@ from spark_kafka_sink.client.selectable import KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.errors import (
+    BufferExhaustedError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerClosedError,
+)
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.node_availability import NodeAvailability
@@ -129,13 +135,27 @@ class Sender:
         try:
             self.run_once()
         except Exception as error:
-            self._failed_turn = error, self._clock.now_ms()
+            self._on_fault(error, isinstance(error, IllegalStateError))
             log.exception("A turn of the Sender failed; it goes on")
             self._clock.sleep_ms(self._config.retry_backoff_ms)
 
+    def _on_fault(self, fault: Exception, is_of_identity: bool) -> None:
+        """Mark the producer as failed. Where the fault is in what brokers know it by (an impossible state, say), it
+        ends: nothing that follows from that may reach a broker (KAFKA-14831).
+        """
+        self._failed_turn = fault, self._clock.now_ms()
+        manager = self._transaction_manager
+        if is_of_identity and manager is not None and not manager.has_fatal_error:
+            error = KafkaError(
+                f"The producer met a fault of its own, {type(fault).__name__}: {one_line(str(fault))}. What it"
+                " had under way may have taken effect all the same. Close this producer and make another."
+            )
+            error.__cause__ = fault
+            manager.fail(error)
+
     @property
     def has_failed_turn(self) -> bool:
-        """Since the start. What such a turn had in hand may never get an outcome."""
+        """A turn, or the handling of an answer, failed since the start by a fault of the producer's own."""
         return self._failed_turn is not None
 
     def explained(self, error: KafkaError) -> KafkaError:
@@ -159,7 +179,8 @@ class Sender:
         if manager is not None:
             if manager.recovers_by_itself:
                 manager.maybe_resolve_sequences()
-                manager.bump_epoch_if_needed()
+                self._fail_what_waits_in_vain(manager)
+                manager.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
             self._maybe_send_request(manager, now_ms)
             if manager.has_fatal_error:
                 self._abort_after(manager)
@@ -235,15 +256,26 @@ class Sender:
 
     def _send_outgoing(self, outgoing: OutgoingRequest, node: Node, now_ms: int) -> None:
         def settle(response: ClientResponse) -> None:
-            if response.version_mismatch is not None:
-                outgoing.refused(response.version_mismatch)
-            else:
-                outgoing.answered(response.body, response.received_ms)
+            try:
+                if response.version_mismatch is not None:
+                    outgoing.refused(response.version_mismatch)
+                else:
+                    outgoing.answered(response.body, response.received_ms)
+            except Exception as fault:
+                self._on_fault(fault, is_of_identity=True)
+                raise  # the client logs it
 
         if not outgoing.take():
             return
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
+
+    def _fail_what_waits_in_vain(self, manager: TransactionManager) -> None:
+        """No producer id is given without a right. What was sent before, and may be in the log, goes on asking."""
+        refusal = manager.take_refusal()
+        if refusal is not None:
+            log.error("What waits for a producer id fails: %s", refusal)
+            self._accumulator.abort_undrained(refusal)
 
     def _abort_after(self, manager: TransactionManager) -> None:
         cause = manager.last_error
@@ -373,7 +405,11 @@ class Sender:
         self._metrics.batches_sent(batches, now_ms)
 
         def settle(response: ClientResponse) -> None:
-            self._outcomes.handle_response(response, by_partition)
+            try:
+                self._outcomes.handle_response(response, by_partition)
+            except Exception as fault:
+                self._on_fault(fault, isinstance(fault, IllegalStateError))
+                raise  # the client logs it
 
         self._client.send(
             self._client.new_client_request(str(node_id), request, now_ms, expects_response, None, settle), now_ms

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
     IllegalStateError,
     KafkaError,
     OutOfOrderSequenceError,
@@ -51,7 +52,7 @@ class State(enum.Enum):
 
 _MOVES: Final[Mapping[State, frozenset[State]]] = {
     State.UNINITIALIZED: frozenset({State.INITIALIZING, State.PREPARED, State.FATAL_ERROR}),
-    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.FATAL_ERROR}),
+    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
     State.READY: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.IN_TRANSACTION, State.FATAL_ERROR}),
     State.IN_TRANSACTION: frozenset(
         {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}
@@ -109,6 +110,8 @@ class TransactionManager:
         self._init_in_flight = False
         self._refusal: KafkaError | None = None
         """The last answer to what records wait for, where that was no."""
+        self._untold: KafkaError | None = None
+        """A refusal that the records waiting for a producer id have not been failed with yet."""
 
     def __repr__(self) -> str:
         producer_id, epoch = self.producer
@@ -223,6 +226,21 @@ class TransactionManager:
         log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
         self._to_restart.add(batch.topic_partition)
 
+    def handle_fault(self, batches: Iterable[ProducerBatch], error: KafkaError) -> None:
+        """Give up `batches`, which a fault of the producer's own met: the cause of `error`.
+
+        Where the fault is in the manager's own state, nothing that follows from that state may reach a broker: the
+        producer fails (KAFKA-14831).
+        """
+        try:
+            if isinstance(error.__cause__, IllegalStateError):
+                raise error.__cause__
+            for batch in batches:
+                self.handle_failed_batch(batch, error)
+        except Exception:
+            self.fail(error)
+            raise
+
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
         """Whether to send `batch` again after `error` from its leader, whose log begins at `log_start_offset` (-1:
         not told).
@@ -251,8 +269,15 @@ class TransactionManager:
         if self._unresolved:
             self._unresolved = {place for place in self._unresolved if self.sequences[place].in_flight}
 
-    def bump_epoch_if_needed(self) -> None:
-        """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none."""
+    def take_refusal(self) -> KafkaError | None:
+        """Return the error that every record waiting for a producer id is to fail with, once."""
+        refusal, self._untold = self._untold, None
+        return refusal
+
+    def bump_epoch_if_needed(self, has_undrained: Callable[[], bool]) -> None:
+        """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none: after a
+        refusal only where records wait for it, as `has_undrained` tells.
+        """
         if self._to_restart and self.producer.is_valid and not self.has_fatal_error:
             if self.producer.epoch >= MAX_EPOCH:
                 self.producer = NO_PRODUCER
@@ -260,7 +285,7 @@ class TransactionManager:
             else:
                 self.producer = ProducerIdAndEpoch(self.producer.producer_id, self.producer.epoch + 1)
                 self._restart_partitions()
-        if self.state is State.UNINITIALIZED:
+        if self.state is State.UNINITIALIZED and (self._refusal is None or has_undrained()):
             self._move_to(State.INITIALIZING)
 
     def _restart_partitions(self) -> None:
@@ -309,15 +334,25 @@ class TransactionManager:
             self._move_to(State.READY)
             self._restart_partitions()
             log.info("Producer id %d, epoch %d", *self.producer)
-        elif error is None or error.retriable:
+        elif error is None or error.retriable or isinstance(error, ClusterAuthorizationError):
             self._init_not_before_ms = now_ms + self._retry_backoff.backoff_ms(self._init_attempts)
             self._init_attempts += 1
             if error is not None:
-                self._refusal = error
-                if self._init_attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
-                    log.warning("No producer id: attempt %d was refused: %s", self._init_attempts, error)
+                self._on_init_refusal(error)
         else:
             self.fail(error)
+
+    def _on_init_refusal(self, error: KafkaError) -> None:
+        """Ask again: at once for what passes by itself; for a right, which somebody has to grant, with later records.
+        Those that wait now fail.
+        """
+        self._refusal = error
+        if isinstance(error, ClusterAuthorizationError):
+            error.fatal = False  # unlike in the answer to a batch
+            self._untold = error
+            self._move_to(State.UNINITIALIZED)
+        elif self._init_attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+            log.warning("No producer id: attempt %d was refused: %s", self._init_attempts, error)
 
     def fail(self, error: KafkaError) -> None:
         """No producer id is to be had, or none that would do: every send fails with `error` from now on."""

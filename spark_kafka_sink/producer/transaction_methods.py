@@ -47,8 +47,11 @@ class TransactionMethods:
         left open.
 
         Again after `prepare_transaction`, when somebody else ends what was prepared; then, and before the first
-        transaction, `transactional_id` may give the producer another one, over the connections it has. Raises
-        KafkaTimeoutError after max.block.ms, and the fatal error of a producer that may not have the id.
+        transaction, `transactional_id` may give the producer another one, over the connections it has.
+
+        Raises KafkaTimeoutError after max.block.ms. Raises AuthorizationError without the right to the id: call it
+        again once that is granted. Raises TransactionAbortableError where `abort_transaction` must come first, which
+        asks for a producer id again.
         """
         self._operate("txn-init", lambda manager: manager.begin_initialize(transactional_id))
 

@@ -83,6 +83,8 @@ class TransactionalExchange(TransactionManager):
         """What was sent in this epoch has a gap, or may still arrive: under version 1 the next transaction takes
         another.
         """
+        self._lacks_epoch = False
+        """The coordinator refused one until an abort: the next abort asks for it."""
         self._is_resumed = False
 
     @property
@@ -279,10 +281,8 @@ class TransactionalExchange(TransactionManager):
             self._queue.again(request, refusal.error_code, now_ms)
             if request.attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
                 log.warning("%s: attempt %d was refused: %s", self.transactional_id, request.attempts, error)
-        elif isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
-            self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
-            self._queue.clear()
-            request.result.finish(error)
+        elif self._may_initialize_again(request, error):
+            pass
         elif action is Action.ABORT and self.state in _LOST and not is_end:
             request.result.finish(error)
         elif action is Action.FAIL or self.state not in _MAY_BECOME_ABORTABLE:
@@ -291,6 +291,21 @@ class TransactionalExchange(TransactionManager):
             request.result.finish(error)
             self._must_bump_epoch |= isinstance(error, (UnknownProducerIdError, InvalidPidMappingError))
             self._to_abortable(error)
+
+    def _may_initialize_again(self, request: TransactionalRequest, error: KafkaError) -> bool:
+        """Handle a refusal of a producer id that is not the producer's end; False for any other."""
+        if isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
+            self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
+            self._queue.clear()
+            error.fatal = False
+            request.result.finish(error)
+            return True
+        if isinstance(error, TransactionAbortableError) and request.priority is Priority.INIT_PRODUCER_ID:
+            self._tell_of_an_end_before()
+            self._lacks_epoch = True
+            self._to_abortable(error)
+            return True
+        return False
 
     def _had_nothing_to_end(self, request: TransactionalRequest, error: KafkaError) -> bool:
         if self._content.is_in_doubt and error.error_code == requests.INVALID_TXN_STATE:
@@ -308,6 +323,7 @@ class TransactionalExchange(TransactionManager):
         self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
         log.info("%s: producer id %d, epoch %d", self.transactional_id, *self.producer)
         self._forget_transaction()
+        self._lacks_epoch = False
         self._move_to(State.READY)
         result.finish()
 
@@ -318,7 +334,7 @@ class TransactionalExchange(TransactionManager):
         must_bump = self._must_bump_epoch and self.transaction_version < 2 and not self._is_resumed
         next_state = State.UNINITIALIZED if self._is_resumed else State.READY
         self._forget_transaction()
-        if must_bump:
+        if must_bump or self._lacks_epoch:
             self._init_after_end(result)
             return
         self._move_to(next_state)

@@ -117,12 +117,70 @@ def test_a_producer_id_is_asked_for_until_it_comes(fault: faults.Hook) -> None:
     assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
 
 
-def test_a_refused_producer_id_is_fatal() -> None:
+def test_a_producer_id_that_is_not_granted_is_asked_for_with_the_next_send() -> None:
+    """Java's SenderTest.testClusterAuthorizationExceptionInInitProducerIdRequest."""
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=2)
+    for asked in (1, 2):
+        refused = send_all(harness, 3)
+        harness.settle(2_000)
+        for delivery in refused:
+            assert isinstance(delivery.error, ClusterAuthorizationError)
+            assert not delivery.error.fatal
+        harness.run_for(60_000)
+        assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == asked, "nothing waits for it"
+        assert harness.memory_in_use == 0
+        assert not harness.producer.has_failed
+    granted = send_all(harness, 2)
+    harness.settle(2_000)
+    assert errors(granted) == [None] * 2
+    assert harness.values() == values(2)
+
+
+def test_a_producer_id_that_is_not_granted_is_not_asked_for_in_a_storm() -> None:
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=None)
+    until_ms = harness.now_ms + 10_000
+    while harness.now_ms < until_ms:
+        harness.send(b"v")
+        harness.run_for(5)
+    harness.settle(2_000)
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) < 20
+    assert all(isinstance(delivery.error, ClusterAuthorizationError) for delivery in harness.deliveries)
+
+
+def test_a_producer_id_that_is_refused_before_any_send_costs_no_send() -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
+    harness.run_for(1_000)
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    delivery = harness.send(b"v")
+    harness.settle(1_000)
+    assert delivery.error is None
+
+
+def test_a_refused_renewal_of_the_producer_id_keeps_what_may_be_in_the_log() -> None:
+    """Its retries keep their numbers, so that nothing is doubled, and wait until the right is back."""
+    harness = warm()
+    harness.cluster.on(PRODUCE, faults.lose_response())
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=3)
+    (sent,) = send_all(harness, 1)
+    harness.run_until(lambda: len(attempts(harness)) == 1)
+    manager = manager_of(harness)
+    manager.producer = NO_PRODUCER  # as where the epochs are used up
+    manager.state = State.UNINITIALIZED
+    harness.settle()
+    assert sent.error is None
+    assert harness.values() == values(1)
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) >= 4
+
+
+def test_a_producer_id_that_is_refused_for_another_reason_is_fatal() -> None:
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(42))
     delivery = harness.send(b"v")
     harness.settle()
-    assert isinstance(delivery.error, ClusterAuthorizationError)
+    assert delivery.error.error_code == 42
     assert harness.producer.has_failed
 
 
@@ -764,6 +822,6 @@ def test_a_move_that_the_table_does_not_have_is_refused() -> None:
 def test_after_a_fatal_error_nothing_is_asked_for_any_more() -> None:
     manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
     manager.fail(KafkaError("over"))
-    manager.bump_epoch_if_needed()
+    manager.bump_epoch_if_needed(lambda: True)
     assert manager.next_request(0, False) is None
     assert manager.has_fatal_error

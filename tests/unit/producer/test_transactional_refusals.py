@@ -19,6 +19,7 @@ from support.transaction_harness import (
     ID,
     INIT_PRODUCER_ID,
     PLACE,
+    PRODUCE,
     TXN_OFFSET_COMMIT,
     TransactionHarness,
 )
@@ -26,6 +27,7 @@ from support.transaction_steps import OFFSETS, STEPS, both_versions, every_reque
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
     CommitFailedError,
     GroupAuthorizationError,
     InvalidPidMappingError,
@@ -36,6 +38,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
     SaslAuthenticationError,
     TopicAuthorizationError,
+    TransactionAbortableError,
     TransactionalIdAuthorizationError,
     UnsupportedVersionError,
     error_for_code,
@@ -129,11 +132,22 @@ def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(s
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, faults.fail_with(53))
-    with pytest.raises(TransactionalIdAuthorizationError):
+    with pytest.raises(TransactionalIdAuthorizationError) as caught:
         run(harness)
-    assert harness.producer.has_failed is (step != "init")
+    assert harness.producer.has_failed is caught.value.fatal is (step != "init")
     if step == "init":
         finish(harness)
+
+
+@both_versions
+def test_an_init_without_a_right_to_the_cluster_may_be_repeated(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
+    with pytest.raises(ClusterAuthorizationError) as caught:
+        harness.producer.init_transactions()
+    assert not caught.value.fatal
+    assert not harness.producer.has_failed
+    finish(harness)
 
 
 @both_versions
@@ -323,3 +337,57 @@ def test_a_node_that_refuses_us_is_fatal() -> None:
     with pytest.raises(SaslAuthenticationError):
         harness.producer.init_transactions()
     assert harness.producer.has_failed
+
+
+# ---- TRANSACTION_ABORTABLE for a producer id -------------------------------------------------------------------------
+
+
+@both_versions
+def test_an_init_that_is_told_to_abort_works_after_an_abort(version: int) -> None:
+    """Java's TransactionManagerTest.testTransactionAbortableExceptionInInitProducerId."""
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
+    with pytest.raises(TransactionAbortableError, match=ID) as caught:
+        harness.producer.init_transactions()
+    assert not caught.value.fatal
+    assert harness.state is State.ABORTABLE_ERROR
+    assert not harness.producer.has_failed
+    for call in (harness.producer.begin_transaction, harness.producer.commit_transaction):
+        with pytest.raises(TransactionAbortableError, match="met an error before"):
+            call()
+    harness.producer.abort_transaction()
+    harness.commit(b"v")
+    assert harness.committed() == [b"v"]
+    assert not harness.cluster.requests_of(END_TXN)[:-1], "there was nothing to abort"
+
+
+@both_versions
+def test_an_abort_after_a_refused_init_asks_as_often_as_it_must(version: int) -> None:
+    harness = TransactionHarness(version)
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120), times=3)
+    with pytest.raises(TransactionAbortableError):
+        harness.producer.init_transactions()
+    for _ in range(3):
+        harness.producer.abort_transaction()
+        if harness.state is State.ABORTABLE_ERROR:
+            with pytest.raises(TransactionAbortableError):
+                harness.producer.begin_transaction()
+    harness.commit(b"v")
+    assert harness.committed() == [b"v"]
+    harness.close()
+
+
+def test_an_abort_that_ended_is_one_where_the_next_epoch_takes_another_abort() -> None:
+    harness = TransactionHarness(1).started()
+    harness.cluster.on(PRODUCE, faults.fail_with(87))
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
+    refused = harness.send(b"refused", partition=0)
+    harness.settle()
+    harness.producer.abort_transaction()
+    assert refused.error is not None
+    assert harness.state is State.ABORTABLE_ERROR
+    with pytest.raises(TransactionAbortableError):
+        harness.producer.begin_transaction()
+    harness.producer.abort_transaction()
+    harness.commit(b"v")
+    assert harness.committed() == [b"v"]

@@ -16,6 +16,7 @@ LEGAL = {
     (S.UNINITIALIZED, S.PREPARED),  # by resuming
     (S.INITIALIZING, S.READY),
     (S.INITIALIZING, S.UNINITIALIZED),  # refused, and to be asked for again
+    (S.INITIALIZING, S.ABORTABLE_ERROR),  # refused until an abort
     (S.READY, S.IN_TRANSACTION),
     (S.READY, S.INITIALIZING),
     (S.READY, S.UNINITIALIZED),  # out of epochs
