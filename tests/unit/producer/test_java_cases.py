@@ -43,7 +43,7 @@ from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 METADATA = 3
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
 NOT_LEADER, REQUEST_TIMED_OUT, TOPIC_REFUSED, CLUSTER_REFUSED, OUT_OF_ORDER = 6, 7, 29, 31, 45
-MESSAGE_FORMAT_TOO_OLD, INVALID_TXN_STATE, ABORTABLE = 43, 48, 120
+MESSAGE_FORMAT_TOO_OLD, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, ABORTABLE = 43, 48, 49, 120
 OLD_ID, NEW_ID = 1000, 1001
 SLOW_MS = 50
 """Partition 1 is answered this much later than partition 0."""
@@ -391,16 +391,17 @@ def test_batch_that_waits_for_retry_ends_after_its_transaction_is_lost(version: 
 
 
 @both_versions
-def test_refusal_that_comes_after_the_expiry_is_not_fatal(version: int) -> None:
-    """SenderTest.testReceiveFailedBatchTwiceWithTransactions."""
+@pytest.mark.parametrize("error_code", [INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING])
+def test_refusal_that_comes_after_the_expiry_is_not_fatal(version: int, error_code: int) -> None:
+    """SenderTest.testReceiveFailedBatchTwiceWithTransactions, and the same with an error that is fatal in time."""
     harness = warm(version, {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "4000"})
-    not_leader, invalid = faults.fail_with(NOT_LEADER), faults.fail_with(INVALID_TXN_STATE)
+    not_leader, refusal = faults.fail_with(NOT_LEADER), faults.fail_with(error_code)
 
     def after(delay_ms: int, hook: faults.Hook) -> faults.Hook:
         return lambda *about: dataclasses.replace(hook(*about), delay_ms=delay_ms)
 
     harness.cluster.on(PRODUCE, after(500, not_leader))
-    harness.cluster.on(PRODUCE, after(3_800, invalid))
+    harness.cluster.on(PRODUCE, after(3_800, refusal))
     late = harness.send(b"late", partition=0)
     harness.settle()
     harness.run_for(1_000)
@@ -409,6 +410,7 @@ def test_refusal_that_comes_after_the_expiry_is_not_fatal(version: int) -> None:
     assert len(harness.cluster.requests_of(PRODUCE)) == 2
     assert not harness.client.has_in_flight_requests()
     assert len(late.calls) == 1
+    assert harness.producer.metrics()["record-error-total"] == 1
     assert harness.state is State.ABORTABLE_ERROR
     with pytest.raises(TransactionAbortableError, match="not acknowledged within"):
         harness.producer.commit_transaction()
