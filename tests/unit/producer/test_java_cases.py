@@ -290,6 +290,19 @@ def without(api_key: int, versions: VersionRanges) -> VersionRanges:
     return {key: value for key, value in versions.items() if key != api_key}
 
 
+def test_records_fail_with_brokers_of_the_old_record_format() -> None:
+    """RecordAccumulatorTest.testIdempotenceWithOldMagic: brokers before Kafka 0.11 take no such batches."""
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.versions = {**harness.cluster.versions, PRODUCE: (0, 2)}
+    deliveries = [harness.send(b"%d" % number) for number in range(3)]
+    harness.settle()
+    assert [type(each.error) for each in deliveries] == [UnsupportedVersionError] * 3
+    assert all(each.settled_ms - each.sent_ms < 1_000 for each in deliveries if each.settled_ms is not None)
+    assert harness.cluster.requests_of(PRODUCE) == []
+    assert harness.producer.has_failed
+    assert harness.memory_in_use == 0
+
+
 @both_versions
 @pytest.mark.parametrize(
     "api_key",
