@@ -412,13 +412,13 @@ class KafkaProducer(TransactionMethods):
             return
         on_own_thread = threading.current_thread() is self._thread
         if not on_own_thread and timeout != 0:
-            self._thread.join(timeout)
-        if self._thread.is_alive():
+            self.sender.wait_for_end(timeout)
+        if not self.sender.has_ended:
             self.sender.force_close()
-            if not on_own_thread:
-                self._thread.join(1.0)  # a DNS, or a callback, may hold it up
-                if self._thread.is_alive():
-                    log.warning("%s is held up, perhaps by a DNS, and left to end by itself", self._thread.name)
+            if not on_own_thread and not self.sender.wait_for_end(1.0):  # a DNS, or a callback, may hold it up
+                log.warning("%s is held up, perhaps by a DNS, and left to end by itself", self._thread.name)
+        if not on_own_thread and self.sender.has_ended:
+            self._thread.join()
 
     def _ensure_usable(self) -> None:
         self._ensure_same_process()

@@ -86,6 +86,10 @@ class Sender:
             delivery_timeout_ms=config.delivery_timeout_ms,
             guarantees_order=self._guarantees_order,
         )
+        self.has_ended = False
+        """`run` is over."""
+        self._until_end = threading.Lock()
+        self._until_end.acquire()
         self._thread_id: int | None = None
         self._is_running = True
         self._is_forced = False
@@ -114,8 +118,13 @@ class Sender:
             log.critical("The producer %s", how, exc_info=True)
             raise
         finally:
-            self._end(how)
-            self._thread_id = None  # another thread may have it next
+            try:
+                self._end(how)
+            finally:
+                self._thread_id = None  # another thread may have it next
+                self.has_ended = True
+                if self._until_end.locked():
+                    self._until_end.release()
 
     def _end(self, how: str) -> None:
         """The producer ended, and `how`."""
@@ -226,6 +235,17 @@ class Sender:
         """End now; what is not acknowledged fails. From any thread."""
         self._is_forced = True
         self.initiate_close()
+
+    def wait_for_end(self, timeout_s: float | None) -> bool:
+        """Wait up to `timeout_s` seconds (None: as long as it takes) for the end of `run`. Return whether it has ended.
+        From any other thread.
+
+        Up to Python 3.12, Ctrl-C in `Thread.join` makes a running thread count as ended, and Ctrl-C in `Event.wait` may
+        leave the event's lock taken. So the wait is for a lock, and the answer is the flag.
+        """
+        if not self.has_ended and self._until_end.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            self._until_end.release()  # to the next thread that waits
+        return self.has_ended
 
     # ---- the producer's identity -----------------------------------------------------------------------------------
 

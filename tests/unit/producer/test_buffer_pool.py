@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -220,6 +221,39 @@ def test_memory_that_comes_in_parts_does_not_lengthen_the_wait() -> None:
         pool.allocate(90, 100, Grant())
     assert timeouts == [100, 40]
     assert pool.available_memory == 20
+
+
+def test_many_threads_are_all_served_and_give_everything_back() -> None:
+    """BufferPoolTest.testStressfulSituation: ten threads want twice what there is, in pieces of all sizes."""
+    waits: list[None] = []
+    pool = BufferPool(5 * 1_024, SystemClock(), lambda: waits.append(None))
+    failures: list[BaseException] = []
+    most = [0]
+
+    def run(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(300):
+                size, grant = rng.randrange(1, 2 * 1_024), Grant()
+                pool.allocate(size, JOIN_S * 1_000, grant)
+                most[0] = max(most[0], pool.total_memory - pool._available)
+                assert grant.size == size
+                time.sleep(0)  # the others' turn
+                pool.deallocate(size)
+        except BaseException as error:  # a thread's own would be lost
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,), daemon=True) for seed in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOIN_S)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(waits) > 100, "memory was short"
+    assert 0 < most[0] <= pool.total_memory
+    assert pool.available_memory == pool.total_memory
+    assert pool.queued == 0
 
 
 def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:

@@ -72,13 +72,19 @@ class Rules(NoDrainRules):
 
 
 class Rig:
-    def __init__(self, batch_size: int = 1_000, memory: int = 100_000, rules: DrainRules | None = None) -> None:
+    def __init__(
+        self,
+        batch_size: int = 1_000,
+        memory: int = 100_000,
+        rules: DrainRules | None = None,
+        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+    ) -> None:
         self.clock = FakeClock()
         self.pool = BufferPool(memory, self.clock)
         self.accumulator = RecordAccumulator(
             sizes=BatchSizes(batch_size),
             linger_ms=LINGER_MS,
-            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            delivery_timeout_ms=delivery_timeout_ms,
             retry_backoff=ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
             pool=self.pool,
             drain_rules=rules or NoDrainRules(),
@@ -567,6 +573,46 @@ def test_a_partition_without_batches_does_not_break_the_round() -> None:
     assert rig.drain(cluster_of(1), nodes=NODES[:1]) == {}  # it leads nothing any more
 
 
+def test_node_that_leads_no_partition_is_drained_of_nothing() -> None:
+    """RecordAccumulatorTest.testDrainWithANodeThatDoesntHostAnyPartitions."""
+    rig = Rig(batch_size=1)
+    rig.append(0)
+    leads_nothing = NODES[1:]
+    assert rig.drain(cluster_of(0), nodes=leads_nothing) == {}
+    assert rig.drain(cluster_of(0), nodes=(*leads_nothing, NODES[0])).keys() == {0}
+    assert rig.drain(cluster_of(0), nodes=leads_nothing) == {}
+
+
+@pytest.mark.parametrize("compressible_percent", [1, 10, 50, 90, 99])
+def test_hardly_a_batch_is_too_large_however_well_records_compress(compressible_percent: int) -> None:
+    """RecordAccumulatorTest.testSplitFrequency: fewer than one batch in ten exceeds batch.size."""
+    rig, codec, rng = Rig(batch_size=1_024), codec_for("gzip"), random.Random(compressible_percent)
+    sizes: list[int] = []
+
+    def drain() -> None:
+        if not rig.ready(cluster_of(0)).ready_nodes:
+            return
+        for batch in rig.accumulator.drain(cluster_of(0), NODES, 1_000_000, no_epochs, rig.now_ms).get(0, ()):
+            batch.seal(codec)
+            rig.accumulator.sizes.learn(batch)
+            sizes.append(batch.wire_size)
+            batch.complete(0, None)
+            rig.accumulator.deallocate(batch)
+
+    for _ in range(1_000):
+        if rng.randrange(100) < compressible_percent:
+            value = b"".join(rng.randrange(1_000).to_bytes(4, "big") for _ in range(25))
+        else:
+            value = rng.randbytes(100)
+        rig.append(size=record_size_upper_bound(None, value, ()), value=value)
+        drain()
+    rig.clock.advance(LINGER_MS)
+    drain()
+    too_large = sum(size > 1_024 + HEADER_SIZE for size in sizes)
+    assert len(sizes) > 50
+    assert too_large / len(sizes) < 0.1
+
+
 def test_what_the_rules_hold_back_stays_and_holds_no_other_partition_back() -> None:
     rules = Rules()
     rig = Rig(batch_size=1, rules=rules)
@@ -737,6 +783,26 @@ def test_many_batches_that_expire_together_are_not_compared_with_one_another(mon
     monkeypatch.setattr(ProducerBatch, "__eq__", lambda self, other: compared.append(other) or self is other)
     assert len(rig.accumulator.expired_batches(rig.now_ms)) == 500
     assert len(compared) < 500
+    assert not rig.accumulator.has_undrained
+
+
+@pytest.mark.parametrize("is_muted", [False, True])
+def test_batch_expires_at_the_longest_delivery_timeout(is_muted: bool) -> None:
+    """RecordAccumulatorTest.testExpiredBatchSingleMaxValue: Kafka's largest int, 24.8 days."""
+    longest_ms = 2**31 - 1
+    rig = Rig(delivery_timeout_ms=longest_ms)
+    rig.append(0)
+    rig.clock.advance(LINGER_MS)
+    assert rig.ready(cluster_of(0)).ready_nodes.keys() == {0}
+    if is_muted:
+        rig.accumulator.mute(place(0))
+    rig.clock.advance(longest_ms - LINGER_MS - 1)
+    assert rig.accumulator.expired_batches(rig.now_ms) == []
+    assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
+    rig.clock.advance(1)
+    (expired,) = rig.accumulator.expired_batches(rig.now_ms)
+    expired.fail(KafkaError("late"))
+    assert not rig.ready(cluster_of(0)).ready_nodes
     assert not rig.accumulator.has_undrained
 
 
