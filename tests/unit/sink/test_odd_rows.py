@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -30,7 +31,7 @@ from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 TOPICS: Final = {"one": 1, "three": 3}
-SEED: Final = settings(derandomize=True, print_blob=True, max_examples=120)
+SEED: Final = settings(derandomize=True, print_blob=True, max_examples=150)
 NAMED: Final = re.compile(r"row \d+|value|key|topic|partition|headers?|timestamp", re.IGNORECASE)
 """What an error about a row must hold: its number, or a column."""
 
@@ -333,7 +334,7 @@ class Meant(NamedTuple):
         return partition_for_key(self.key, count) if self.partition is None else self.partition
 
 
-@dataclass
+@dataclass(repr=False)
 class OddRow:
     given: Any
     meaning: Meant | _Nothing
@@ -375,8 +376,13 @@ def built(shape: str, columns: Sequence[tuple[Any, Cell]], topic: str | None) ->
         elif isinstance(given, list):
             given.clear()
 
-    text = f"{shape} {[(name, cell.given) for name, cell in columns]!r:.300}"
-    return OddRow(given, meaning, all(cell.is_plain for cell in counted), change, text)
+    cells = ", ".join(f"{name}={shown(cell.given)}" for name, cell in columns)
+    return OddRow(given, meaning, all(cell.is_plain for cell in counted), change, f"{shape}({cells})")
+
+
+def shown(value: Any) -> str:
+    is_huge = isinstance(value, int) and value.bit_length() > 1_000
+    return "a huge int" if is_huge else f"{value!r:.100}"
 
 
 @st.composite
@@ -525,10 +531,7 @@ def check_order(own: Sequence[Meant], log: Sequence[Meant], at: int, count: int)
     assert keyed == [each._replace(partition=at) for each in there][: len(keyed)], "a gap, or another order"
 
 
-@SEED
-@given(partitions(), st.booleans())
-def test_odd_rows_are_written_as_meant_or_refused(partition: tuple[str | None, list[OddRow]], one_by_one: bool) -> None:
-    topic, every = partition
+def assert_as_meant(topic: str | None, every: Sequence[OddRow], *, one_by_one: bool) -> None:
     harness = ProducerHarness({"linger.ms": 0, "max.block.ms": 1_000}, topics=TOPICS)
     start_ms = harness.clock.wall_ms()
     error = write(HarnessSink(harness, topic), every, one_by_one=one_by_one)
@@ -540,3 +543,85 @@ def test_odd_rows_are_written_as_meant_or_refused(partition: tuple[str | None, l
     else:
         assert NAMED.search(str(error)), f"names neither row nor column: {error}"
         assert not all(row.is_plain and row.meaning is not NOTHING for row in every), f"nothing was odd: {error}"
+
+
+@SEED
+@given(partitions(), st.booleans())
+def test_odd_rows_are_written_as_meant_or_refused(partition: tuple[str | None, list[OddRow]], one_by_one: bool) -> None:
+    topic, every = partition
+    assert_as_meant(topic, every, one_by_one=one_by_one)
+
+
+@pytest.mark.parametrize("index", [0, 1, 5, 70])
+@pytest.mark.parametrize("name", CELLS)
+def test_every_odd_cell_is_written_as_meant_or_refused(name: str, index: int) -> None:
+    for at, make in enumerate(CELLS[name][1]):
+        shape = list(SHAPES)[at % len(SHAPES)]
+        topic = None if name == "topic" else "one"
+        own = {} if topic else {"topic": Cell("one", "one")}
+        columns = {"key": Cell("k", b"k"), "value": Cell("v", b"v"), **own, name: make()}
+        every = [filler(number, topic, is_large=False) for number in range(index + 3)]
+        every.insert(index, built(shape, list(columns.items()), topic))
+        assert_as_meant(topic, every, one_by_one=at % 2 == 0)
+
+
+@pytest.mark.parametrize("index", [0, 1, 5, 70])
+def test_a_row_without_names_is_refused_at_any_index(index: int) -> None:
+    columns = [("value", Cell("v", b"v")), ("key", Cell(None, None))]
+    for shape in NAMELESS:
+        every = [filler(number, "one", is_large=False) for number in range(index + 3)]
+        every.insert(index, built(shape, columns, "one"))
+        assert_as_meant("one", every, one_by_one=False)
+
+
+# ---- KafkaProducer.send --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def records(draw: st.DrawFn) -> OddRow:
+    """The arguments of a `send`; in most of them one is odd."""
+    odd_one = draw(st.sampled_from(["", *CELLS]))
+    cells = {}
+    for name, (ordinary, unusual) in CELLS.items():
+        cell = draw(st.sampled_from(unusual if name == odd_one else ordinary))()
+        is_strange = name == "timestamp" and (cell.given == -1 or isinstance(cell.given, datetime.datetime))
+        cells[name] = cell._replace(is_plain=cell.is_plain and not is_strange)
+    row = built("dict", list(cells.items()), None)
+    row.given = {name: cell.given for name, cell in cells.items()}
+    return row
+
+
+def send(harness: ProducerHarness, row: OddRow) -> Exception | None:
+    """Send, change what was handed over, and wait for the outcome."""
+    fields = dict(row.given)
+    try:
+        delivery = harness.send(
+            fields["value"],
+            fields["topic"],
+            fields["partition"],
+            key=fields["key"],
+            headers=fields["headers"],
+            timestamp_ms=fields["timestamp"],
+        )
+    except KafkaError as error:
+        return error
+    row.change()
+    harness.run_until(lambda: delivery.is_settled)
+    return delivery.error
+
+
+@SEED
+@given(st.lists(records(), min_size=1, max_size=10))
+def test_odd_records_are_sent_as_meant_or_refused(every: list[OddRow]) -> None:
+    harness = ProducerHarness({"linger.ms": 0, "max.block.ms": 1_000}, topics=TOPICS)
+    start_ms = harness.clock.wall_ms()
+    meant: list[Meant] = []
+    for row in every:
+        error = send(harness, row)
+        if error is None:
+            assert isinstance(row.meaning, Meant), f"sent without an error: {row}"
+            meant.append(row.meaning)
+        else:
+            assert NAMED.search(str(error)), f"names no field: {error}"
+            assert not row.is_plain or row.meaning is NOTHING, f"nothing was odd in {row}: {error}"
+    check(meant, arrived(harness, start_ms), is_all=True)
