@@ -39,7 +39,7 @@ from spark_kafka_sink.producer.partitioner import Partitioners
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.record_fields import TimestampWatch, check_place, checked_headers, to_bytes
+from spark_kafka_sink.producer.record_fields import TimestampWatch, checked_headers, checked_place, to_bytes
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
@@ -205,11 +205,11 @@ class KafkaProducer(TransactionMethods):
         `record.headers.header_pairs` for the forms.
         """
         self._ensure_usable()
-        check_place(partition, timestamp_ms)
+        partition, timestamp_ms = checked_place(partition, timestamp_ms)
         self._timestamps.of_record(topic, timestamp_ms)
         key_bytes, value_bytes = to_bytes(key, "key"), to_bytes(value, "value")
         headers = checked_headers(headers)
-        stamp = self._clock.wall_ms() if timestamp_ms is None else int(timestamp_ms)  # numpy's add up to floats
+        stamp = self._clock.wall_ms() if timestamp_ms is None else timestamp_ms
         future = FutureRecordMetadata(
             stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
         )

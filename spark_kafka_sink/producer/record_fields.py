@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
@@ -15,7 +15,7 @@ from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import header_pairs
-from spark_kafka_sink.record.row_arrays import not_unicode
+from spark_kafka_sink.record.row_arrays import exact_int, int_text, not_unicode
 from spark_kafka_sink.record.timestamps import (
     FIRST_USUAL_MS,
     LAST_MS,
@@ -65,20 +65,21 @@ def checked_headers(headers: Headers | None) -> Headers:
     return checked
 
 
-def check_place(partition: int | None, timestamp_ms: int | None) -> None:
-    """Raises SerializationError for a partition or timestamp that no record can have."""
-    if partition is not None and not _is_int32(partition):
+def checked_place(partition: int | None, timestamp_ms: int | None) -> tuple[int | None, int | None]:
+    """Partition and timestamp as Python's own ints. Raises SerializationError for one that no record can have."""
+    place = None if partition is None else _as_int(partition)
+    if partition is not None and (place is None or not 0 <= place <= _LAST_INT32):
         raise SerializationError(
-            f"partition={partition!r:.100}: give an int from 0 to {_LAST_INT32}, or leave it out to have one chosen."
+            f"partition={_shown(partition)}: give an int from 0 to {_LAST_INT32}, or leave it out to have one chosen."
         )
-    if timestamp_ms is None:
-        return
-    if not _is_int(timestamp_ms):
+    stamp = None if timestamp_ms is None else _as_int(timestamp_ms)
+    if timestamp_ms is not None and stamp is None:
         raise SerializationError(
-            f"timestamp_ms={timestamp_ms!r:.100}: give milliseconds since 1970 as an int, or leave it out for now."
+            f"timestamp_ms={_shown(timestamp_ms)}: give milliseconds since 1970 as an int, or leave it out for now."
         )
-    if not 0 <= timestamp_ms <= LAST_MS:
-        raise SerializationError(_out_of_range("timestamp_ms", int(timestamp_ms)))
+    if stamp is not None and not 0 <= stamp <= LAST_MS:
+        raise SerializationError(_out_of_range("timestamp_ms", stamp))
+    return place, stamp
 
 
 class TimestampWatch:
@@ -90,9 +91,9 @@ class TimestampWatch:
         self._has_warned = False
 
     def of_record(self, topic: str, timestamp_ms: int | None) -> None:
-        """Look at a timestamp that has passed `check_place`."""
+        """Look at a timestamp that has passed `checked_place`."""
         if timestamp_ms is not None and timestamp_ms < FIRST_USUAL_MS and not self._has_warned:
-            self._warn(topic, int(timestamp_ms))
+            self._warn(topic, timestamp_ms)
 
     def of_columns(self, topic: str, columns: RecordColumns) -> None:
         """Look at the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
@@ -116,7 +117,10 @@ def _out_of_range(whose: str, timestamp_ms: int) -> str:
     if timestamp_ms > LAST_MS:
         return late_text(whose, timestamp_ms)
     none = " -1 is what consumers show for a record without a timestamp." if timestamp_ms == NO_TIMESTAMP else ""
-    return f"{whose} is {timestamp_ms}, which lies before 1970: give None or null to have the time of the send.{none}"
+    return (
+        f"{whose} is {int_text(timestamp_ms)}, which lies before 1970: give None or null to have the time of the"
+        f" send.{none}"
+    )
 
 
 def checked_offsets(
@@ -131,11 +135,12 @@ def checked_offsets(
         if not (isinstance(value, (tuple, list)) and len(value) == 2):
             raise SerializationError(f"{name} is {value!r}: give (next offset, text), or (next offset, None).")
         offset, text = value
-        if not (_is_int(offset) and 0 <= offset <= _LAST_OFFSET):
-            raise SerializationError(f"{name} is {offset!r}: give an int of 0 or more.")
+        position = _as_int(offset)
+        if position is None or not 0 <= position <= _LAST_OFFSET:
+            raise SerializationError(f"{name} is {_shown(offset)}: give an int of 0 or more.")
         if text is not None and not is_sendable_text(text):
             raise SerializationError(f"{name} has the text {text!r:.100}: give {_TEXT}, or None.")
-        checked[TopicPartition(*place)] = offset, text
+        checked[TopicPartition(*place)] = position, text
     return checked
 
 
@@ -174,12 +179,20 @@ def is_sendable_text(text: object) -> bool:
         return False
 
 
-def _is_int32(number: Any) -> bool:
-    return _is_int(number) and 0 <= number <= _LAST_INT32
+def _is_int32(number: object) -> bool:
+    found = _as_int(number)
+    return found is not None and 0 <= found <= _LAST_INT32
 
 
-def _is_int(number: object) -> bool:
-    """An int, also one of numpy's, and no bool. A float, as time.time() makes, would spoil the batch that it is in."""
-    if type(number).__name__ in {"bool", "bool_"}:  # Python's and numpy's
-        return False
-    return type(number) is int or hasattr(number, "__index__")
+def _as_int(number: object) -> int | None:
+    """An int, also one of numpy's, as Python's own; None for a bool and anything else. A float, as time.time() makes,
+    would spoil the batch that it is in, and an array of one item is no key of a dict.
+    """
+    try:
+        return exact_int(number)
+    except TypeError:
+        return None
+
+
+def _shown(value: object) -> str:
+    return int_text(value) if isinstance(value, int) else f"{value!r:.100}"

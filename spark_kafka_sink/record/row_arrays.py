@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.arrow_arrays import BINARY, MAX_COLUMN_BYTES, BoolArray, too_large
 
 _NONE = type(None)
+_LONGEST_INT_BITS: Final = 300
 
 
 def binary_array(
@@ -67,7 +68,7 @@ def int_array(rows: Sequence[Any], data_type: pa.DataType, name: str, numbers: S
         ints = [0 if row is None else row for row in rows]
     try:
         if not found <= {int, _NONE}:
-            ints = list(map(_index, ints))
+            ints = list(map(exact_int, ints))
         values = np.fromiter(ints, np.int64, len(ints))
     except (TypeError, OverflowError):
         raise _first_misfit_int(ints, name, limits, numbers) from None
@@ -131,24 +132,29 @@ def not_unicode(whose: str, cause: UnicodeEncodeError) -> str:
     )
 
 
-def _index(row: Any) -> int:
-    """An int, also one of numpy's, but no bool. Raises TypeError for anything else."""
-    if isinstance(row, (bool, np.bool_)):
-        raise TypeError("a bool is no int here")
-    return operator.index(row)
+def exact_int(number: Any) -> int:
+    """Return an int for one of Python's or numpy's. Raises TypeError for a bool and for anything else."""
+    if isinstance(number, (bool, np.bool_)):
+        raise TypeError("a bool is not an int here")
+    return operator.index(number)
+
+
+def int_text(number: int) -> str:
+    """Return the number for an error text. Python refuses to write out thousands of digits."""
+    return str(number) if number.bit_length() <= _LONGEST_INT_BITS else f"an int of {number.bit_length()} bits"
 
 
 def _first_misfit_int(rows: Sequence[Any], name: str, limits: Any, numbers: Sequence[int] | None) -> SerializationError:
     for index, row in enumerate(rows):
         whose = f"The {name} of row {_number(numbers, index)}"
         try:
-            if limits.min <= _index(row) <= limits.max:
+            if limits.min <= exact_int(row) <= limits.max:
                 continue
         except TypeError:
             return SerializationError(f"{whose} is a {type(row).__name__}; give an int or None.")
         return SerializationError(
-            f"{whose} is {row}, and does not fit into {limits.bits} bits; give an int from {limits.min} to"
-            f" {limits.max}, or None."
+            f"{whose} is {int_text(exact_int(row))}, and does not fit into {limits.bits} bits; give an int from"
+            f" {limits.min} to {limits.max}, or None."
         )
     raise AssertionError("every row fits")
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.record.arrow_arrays import index_array
+from spark_kafka_sink.record.row_arrays import int_text
 
 NO_TIMESTAMP: Final = -1
 """Kafka's own number for a record without a timestamp (RecordBatch.NO_TIMESTAMP)."""
@@ -70,8 +71,8 @@ def early_text(whose: str, ms: int) -> str:
 def late_text(whose: str, number: int) -> str:
     """As `early_text`, for a number above LAST_MS."""
     return (
-        f"{whose} is {number}. As milliseconds since 1970 that lies after the year 9999, and brokers refuse it."
-        f" {_unit_text(number)}"
+        f"{whose} is {int_text(number)}. As milliseconds since 1970 that lies after the year 9999, and brokers refuse"
+        f" it. {_unit_text(number)}"
     )
 
 

@@ -21,7 +21,8 @@ from pyspark.sql.types import Row
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.headers import header_pairs
+from spark_kafka_sink.record.headers import field_names, header_pairs
+from spark_kafka_sink.record.row_arrays import int_text
 from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
 from spark_kafka_sink.sink.options import EARLY_OPTION
 
@@ -94,17 +95,15 @@ def snapshot(row: Any, number: int) -> Any:
     """Row `number`, which is a Row, a named tuple or a mapping, as it is now: its owner may change what it holds before
     it is sent. Raises SchemaError for a row without names.
     """
-    names: Sequence[Any]
-    if isinstance(row, Mapping):
-        names, cells = list(row), list(row.values())
-    else:
-        names, cells = _names_of(row, number), list(row)
-    for index, (name, cell) in enumerate(zip(names, cells, strict=False)):
-        kind = type(cell)
-        if kind is bytearray:
-            cells[index] = bytes(cell)
-        elif name == "headers" and kind in _ALLOWED["headers"][0] and cell is not None:
-            cells[index] = _pairs(cell, number)
+    names = field_names(row)
+    if names is None:
+        raise _nameless(row, number)
+    values = row if isinstance(row, tuple) else row.values()
+    cells = [bytes(cell) if type(cell) is bytearray else cell for cell in values]
+    if "headers" in names:
+        at = list(names).index("headers")
+        if at < len(cells) and type(cells[at]) in (list, tuple):
+            cells[at] = _pairs(cells[at], number)
     taken = NamedCells(cells)
     taken.__fields__ = names
     return taken
@@ -117,14 +116,11 @@ def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
         raise SchemaError(str(unclear)) from None
 
 
-def _names_of(row: Any, number: int) -> Sequence[Any]:
-    names = getattr(row, "__fields__", getattr(row, "_fields", None)) if isinstance(row, tuple) else None
-    if names is None:
-        raise SchemaError(
-            f"Row {number} is a {type(row).__name__} without names of columns. Give the rows of a DataFrame, or Rows,"
-            ' named tuples or dicts that have their columns by name: Row(value="v", key="k").'
-        )
-    return names  # type: ignore[no-any-return]
+def _nameless(row: Any, number: int) -> SchemaError:
+    return SchemaError(
+        f"Row {number} is a {type(row).__name__} without names of columns. Give the rows of a DataFrame, or Rows,"
+        ' named tuples or dicts that have their columns by name: Row(value="v", key="k").'
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +164,8 @@ class RowLayouts:
         try:
             names = list(map(_FIELDS, rows))
         except AttributeError:
-            for number, row in enumerate(rows, first):
-                _names_of(row, number)
-            raise
+            number = next(number for number, row in enumerate(rows) if field_names(row) is None)
+            raise _nameless(rows[number], first + number) from None
         if names.count(names[0]) == len(rows):  # by far most often, and then in C
             yield self._layout(names[0], first), rows
             return
@@ -305,7 +300,9 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
     earliest, latest = min(given, default=FIRST_USUAL_MS), max(given, default=0)
     if earliest < 0:
         at = found.index(earliest)
-        raise SchemaError(before_1970_text(f"The timestamp of row {numbers[at]}", timestamps[at]))
+        moment = timestamps[at]
+        shown = int_text(moment) if isinstance(moment, int) else moment
+        raise SchemaError(before_1970_text(f"The timestamp of row {numbers[at]}", shown))
     if latest > LAST_MS:
         at = found.index(latest)
         raise SchemaError(late_text(f"The timestamp of row {numbers[at]}", latest))

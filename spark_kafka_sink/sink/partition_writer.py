@@ -45,7 +45,8 @@ class PartitionWriter:
     def add(self, row: Any) -> None:
         """Send one row. Raises KafkaError as soon as it is known that a row failed."""
         self._delivery.tally.check()
-        self._pending.append(row if is_fixed(row) else self._snapshot(row))
+        number = self._collected + len(self._pending)
+        self._pending.append(row if is_fixed(row) else self._snapshot(row, number))
         if len(self._pending) >= self._chunk_rows:
             chunk, self._pending = self._pending, []
             self._take(chunk)
@@ -68,15 +69,12 @@ class PartitionWriter:
 
     def _next_chunk(self, iterator: Iterator[Any]) -> list[Any]:
         """The next rows, each as it is when it comes: an iterator may use one dict or bytearray for all of them."""
-        self._pending = pending = []
-        for row in islice(iterator, self._chunk_rows):
-            pending.append(row if is_fixed(row) else self._snapshot(row))  # noqa: PERF401 - it counts what is there
-        self._pending = []
-        return pending
+        numbered = enumerate(islice(iterator, self._chunk_rows), self._collected)
+        return [row if is_fixed(row) else self._snapshot(row, number) for number, row in numbered]
 
-    def _snapshot(self, row: Any) -> Any:
+    def _snapshot(self, row: Any, number: int) -> Any:
         try:
-            return snapshot(row, self._collected + len(self._pending))
+            return snapshot(row, number)
         except Exception as error:
             self._delivery.tally.fail(error)
             raise

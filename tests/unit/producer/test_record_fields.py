@@ -8,23 +8,37 @@ import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.producer.record_fields import check_place, checked_group, checked_headers, checked_offsets
+from spark_kafka_sink.producer.record_fields import checked_group, checked_headers, checked_offsets, checked_place
 from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 
 PLACE = TopicPartition("flights", 0)
 
 
-@pytest.mark.parametrize("number", [1.0, np.float64(1_700_000_000_000.5), "1", b"1", True, np.True_])
+@pytest.mark.parametrize(
+    "number", [1.0, np.float64(1_700_000_000_000.5), "1", b"1", True, np.True_, np.array(True), np.array(1.5)]
+)
 def test_a_partition_or_timestamp_that_is_no_int_is_refused_by_send(number: Any) -> None:
     with pytest.raises(SerializationError, match=r"partition=.*give an int"):
-        check_place(number, None)
+        checked_place(number, None)
     with pytest.raises(SerializationError, match=r"timestamp_ms=.*as an int"):
-        check_place(None, number)
+        checked_place(None, number)
 
 
 def test_any_int_is_taken() -> None:
-    check_place(np.int32(1), np.int64(2))  # type: ignore[arg-type]
-    check_place(0, 0)
+    for place in (checked_place(np.int32(1), np.int64(2)), checked_place(np.array(1), np.array(2))):  # type: ignore[arg-type]
+        assert place == (1, 2)
+        assert {type(number) for number in place} == {int}
+    assert checked_place(0, 0) == (0, 0)
+
+
+def test_an_int_of_thousands_of_digits_is_refused_by_its_size() -> None:
+    with pytest.raises(SerializationError, match="partition=an int of 16610 bits: give an int"):
+        checked_place(10**5000, None)
+    for stamp in (10**5000, -(10**5000)):
+        with pytest.raises(SerializationError, match="timestamp_ms is an int of 16610 bits"):
+            checked_place(None, stamp)
+    with pytest.raises(SerializationError, match="offset of flights-0 is an int of 16610 bits"):
+        checked_offsets({PLACE: (10**5000, None)})
 
 
 @pytest.mark.parametrize("headers", [{"id": b"7"}, {"origin": b"7"}, ["id"], [("id",)], [7]])
@@ -105,4 +119,4 @@ def test_a_header_of_unclear_meaning_is_refused_by_send(header: Any) -> None:
 
 def test_a_partition_beyond_32_bits_is_refused_with_the_range() -> None:
     with pytest.raises(SerializationError, match="from 0 to 2147483647"):
-        check_place(2**40, None)
+        checked_place(2**40, None)
