@@ -248,7 +248,7 @@ class Metadata:
             for known in [known for known in self._leader_epochs if known.topic in gone] if gone else ():
                 del self._leader_epochs[known]
             self.condition.notify_all()
-        if cluster_id != previous_id:
+        if previous_id is not None and cluster_id != previous_id:
             log.info("Cluster id: %s", None if cluster_id is None else one_line(cluster_id))
 
     def handle_metadata_response(self, response: MetadataResponse, is_partial: bool, now_ms: int) -> MetadataCache:

@@ -534,7 +534,7 @@ def test_a_hint_for_a_partition_that_is_not_cached_is_passed_over(metadata: Some
 def test_change_of_the_cluster_id_is_logged_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
     metadata = Metadata(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
     with caplog.at_level("INFO"):
-        for cluster_id in ("c\n2026-01-01 CRITICAL root: forged\x1b[2J", "two", "two"):
+        for cluster_id in ("one", "c\n2026-01-01 CRITICAL root: forged\x1b[2J", "two", "two"):
             update(metadata, response(cluster_id=cluster_id))
     assert caplog.messages == ["Cluster id: c?2026-01-01 CRITICAL root: forged?[2J", "Cluster id: two"]
 
