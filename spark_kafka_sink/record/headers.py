@@ -229,6 +229,7 @@ def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
 
 _NOT_A_LIST: Final = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
 """What Python can iterate over, but holds no headers, or holds them in no order."""
+_KEY_VALUE: Final = ["key", "value"]
 _FORMS: Final = (
     'give a list in which each header is a pair ("name", b"value"), or a Row, named tuple or dict with the fields'
     ' "key" and "value"'
@@ -259,6 +260,8 @@ def _pair_of(header: Any, whose: str) -> tuple[Any, Any]:
             return header[0], header[1]
     elif len(names) == len(header) == 2:
         key, value = header if isinstance(header, tuple) else header.values()
+        if names == _KEY_VALUE:  # by far most often
+            return key, value
         fields = str(names[0]).lower(), str(names[1]).lower()
         if fields == ("key", "value"):
             return key, value
