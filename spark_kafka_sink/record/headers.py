@@ -229,6 +229,9 @@ def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
 
 _NOT_A_LIST: Final = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
 """What Python can iterate over, but holds no headers, or holds them in no order."""
+_TEXT: Final = (str, bytes)
+_BYTES: Final = (bytes, bytearray, memoryview)
+_KEY_VALUE: Final = ["key", "value"]
 _FORMS: Final = (
     'give a list in which each header is a pair ("name", b"value"), or a Row, named tuple or dict with the fields'
     ' "key" and "value"'
@@ -240,11 +243,13 @@ def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
         key, value = header
     else:
         key, value = _pair_of(header, whose)
-    if not isinstance(key, str | bytes):
+    if type(key) is str and type(value) is bytes:  # by far most often; the next checks take longer
+        return key, value
+    if not isinstance(key, _TEXT):
         raise SerializationError(f"A header key of {whose} is a {type(key).__name__}; it must be a str.")
     if value is None or type(value) is bytes or isinstance(value, str):  # text becomes UTF-8 with its column
         return key, value
-    if not isinstance(value, bytes | bytearray | memoryview):
+    if not isinstance(value, _BYTES):
         raise SerializationError(
             f"The value of header {key!r} in {whose} is a {type(value).__name__}; it must be bytes, str or None."
         )
@@ -259,6 +264,8 @@ def _pair_of(header: Any, whose: str) -> tuple[Any, Any]:
             return header[0], header[1]
     elif len(names) == len(header) == 2:
         key, value = header if isinstance(header, tuple) else header.values()
+        if names == _KEY_VALUE:  # by far most often
+            return key, value
         fields = str(names[0]).lower(), str(names[1]).lower()
         if fields == ("key", "value"):
             return key, value

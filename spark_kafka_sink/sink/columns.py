@@ -10,7 +10,7 @@ Used by a task's thread alone.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
@@ -86,9 +86,15 @@ class NamedCells(tuple[Any, ...]):
     __fields__: Sequence[Any]
 
 
-def is_fixed(row: Any) -> bool:
-    """Whether `row` is a Row of values that nobody can change: it can be kept without a `snapshot`."""
-    return type(row) is Row and _CHANGEABLE.isdisjoint(map(type, row))
+def taken(rows: Iterable[Any], first: int) -> list[Any]:
+    """Take `rows`, of which `first` is the number of the first one, each as it is when it comes: an iterator may use
+    one dict or bytearray for all of them. Raises SchemaError for a row without names.
+    """
+    are_fixed = _CHANGEABLE.isdisjoint  # here and not in a function: a call takes as long as the check
+    return [
+        row if type(row) is Row and are_fixed(map(type, row)) else snapshot(row, number)
+        for number, row in enumerate(rows, first)
+    ]
 
 
 def snapshot(row: Any, number: int) -> Any:
@@ -104,9 +110,9 @@ def snapshot(row: Any, number: int) -> Any:
         at = list(names).index("headers")
         if at < len(cells) and type(cells[at]) in (list, tuple):
             cells[at] = _pairs(cells[at], number)
-    taken = NamedCells(cells)
-    taken.__fields__ = names
-    return taken
+    fixed = NamedCells(cells)
+    fixed.__fields__ = names
+    return fixed
 
 
 def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:

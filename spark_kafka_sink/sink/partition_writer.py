@@ -6,11 +6,11 @@ nor a few large ones make memory grow beyond the producer's own bound. Used by t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from spark_kafka_sink.sink.columns import RowBlock, RowLayouts, is_fixed, snapshot
+from spark_kafka_sink.sink.columns import RowBlock, RowLayouts, taken
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
@@ -39,14 +39,13 @@ class PartitionWriter:
         failed.
         """
         iterator = iter(rows)
-        while chunk := self._next_chunk(iterator):
+        while chunk := self._taken(islice(iterator, self._chunk_rows)):
             self._take(chunk)
 
     def add(self, row: Any) -> None:
         """Send one row. Raises KafkaError as soon as it is known that a row failed."""
         self._delivery.tally.check()
-        number = self._collected + len(self._pending)
-        self._pending.append(row if is_fixed(row) else self._snapshot(row, number))
+        self._pending += self._taken((row,))
         if len(self._pending) >= self._chunk_rows:
             chunk, self._pending = self._pending, []
             self._take(chunk)
@@ -67,14 +66,9 @@ class PartitionWriter:
         self._block = None
         self._delivery.abandon()
 
-    def _next_chunk(self, iterator: Iterator[Any]) -> list[Any]:
-        """The next rows, each as it is when it comes: an iterator may use one dict or bytearray for all of them."""
-        numbered = enumerate(islice(iterator, self._chunk_rows), self._collected)
-        return [row if is_fixed(row) else self._snapshot(row, number) for number, row in numbered]
-
-    def _snapshot(self, row: Any, number: int) -> Any:
+    def _taken(self, rows: Iterable[Any]) -> list[Any]:
         try:
-            return snapshot(row, number)
+            return taken(rows, self._collected + len(self._pending))
         except Exception as error:
             self._delivery.tally.fail(error)
             raise

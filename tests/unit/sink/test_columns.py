@@ -14,12 +14,12 @@ from pyspark.sql.types import TimestampType
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, RowBlock, RowLayouts, is_fixed, snapshot
+from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, RowBlock, RowLayouts, taken
 
 
 def block_of(*rows: Row, topic: str | None = "orders") -> RowBlock:
     block = RowBlock(RowLayouts(topic))
-    block.extend([row if is_fixed(row) else snapshot(row, n) for n, row in enumerate(rows)])
+    block.extend(taken(rows, 0))
     return block
 
 

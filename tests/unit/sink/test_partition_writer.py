@@ -275,3 +275,18 @@ def test_who_goes_on_after_a_send_that_failed_is_not_told_that_all_rows_are_writ
             bench.writer.add(row)
     with pytest.raises(KafkaTimeoutError):
         bench.writer.finish()
+
+
+def test_finish_fails_after_an_error_of_the_iterator() -> None:
+    """The rows that came before the error in its chunk are lost with it."""
+
+    def failing() -> Iterator[Row]:
+        yield from rows(100)
+        raise ValueError("no more rows")
+
+    bench = Bench()
+    with pytest.raises(ValueError, match="no more rows"):
+        bench.writer.write(failing())
+    with pytest.raises(ValueError, match="no more rows"):
+        bench.writer.finish()
+    assert bench.released
