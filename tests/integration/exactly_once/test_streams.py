@@ -6,6 +6,7 @@ form (2).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -27,6 +28,7 @@ from support.exactly_once_streams import (
     ongoing_ids,
     visible_values,
 )
+from support.fresh_process import run_script
 
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
@@ -231,6 +233,50 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     with pytest.raises(StreamingQueryException, match=r"inside foreachBatch.*sink\.write_batch"):
         query.trigger(availableNow=True).start().awaitTermination()
     assert visible_values(servers, three_partitions) == []
+
+
+WITHOUT_PINNED_THREADS = """
+import json
+import sys
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from spark_kafka_sink import KafkaSink
+
+source, checkpoint, options = *sys.argv[1:3], json.loads(sys.argv[3])
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.log.level", "FATAL").getOrCreate()
+sink = KafkaSink(options)
+forms = {"write": lambda batch, batch_id: sink.write(batch), "write_batch": sink.write_batch}
+for form, write in forms.items():
+    read = spark.readStream.schema("key STRING, value STRING").json(source)
+    query = read.writeStream.foreachBatch(write).option("checkpointLocation", f"{checkpoint}-{form}")
+    try:
+        query.trigger(availableNow=True).start().awaitTermination()
+        print("WRITTEN", form)
+    except StreamingQueryException as error:
+        print("REFUSED", form, " ".join(str(error).split()))
+print("IN MAIN", sink.write(spark.read.schema("key STRING, value STRING").json(source)).records)
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_writes_inside_foreach_batch_are_refused_without_pinned_threads(
+    stream: Stream, servers: str, three_partitions: str, tmp_path: Path
+) -> None:
+    stream.write_files(0, 1)
+    options = {name: value for name, value in stream.options.items() if name != "transactional.id.prefix"}
+    arguments = str(stream.source), str(stream.checkpoint), json.dumps(options)
+    environment = {"PYSPARK_PIN_THREAD": "false", "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = run_script(WITHOUT_PINNED_THREADS, tmp_path, *arguments, **environment)
+    said = [line for line in done.stdout.splitlines() if line.startswith(("WRITTEN", "REFUSED", "IN MAIN"))]
+    texts = {"write": "may be inside foreachBatch", "write_batch": "PYSPARK_PIN_THREAD"}
+    assert len(said) == 3, said
+    for line, (form, text) in zip(said, texts.items(), strict=False):
+        assert line.startswith(f"REFUSED {form} "), line
+        assert text in line, line
+    assert said[2] == f"IN MAIN {stream.rows}"
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))  # of the write in the main thread
 
 
 @pytest.mark.skipif(pyspark.__version__ < "4.2", reason="older releases take such a checkpoint")
