@@ -8,12 +8,15 @@ from unittest.mock import Mock
 
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
+from support.scripted_broker import faults
 from support.scripted_producer import ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError, SslAuthenticationError
+from spark_kafka_sink.common.errors import ClusterAuthorizationError, ConfigError, SslAuthenticationError
 from spark_kafka_sink.sink import producer_pool
 from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, LoadedModules, ProducerPool, process_pool
+
+INIT_PRODUCER_ID = 22
 
 
 class HandClock:
@@ -301,3 +304,30 @@ def test_producers_are_made_under_the_lock_and_closed_after_it_and_every_call_ta
     pool.producers()
     assert seen == [("made", True), ("closed", False)] * 2
     assert lock.taken == 5
+
+
+def test_a_producer_without_a_right_stays_and_works_once_it_is_granted() -> None:
+    harness = ProducerHarness({"linger.ms": "0"})
+    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError.error_code))
+    pool = ProducerPool(lambda _: harness.producer, harness.clock)
+    outcomes = []
+    for _ in ("refused", "granted"):
+        producer = pool.acquire(config())
+        delivery = harness.send(b"v")
+        harness.settle(2_000)
+        outcomes.append(type(delivery.error))
+        pool.release(producer)
+    assert outcomes == [ClusterAuthorizationError, type(None)]
+
+
+def test_a_producer_that_met_a_fault_of_its_own_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [ProducerHarness({"linger.ms": "0"}) for _ in range(2)]
+    unused = iter(made)
+    pool = ProducerPool(lambda _: next(unused).producer, made[0].clock)
+    failing = pool.acquire(config())
+    made[0].warm_up()
+    monkeypatch.setattr(failing.sender._outcomes._metrics, "batch_acknowledged", Mock(side_effect=MemoryError))
+    made[0].send(b"v")
+    made[0].settle(2_000)
+    pool.release(failing)
+    assert pool.acquire(config()) is made[1].producer
