@@ -64,7 +64,8 @@ class KafkaSink:
     (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
     (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms); others are ignored. Options:
     see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or both. Raises ConfigError at once
-    for an option that is unknown, malformed or of no use here.
+    for an option that is unknown, malformed or cannot work here; passes over options of Spark's Kafka source and of
+    consumers with a warning.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
