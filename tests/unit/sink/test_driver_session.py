@@ -36,7 +36,6 @@ from spark_kafka_sink.sink.driver_session import (
     RunTasks,
     StreamBatch,
     batch_prefix,
-    one_off_prefix,
     session,
     stream_batch,
     stream_prefix,
@@ -613,7 +612,6 @@ def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None
     assert stream_prefix(named, {}) == "mine"
     with pytest.raises(ConfigError, match=r"checkpointLocation.*transactional\.id\.prefix"):
         stream_prefix(CONFIG, {})
-    assert one_off_prefix() != one_off_prefix()
 
 
 @pytest.mark.parametrize(
