@@ -41,10 +41,10 @@ from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.birth import Birth, prefix_of
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect, create_decision_topic
-from spark_kafka_sink.sink.driver_session import is_one_off
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import driver_id, name_of_query, operator_command
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
+from spark_kafka_sink.sink.write_names import is_one_off
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 _NOT_ASKED: Final = (AuthorizationError, AuthenticationError)

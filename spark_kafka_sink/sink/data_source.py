@@ -43,7 +43,7 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Kafka
 from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
 from spark_kafka_sink.sink.driver_cluster import process_driver
-from spark_kafka_sink.sink.driver_session import is_named_by_query, one_off_prefix, stream_prefix
+from spark_kafka_sink.sink.driver_session import is_named_by_query, stream_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
@@ -57,6 +57,7 @@ from spark_kafka_sink.sink.transactional_arrow import (
     streaming_task,
 )
 from spark_kafka_sink.sink.transactional_task import TaskIdentity
+from spark_kafka_sink.sink.write_names import one_off_prefix, share_name, take_shared_name
 from spark_kafka_sink.sink.write_report import WriteReport, report_columns, report_rows
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class _ArrowWriter(ABC):
         batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
         """
         if self._prefix is not None and self._mandate is None:
+            if self._is_one_off:  # not before: Spark makes writers that write nothing
+                self._prefix = take_shared_name() or self._prefix
             with self._driver() as driver:
                 self._mandate = driver.begin()
             if self.is_stream:
@@ -254,6 +257,8 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
         """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
         show_reports()
         self._commit(messages)
+        if self._is_one_off and self._prefix is not None:
+            share_name(self._prefix)
         log.info("Write: %s", report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -71,11 +71,12 @@ _KNOWN: Final[WeakKeyDictionary[Coordinator, set[tuple[TopicPartition, bytes]]]]
 
 class KafkaDriverCluster:
     """`DriverCluster` over a `Coordinator`. A call waits no longer than max.block.ms, the end of transactions
-    delivery.timeout.ms. `is_one_off`: nobody will come back to this prefix once its batch is finished. `has_tasks`:
-    batches are to be written, whose time-out the cluster must allow.
+    delivery.timeout.ms. `is_one_off`: no later write asks for a decision of this prefix once its batch is finished.
+    `has_tasks`: batches are to be written, whose time-out the cluster must allow.
 
     Making one asks for the decision topic, and creates it where it is missing and no driver of the prefix is known to
-    its coordinator. Raises IllegalStateError where such a driver is known, and KafkaError.
+    its coordinator, or the prefix `is_one_off`: then no earlier write of it left a decision.
+    Raises IllegalStateError where such a driver is known, and KafkaError.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class KafkaDriverCluster:
                 found = creation.count(topic, self._timer())
             if found:
                 return found
-            if self.describe([name])[name] is None:
+            if self._is_one_off or self.describe([name])[name] is None:
                 return create_decision_topic(self._coordinator, topic, self._timer())
             if found := self._wait_for(topic):
                 return found

@@ -13,7 +13,6 @@ import os
 import posixpath
 import re
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,8 +43,6 @@ _MOST_RESTING: Final = 32
 
 _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 """Scheme, authority and path, split as Hadoop's Path does it: there is no query, and no escape."""
-
-_ONE_OFF: Final = re.compile("spark-kafka-sink-[0-9a-f]{32}")
 
 QUERY_NAME: Final = "queryname"
 """The option in which Spark hands over what .queryName(...) was given."""
@@ -234,16 +231,6 @@ def session(prefix: str) -> DriverSession:
         other.rest(is_one_of_many=resting >= _MOST_RESTING)
         resting += other.keeps_connections
     return found
-
-
-def one_off_prefix() -> str:
-    """For a write that nobody will come back to."""
-    return f"spark-kafka-sink-{uuid.uuid4().hex}"
-
-
-def is_one_off(prefix: str) -> bool:
-    """Whether it is one of `one_off_prefix`: those of streams are shorter."""
-    return _ONE_OFF.fullmatch(prefix) is not None
 
 
 def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:

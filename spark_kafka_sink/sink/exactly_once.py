@@ -127,7 +127,8 @@ class Committed(NamedTuple):
 
 class ExactlyOnceDriver:
     """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
-    may run in different processes. `topic` is the sink's option `topic`. `is_new`: nobody has had the prefix before.
+    may run in different processes. `topic` is the sink's option `topic`. `is_new`: no decision of the prefix waits to
+    be finished, because no write has had it before, or only writes that ended well (write_names.py).
     `is_operator`: a prefix of which the decision topic knows nothing is no error, and is treated as one without a
     decision.
     """

@@ -16,14 +16,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.columnar_writer import write_arrow
-from spark_kafka_sink.sink.driver_session import (
-    DriverSession,
-    StreamBatch,
-    batch_prefix,
-    one_off_prefix,
-    session,
-    stream_batch,
-)
+from spark_kafka_sink.sink.driver_session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
 from spark_kafka_sink.sink.frame import by_position, needs_projection, projection
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig
@@ -31,6 +24,7 @@ from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import refuse_in_query
 from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
+from spark_kafka_sink.sink.write_names import give_back, take_name
 from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
 if TYPE_CHECKING:
@@ -167,11 +161,13 @@ class KafkaSink:
         clock = SystemClock()
         started_ms = clock.now_ms()
         if config.transactional_id_prefix is None and batch is None:
-            once = DriverSession(one_off_prefix(), is_one_off=True)
+            name = take_name()
+            once = DriverSession(name, is_one_off=True)
             try:
                 once.run(config, None, run_tasks)
             finally:
                 once.close()
+            give_back(name)
         else:
             prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
             assert prefix is not None

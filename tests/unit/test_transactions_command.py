@@ -36,10 +36,10 @@ from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
 from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command, task_id
 from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.write_names import one_off_prefix
 from spark_kafka_sink.transactions import Operator, _parser, main
 
 PREFIX = "orders"

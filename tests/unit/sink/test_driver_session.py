@@ -37,7 +37,6 @@ from spark_kafka_sink.sink.driver_session import (
     StreamBatch,
     batch_prefix,
     is_named_by_query,
-    one_off_prefix,
     session,
     stream_batch,
     stream_prefix,
@@ -614,7 +613,6 @@ def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None
     assert stream_prefix(named, {}) == "mine"
     with pytest.raises(ConfigError, match=r"checkpointLocation.*transactional\.id\.prefix"):
         stream_prefix(CONFIG, {})
-    assert one_off_prefix() != one_off_prefix()
 
 
 def test_query_name_names_a_stream_without_a_location_option() -> None:

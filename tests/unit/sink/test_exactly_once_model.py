@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.exactly_once_model import broken
+from support.exactly_once_model import broken, named_writes
 from support.exactly_once_model.actors import ModelDriverCluster
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
 from support.exactly_once_model.world import (
@@ -133,6 +133,26 @@ def test_commit_beside_abort_tears_no_write_under_a_new_prefix(version: int) -> 
             written_once(version, aborted_until, decided_until)
 
 
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("world_class", [named_writes.NamedWrites, named_writes.NamedWritesWithOldTasks])
+def test_writes_under_one_name_with_any_one_fault(version: int, world_class: type[World]) -> None:
+    assert explore(world_class, (version, False), 1, named_writes.WRITE_FAULTS, batches=3) > 900
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("world_class", [named_writes.NamedWrites, named_writes.NamedWritesWithOldTasks])
+def test_writes_under_one_name_with_a_crash_beside_another_driver(version: int, world_class: type[World]) -> None:
+    assert explore(world_class, (version, False), 2, (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)) > 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("late", [Fault.ZOMBIE, Fault.STALLED, Fault.SPECULATE], ids=lambda fault: fault.name)
+def test_writes_under_one_name_with_old_tasks_beside_a_timeout(version: int, late: Fault) -> None:
+    kinds = (late, Fault.TIMEOUT_AFTER)
+    assert explore(named_writes.NamedWritesWithOldTasks, (version, False), 2, kinds) > 2000
+
+
 def a_time_out_in_the_life_after_a_forgotten_one(variant: Variant, batches: int) -> None:
     logs = [number for number, name in enumerate(requests_of({}, variant, batches)) if name == COMMIT_LOG]
     for log in logs:  # markers of the first life are of the same batch, or of a later one
@@ -212,6 +232,8 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Doubled"),
     (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
     (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
+    (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, and nobody was told"),
+    (named_writes.GivesBackBeforeTheEnd, 1, (Fault.OTHER_DRIVER,), "Lost, and nothing happened"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
 

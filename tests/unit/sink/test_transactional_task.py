@@ -15,11 +15,11 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, Produc
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import fingerprint
-from spark_kafka_sink.sink.driver_session import one_off_prefix
 from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.write_names import one_off_prefix
 
 CONFIG = SinkConfig.from_options(
     {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}

@@ -1,0 +1,183 @@
+"""Batch writes without a prefix in the model: each takes the name that the write before it gave back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, write
+from support.exactly_once_model.world import (
+    COMMIT_LOG,
+    TOPIC_FAULTS,
+    Crash,
+    Fault,
+    QueryFailedError,
+    ViolationError,
+    World,
+)
+
+from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.sink.decision import Decision, TransactionLostError
+from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
+from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+
+WRITE_FAULTS = (
+    Fault.CRASH_BEFORE,
+    Fault.CRASH_AFTER,
+    Fault.TASK_CRASH_BEFORE,
+    Fault.TASK_CRASH_AFTER,
+    Fault.LOST_REPLY,
+    Fault.TIMEOUT_BEFORE,
+    Fault.TIMEOUT_AFTER,
+    Fault.LATE,
+    Fault.EXPIRE,
+    Fault.OTHER_DRIVER,
+    Fault.SPECULATE,
+    Fault.ZOMBIE,
+    Fault.STALLED,
+    Fault.TOPIC_GONE,
+    Fault.TOPIC_EMPTIED,
+)
+"""Those that can happen to batch writes. OTHER_DRIVER is the operator's `finish`."""
+
+
+class OneOffCluster(ModelDriverCluster):
+    """As `KafkaDriverCluster` with `is_one_off`."""
+
+    def find_topic(self) -> None:
+        if not self.world.request("look for the decision topic", lambda: not self.world.is_topic_gone):
+            self.world.request("create the decision topic", self._create_topic)
+
+    def write_birth(self, *, is_adopted: bool) -> None:
+        pass
+
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+        if decision.is_finished:
+            write(self.world, transaction, PLACE, sequence, [None])
+        else:
+            super().write_decision(transaction, decision, sequence)
+
+
+class NamedWrites(World):
+    """Write after write under one name, each committed by another process than began it. The first one that fails keeps
+    the name, and the operator settles it.
+    """
+
+    has_decisions = False
+    """Each write is batch 0, so a row does not tell its decision."""
+    gives_back_after_failure = False
+    late_task = -1
+    """Which of the tasks so far a late attempt is of."""
+
+    def run(self) -> None:
+        self.told: list[tuple[int, KafkaError | None]] = []
+        """Writes and what their callers got; a write whose process died is not in it."""
+        begun = 0
+        for number in range(self.batches):
+            begun += 1
+            try:
+                is_ended = self._write(number)
+            except Crash:
+                is_ended = False
+            if not is_ended and not self.gives_back_after_failure:
+                break
+        plan, self.plan = self.plan, {}
+        self._settle()
+        self.plan = plan
+        for _, effect in self._late:
+            with contextlib.suppress(KafkaError):
+                effect()
+        self._pass(2 * 10_000)
+        self._check_writes(begun)
+
+    def _write(self, number: int) -> bool:
+        """Whether the caller was told that all rows are committed."""
+        try:
+            mandate = self._in_process(lambda driver: driver.begin())
+            outcomes: list[TaskOutcome] = []
+            try:
+                for partition, rows in enumerate(self.layout(number, number)):
+                    outcomes.append(self._run_task(mandate, mandate.next_batch_id, partition, rows))
+                self._in_process(lambda driver: driver.commit(outcomes))
+            except (KafkaError, QueryFailedError):
+                self._abort(mandate, outcomes)
+                raise
+        except (KafkaError, QueryFailedError) as error:
+            self.told.append((number, error if isinstance(error, KafkaError) else KafkaError()))
+            return False
+        self.told.append((number, None))
+        self.request(COMMIT_LOG, lambda: None)
+        return True
+
+    def _abort(self, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
+        with contextlib.suppress(KafkaError):
+            self._in_process(lambda driver: driver.abort(mandate, outcomes))
+
+    def _in_process(self, step: Callable[[ExactlyOnceDriver], Any]) -> Any:
+        cluster = OneOffCluster(self)
+        cluster.find_topic()
+        return step(self.driver_class(PREFIX, cluster, lambda: self.now_ms, topic=self.input.topic, is_new=True))
+
+    def _settle(self) -> None:
+        """The operator's `finish`."""
+        try:
+            ExactlyOnceDriver(PREFIX, OneOffCluster(self), lambda: self.now_ms, is_operator=True).begin()
+        except TransactionLostError as error:
+            self.lost = error
+        except (Crash, KafkaError):
+            pass
+
+    def _run_once(self) -> bool:
+        """What OTHER_DRIVER does."""
+        self._settle()
+        return True
+
+    def run_other_attempt(self, attempt: int) -> None:
+        kept, self._last_tasks = self._last_tasks, self._last_tasks[self.late_task :][:1]
+        super().run_other_attempt(attempt)
+        self._last_tasks = kept
+
+    @property
+    def _query_id(self) -> str:
+        return ""
+
+    def _check_writes(self, begun: int) -> None:
+        seen = sorted(self.committed_rows())
+        losses = [error for _, error in self.told if isinstance(error, TransactionLostError)]
+        if self.lost:
+            losses.append(self.lost)
+        if losses and not self.may_lose():
+            raise ViolationError(f"Lost, and nothing happened that could lose rows: {losses[0]}")
+        ended = {number for number, error in self.told if error is None}
+        for number in range(begun):
+            wanted = sorted(row for _, row in self.rows(self.input, number))
+            found = [row for row in seen if row.startswith(f"a{number}.")]
+            if number in ended and found != wanted:
+                raise ViolationError(f"Write {number} ended well, and readers see {found}")
+            is_excused = bool(losses) or bool(TOPIC_FAULTS & set(self.plan.values()))
+            if found not in ([], wanted) and not is_excused:
+                raise ViolationError(f"Write {number} is torn, and nobody was told: {found}")
+
+
+class NamedWritesWithOldTasks(NamedWrites):
+    """The late attempts are those of the first write's first task."""
+
+    @property
+    def late_task(self) -> int:  # type: ignore[override]
+        return -len(self._last_tasks)
+
+
+class GivesBackAfterFailure(NamedWrites):
+    """Broken: also a write that failed gives its name back."""
+
+    gives_back_after_failure = True
+
+
+class GivesBackBeforeTheEnd(NamedWrites):
+    """Broken: the name is free while its write goes on, so another write begins under it at any request."""
+
+    def _run_once(self) -> bool:
+        self._in_process(lambda driver: driver.begin())
+        return True
