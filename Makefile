@@ -26,9 +26,9 @@ $(SETUP): setup.cfg setup.py pyproject.toml spark_kafka_sink/record/_kernel.c
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-# Three at a time: one computes; the others mostly wait, for restarts and timeouts.
+# Two at a time: one computes; the other mostly waits, for restarts and timeouts.
 test: check
-	@$(MAKE) --no-print-directory -j3 --output-sync=line tests-that-compute tests-that-wait loopback
+	@$(MAKE) --no-print-directory -j2 --output-sync=line tests-that-compute tests-that-wait
 
 test-all: test sanitizers integration-slow
 
@@ -61,7 +61,7 @@ tests-that-compute: $(SETUP)
 	@$(MAKE) --no-print-directory unit integration-spark
 
 tests-that-wait: $(SETUP)
-	@$(MAKE) --no-print-directory integration-brokers faults-quick
+	@$(MAKE) --no-print-directory loopback integration-brokers faults-quick
 
 integration-brokers: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q -m 'not slow and not kerberos'
