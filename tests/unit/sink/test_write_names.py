@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -68,6 +69,12 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(foreach, "write_in_transaction", lambda config, pool, mandate, *_: made.outcomes(mandate))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     return made
+
+
+@pytest.fixture(autouse=True)
+def _own_level(caplog: pytest.LogCaptureFixture) -> None:
+    """The writers set a level where there is none; this one is taken back."""
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
 @pytest.fixture(autouse=True)
