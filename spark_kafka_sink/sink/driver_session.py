@@ -166,7 +166,8 @@ class DriverSession:
         """Raises KafkaError; the next batch tries again then."""
         wanted = _connection_of(config)
         if self._coordinator is not None and wanted == self._connected_by:
-            self._driver = self._driver_of(config)
+            if config.topic != self._driver.topic:
+                self._driver = self._driver_of(config)
             return
         self.close()
         if wanted != self._connected_by:

@@ -144,7 +144,7 @@ class ExactlyOnceDriver:
         is_operator: bool = False,
     ) -> None:
         self.prefix = prefix
-        self._topic = topic
+        self.topic = topic
         self._is_new = is_new
         self._is_operator = is_operator
         self._cluster = cluster
@@ -245,7 +245,7 @@ class ExactlyOnceDriver:
         first = outcomes[0]
         check_agreement(outcomes)
         if first.was_skipped:
-            check_same_batch(outcomes, self._topic)
+            check_same_batch(outcomes, self.topic)
             return Committed(None, True, None)
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
@@ -257,7 +257,7 @@ class ExactlyOnceDriver:
             rows,
             tasks,
             fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
-            topic=self._topic,
+            topic=self.topic,
         )
         driver = first.mandate.driver
         if not tasks:
