@@ -68,8 +68,7 @@ class TransactionalWriter:
         is gone.
         """
         if transaction.transaction_version < 2:
-            item = _Added(transaction, topic_partition)
-            self._calls.run(_AddPartition(), [item], timer)[item].get()
+            self.add_partition(transaction, topic_partition, timer)
         request = self._request(transaction, topic_partition, key, value, sequence)
         try:
             self._send(request, topic_partition, timer)
@@ -77,6 +76,14 @@ class TransactionalWriter:
             raise ProducerFencedError(
                 f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
             ) from error
+
+    def add_partition(self, transaction: OpenTransaction, topic_partition: TopicPartition, timer: Timer) -> None:
+        """Begin the transaction by adding a partition to it, in which nothing is written yet: no reader waits for it.
+
+        Raises KafkaTimeoutError; ProducerFencedError or InvalidProducerEpochError where another producer has the id.
+        """
+        item = _Added(transaction, topic_partition)
+        self._calls.run(_AddPartition(), [item], timer)[item].get()
 
     def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes, timer: Timer) -> None:
         """Write one record outside any transaction, once or, where an answer is lost, more than once. Metadata must

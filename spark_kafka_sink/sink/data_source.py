@@ -17,6 +17,7 @@ worker.
 from __future__ import annotations
 
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
@@ -42,7 +43,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
 from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
 from spark_kafka_sink.sink.columnar_writer import deliver_arrow
-from spark_kafka_sink.sink.driver_cluster import process_driver
+from spark_kafka_sink.sink.driver_cluster import process_client, process_driver
 from spark_kafka_sink.sink.driver_session import is_named_by_query, stream_prefix
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
@@ -57,7 +58,7 @@ from spark_kafka_sink.sink.transactional_arrow import (
     streaming_task,
 )
 from spark_kafka_sink.sink.transactional_task import TaskIdentity
-from spark_kafka_sink.sink.write_names import one_off_prefix, share_name, take_shared_name
+from spark_kafka_sink.sink.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.write_report import WriteReport, report_columns, report_rows
 
 if TYPE_CHECKING:
@@ -109,10 +110,7 @@ class KafkaSinkDataSource(DataSource):
                 ' a topic is only ever appended to; set mode("append").'
             )
         config = self._checked(schema)
-        if not config.is_exactly_once:
-            return KafkaBatchWriter(config)
-        is_one_off = config.transactional_id_prefix is None
-        return KafkaBatchWriter(config, config.transactional_id_prefix or one_off_prefix(), is_one_off=is_one_off)
+        return KafkaBatchWriter(config, config.transactional_id_prefix if config.is_exactly_once else None)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: ARG002, N802 - Spark's
         """Raises ConfigError or SchemaError; Spark then starts no task. Output mode `complete` comes as `overwrite`:
@@ -150,28 +148,41 @@ class _ArrowWriter(ABC):
 
     is_stream: ClassVar[bool]
 
-    def __init__(self, config: SinkConfig, prefix: str | None = None, *, is_one_off: bool = False) -> None:
+    def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
+        """`prefix`: of an exactly-once write; None: of a batch write, which claims a name when it begins."""
         self._config = config
         self._prefix = prefix
-        self._is_one_off = is_one_off
+        self._claim: Claim | None = None
         self._mandate: Mandate | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Spark makes a writer ready to travel before the batch's tasks, and no other: here the driver begins the
         batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
         """
-        if self._prefix is not None and self._mandate is None:
-            if self._is_one_off:  # not before: Spark makes writers that write nothing
-                self._prefix = take_shared_name() or self._prefix
-            with self._driver() as driver:
-                self._mandate = driver.begin()
+        if self._config.is_exactly_once and self._mandate is None:
+            if self._prefix is None:  # not before: Spark makes writers that write nothing
+                with process_client(self._config.producer) as client:
+                    self._claim = claim_name(client, self._config, random.Random())
+                self._prefix = self._claim.prefix
+            try:
+                with self._driver() as driver:
+                    self._mandate = driver.begin()
+            except KafkaError:
+                self._release_name()
+                raise
             if self.is_stream:
                 remember_begun(self._mandate)
         return self.__dict__
 
     def _driver(self) -> AbstractContextManager[ExactlyOnceDriver]:
         assert self._prefix is not None
-        return process_driver(self._config, self._prefix, is_one_off=self._is_one_off)
+        return process_driver(self._config, self._prefix, is_one_off=self._claim is not None)
+
+    def _release_name(self) -> None:
+        """Of a write that is committed, or of which nothing is open or decided."""
+        if self._claim is not None:
+            with process_client(self._config.producer) as client:
+                release_name(client, self._config, self._claim)
 
     @abstractmethod
     def _task(self, mandate: Mandate) -> TaskIdentity:
@@ -201,8 +212,10 @@ class _ArrowWriter(ABC):
         try:
             if mandate is not None:
                 with self._driver() as driver:
-                    if driver.abort(mandate, outcomes):
-                        return "were aborted"
+                    is_ended = driver.abort(mandate, outcomes)
+                if is_ended:
+                    self._release_name()
+                    return "were aborted"
         except KafkaError as error:
             why = f" ({error})"
         if self.is_stream:
@@ -257,8 +270,7 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
         """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
         show_reports()
         self._commit(messages)
-        if self._is_one_off and self._prefix is not None:
-            share_name(self._prefix)
+        self._release_name()
         log.info("Write: %s", report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

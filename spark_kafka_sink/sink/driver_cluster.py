@@ -306,7 +306,7 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
     """The protocol for a prefix over the process's client. Raises KafkaError; a broker that is too old for any request
     of it is refused with the release that all of them need.
     """
-    with _process_client(config.producer) as coordinator:
+    with process_client(config.producer) as coordinator:
         try:
             cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=is_one_off)
             yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
@@ -318,13 +318,13 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
     """What a task asks about its driver. Raises KafkaError."""
-    with _process_client(config.producer) as coordinator:
+    with process_client(config.producer) as coordinator:
         timer = coordinator.timer(config.producer.max_block_ms)
         return coordinator.transactions.describe_transactions([transactional_id], timer)[transactional_id]
 
 
 @contextmanager
-def _process_client(config: ProducerConfig) -> Iterator[Coordinator]:
+def process_client(config: ProducerConfig) -> Iterator[Coordinator]:
     """The process's client, which is given up where it is not let in: certificates may have been renewed since it read
     their files.
     """

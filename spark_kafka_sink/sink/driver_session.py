@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import posixpath
+import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 from spark_kafka_sink.sink.running_query import has_own_threads, query_id_of, running_query
+from spark_kafka_sink.sink.write_names import Claim, claim_name, release_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,12 +67,13 @@ class StreamBatch(NamedTuple):
 class DriverSession:
     """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings, after
     a long rest, and after a batch that failed: a client that was interrupted may wait for ever, and certificates may
-    have been renewed since it read their files.
+    have been renewed since it read their files. A session without a prefix is of one batch write, for which it claims a
+    name (write_names.py).
     """
 
-    def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
-        self._prefix = prefix
-        self._is_one_off = is_one_off
+    def __init__(self, prefix: str | None) -> None:
+        self._given_prefix = prefix
+        self._name: Claim | None = None
         self._lock = threading.Lock()
         self._coordinator: Coordinator | None = None
         self._connected_by: int | None = None
@@ -113,6 +116,8 @@ class DriverSession:
                 try:
                     if mandate is not None:
                         self._give_up(config, mandate, outcomes)
+                    else:
+                        self._release_name(config)
                 finally:
                     self.close()  # what kept it from an end, or from an abort, may be that it was not let in
                 raise
@@ -120,6 +125,7 @@ class DriverSession:
             self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
             self._decided = committed.decision or known
             self._is_last_written = True
+            self._release_name(config)
             self.used_ms = SystemClock().now_ms()
             if committed.was_skipped:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
@@ -129,6 +135,13 @@ class DriverSession:
         if coordinator is not None:
             del self._cluster, self._driver
             coordinator.close()
+
+    @property
+    def _prefix(self) -> str:
+        """Of a session without one only while it is connected."""
+        prefix = self._name.prefix if self._name is not None else self._given_prefix
+        assert prefix is not None
+        return prefix
 
     @property
     def keeps_connections(self) -> bool:
@@ -174,12 +187,24 @@ class DriverSession:
             self._held = self._decided = None
         coordinator = connect(config.producer)
         try:
+            if self._is_one_off and self._name is None:
+                self._name = claim_name(coordinator, config, random.Random())
             self._cluster = KafkaDriverCluster(coordinator, config, self._prefix, is_one_off=self._is_one_off)
         except BaseException:
             coordinator.close()
             raise
         self._driver = self._driver_of(config)
         self._coordinator, self._connected_by = coordinator, wanted
+
+    def _release_name(self, config: SinkConfig) -> None:
+        """Of a batch write that is committed, or of which nothing is open or decided."""
+        name, self._name = self._name, None
+        if name is not None and self._coordinator is not None:
+            release_name(self._coordinator, config, name)
+
+    @property
+    def _is_one_off(self) -> bool:
+        return self._given_prefix is None
 
     def _driver_of(self, config: SinkConfig) -> ExactlyOnceDriver:
         """Of the connections there are; sinks with other topics share them."""
@@ -191,6 +216,7 @@ class DriverSession:
         try:
             self._connect(config)
             if self._driver.abort(mandate, outcomes):
+                self._release_name(config)
                 return
         except KafkaError as error:
             why = error

@@ -24,7 +24,6 @@ from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import refuse_in_query
 from spark_kafka_sink.sink.transactional_arrow import write_in_transaction
-from spark_kafka_sink.sink.write_names import give_back, take_name
 from spark_kafka_sink.sink.write_report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 
 if TYPE_CHECKING:
@@ -161,13 +160,11 @@ class KafkaSink:
         clock = SystemClock()
         started_ms = clock.now_ms()
         if config.transactional_id_prefix is None and batch is None:
-            name = take_name()
-            once = DriverSession(name, is_one_off=True)
+            once = DriverSession(None)
             try:
                 once.run(config, None, run_tasks)
             finally:
                 once.close()
-            give_back(name)
         else:
             prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
             assert prefix is not None

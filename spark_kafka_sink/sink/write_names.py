@@ -1,91 +1,111 @@
-"""The prefixes of exactly-once batch writes that were given none: made once, and used again by later writes.
+"""The prefixes of exactly-once batch writes that were given none: names of a pool that the whole cluster shares.
 
-Brokers keep each transactional id and each group for days, so that a new prefix for each write would leave as many as
-there are writes times tasks. A name belongs to one write at a time. It is given back only after its write was
-committed and that was noted: then no transaction of it is open, and no decision of it waits. The name of a write that
-failed, or whose process died, is never used again, because errors tell the operator to settle that write by its name.
+Brokers keep each transactional id and each group for days (transactional.id.expiration.ms, offsets.retention.minutes),
+so that a new prefix for each write would leave as many as there are writes times tasks. A name of the pool belongs to
+one write at a time. The write holds it by an open transaction of the id `<name>/claim`, to which the decision topic is
+added and nothing is written, so that no reader waits for it. Its state tells other applications whether the name is
+free (KIP-664): committed by a write that ended well, or unknown to its coordinator. A claim that timed out is of a
+write that failed or died: that name is not used until its coordinator forgets it, because errors tell the operator to
+settle that write by its name.
 
-`KafkaSink.write` keeps free names in its process. The data source's writes run in several workers, which share the
-application's local directory: a free name is an empty file there, and the worker that deletes the file has the name.
+Kafka has no request that claims an id only if it is free. Two writes that look at the same moment may take one name;
+then the later one fences the earlier one, which fails with ProducerFencedError and has written nothing.
+
+No state. The thread of the caller.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import random
 import re
-import uuid
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionState
+from spark_kafka_sink.common.errors import InvalidProducerEpochError, KafkaError, ProducerFencedError
+from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.options import SinkConfig
 
 log = logging.getLogger(__name__)
 
-_ONE_OFF: Final = re.compile("spark-kafka-sink-[0-9a-f]{32}")
-_SUFFIX: Final = ".free"
+_ONE_OFF: Final = re.compile(r"spark-kafka-sink-(write-\d+|[0-9a-f]{32})")
+"""Releases before the pool drew 32 digits for each write."""
+_FIRST_WINDOW: Final = 16
+"""Names that are asked for at once; then twice as many."""
+_GIVEN_BACK: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
+"""The states of the claim of a write that ended well."""
 
-_FREE: Final[list[str]] = []
-os.register_at_fork(after_in_child=_FREE.clear)  # else parent and child would write under one name
+
+class Claim(NamedTuple):
+    """A name that one write has. `transaction` stays open as long as the write has it."""
+
+    prefix: str
+    transaction: OpenTransaction
 
 
-def one_off_prefix() -> str:
-    """Make a prefix that no write has had."""
-    return f"spark-kafka-sink-{uuid.uuid4().hex}"
+def pool_name(number: int) -> str:
+    """The prefix of this number in the pool, from 0."""
+    return f"spark-kafka-sink-write-{number}"
 
 
 def is_one_off(prefix: str) -> bool:
-    """Tell whether it is one of `one_off_prefix`; the prefixes of streams are shorter."""
+    """Tell whether it is the prefix of a batch write that was given none; the prefixes of streams are others."""
     return _ONE_OFF.fullmatch(prefix) is not None
 
 
-def take_name() -> str:
-    """Return a prefix that this process has free, or else a new one. Any thread."""
+def claim_name(coordinator: Coordinator, config: SinkConfig, rng: random.Random) -> Claim:
+    """Claim a free name for kafka.transaction.timeout.ms, as long as the write's own transactions may be open.
+
+    Creates the decision topic where it is missing. Raises KafkaError.
+    """
+    timeout_ms = config.producer.transaction_timeout_ms
+    for prefix in _free_names(coordinator, config, rng):
+        cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=True)
+        name, timer = _claim_id(prefix), coordinator.timer(config.producer.max_block_ms)
+        version = cluster.transaction_version()
+        own = coordinator.transactions.init_producer_id(name, timeout_ms, timer, None)
+        claim = Claim(prefix, OpenTransaction(name, *own, version))
+        try:
+            coordinator.writer.add_partition(claim.transaction, cluster.place, timer)
+        except (ProducerFencedError, InvalidProducerEpochError):
+            log.info("Another write took the name %s at the same moment; trying the next one", prefix)
+            continue
+        return claim
+    raise AssertionError("the pool has no last name")
+
+
+def release_name(coordinator: Coordinator, config: SinkConfig, claim: Claim) -> None:
+    """Let other writes have the name. Only for a write that was committed, or of which nothing is open or decided.
+
+    A claim that cannot be ended now ends by its time-out, and its name is not used for some days.
+    """
+    timer = coordinator.timer(config.producer.max_block_ms)
     try:
-        return _FREE.pop()
-    except IndexError:
-        return one_off_prefix()
+        (ended,) = coordinator.transactions.end_txns([claim.transaction], timer, committed=True)
+        error = ended.error
+    except KafkaError as failed:
+        error = failed
+    if error is not None:
+        log.warning("The write has ended, and its name %s is not used again for some days: %s", claim.prefix, error)
 
 
-def give_back(prefix: str) -> None:
-    """Keep a prefix of `take_name` for a later write. Only for a write that was committed. Any thread."""
-    _FREE.append(prefix)
+def _claim_id(prefix: str) -> str:
+    return f"{prefix}/claim"
 
 
-def take_shared_name() -> str | None:
-    """Return a prefix that the application's workers have free, None where they have none or share no directory."""
-    folder = _folder()
-    if folder is None:
-        return None
-    try:
-        for path in sorted(folder.glob(f"spark-kafka-sink-*{_SUFFIX}")):
-            name = path.name.removesuffix(_SUFFIX)
-            if is_one_off(name) and _is_deleted(path):
-                return name
-    except OSError as error:
-        log.warning("The write gets a new name, because the names to use again cannot be read: %s", error)
-    return None
-
-
-def share_name(prefix: str) -> None:
-    """Keep a prefix for a later write of any worker of the application. Only for a write that was committed."""
-    folder = _folder()
-    if folder is None:
-        return
-    try:
-        (folder / f"{prefix}{_SUFFIX}").touch()
-    except OSError as error:
-        log.warning("The name %s cannot be kept for a later write, which gets a new one: %s", prefix, error)
-
-
-def _is_deleted(path: Path) -> bool:
-    """Delete the file; False where another worker was first."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _folder() -> Path | None:
-    """Spark's directory of this application, which Spark deletes when the application ends."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return Path(folder) if folder else None
+def _free_names(coordinator: Coordinator, config: SinkConfig, rng: random.Random) -> Iterator[str]:
+    """In the order in which they are to be tried: of each window those that a write gave back come before those that
+    nobody has had. Drawn at random, so that two writes that look at one time seldom take the same.
+    """
+    first, size = 0, _FIRST_WINDOW
+    while True:
+        names = [pool_name(number) for number in range(first, first + size)]
+        timer = coordinator.timer(config.producer.max_block_ms)
+        described = coordinator.transactions.describe_transactions(map(_claim_id, names), timer)
+        rng.shuffle(names)
+        claims = {name: described[_claim_id(name)] for name in names}
+        yield from (name for name, claim in claims.items() if claim is not None and claim.state in _GIVEN_BACK)
+        yield from (name for name, claim in claims.items() if claim is None)
+        first, size = first + size, 2 * size

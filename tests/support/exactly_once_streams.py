@@ -200,6 +200,12 @@ def ongoing_ids(servers: str) -> list[str]:
     return [each.transactional_id for each in listed]
 
 
+def known_ids(servers: str) -> set[str]:
+    """Every transactional id that the brokers keep."""
+    with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
+        return {each.transactional_id for each in coordinator.transactions.list_transactions(coordinator.timer(30_000))}
+
+
 def check_nothing_open(servers: str, prefix: str) -> None:
     assert open_transactions(servers, prefix) == []
 

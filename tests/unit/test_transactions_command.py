@@ -39,7 +39,7 @@ from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command, task_id
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.write_names import one_off_prefix
+from spark_kafka_sink.sink.write_names import pool_name
 from spark_kafka_sink.transactions import Operator, _parser, main
 
 PREFIX = "orders"
@@ -550,7 +550,7 @@ def test_a_write_without_a_prefix_leaves_no_decision_where_an_operator_finishes_
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: nobody comes back to such a prefix, and its decision stayed in the topic, and in the list, for ever."""
-    prefix = one_off_prefix()
+    prefix = pool_name(3)
     monkeypatch.setitem(globals(), "PREFIX", prefix)
     bench = OperatorBench()
     bench.decide(0)
@@ -889,7 +889,7 @@ def test_command_for_a_prefix_that_nobody_used_leaves_it_usable(bench: OperatorB
 
 def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBench) -> None:
     """Nobody comes back to such a prefix."""
-    prefix = one_off_prefix()
+    prefix = pool_name(3)
     for command in ("finish", "abort", "forget"):
         getattr(bench.operator, command)(prefix)
     place = KafkaDriverCluster(bench.coordinator, CONFIG, prefix).place

@@ -25,6 +25,7 @@ from support.exactly_once_streams import (
     Stream,
     check_nothing_open,
     kill_a_python_worker,
+    known_ids,
     ongoing_ids,
     visible_values,
 )
@@ -362,6 +363,23 @@ def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: 
     check_nothing_open(servers, named["transactional.id.prefix"])
     # those of writes without a prefix, among them the one that failed
     assert [each for each in ongoing_ids(servers) if is_one_off(each.rpartition("/")[0])] == []
+
+
+def test_writes_of_any_form_and_process_share_their_names(
+    spark: SparkSession, servers: str, three_partitions: str
+) -> None:
+    """Each write here asks the brokers for a free name, as one of another application does: none keeps any."""
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+    rows = spark.range(0, 30, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+    spark.dataSource.register(KafkaSinkDataSource)
+    KafkaSink(options).write(rows)
+    before = {each for each in known_ids(servers) if is_one_off(each.rpartition("/")[0])}
+    for _ in range(3):
+        KafkaSink(options).write(rows)
+        rows.write.format("kafka_sink").options(**options).mode("append").save()
+    assert len(visible_values(servers, three_partitions)) == 7 * 30
+    assert {each for each in known_ids(servers) if is_one_off(each.rpartition("/")[0])} == before
+    assert not [each for each in ongoing_ids(servers) if each.endswith("/claim")]
 
 
 def test_empty_batches_and_partitions_leave_nothing_open(

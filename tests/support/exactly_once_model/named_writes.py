@@ -61,8 +61,8 @@ class OneOffCluster(ModelDriverCluster):
 
 
 class NamedWrites(World):
-    """Write after write under one name, each committed by another process than began it. The first one that fails keeps
-    the name, and the operator settles it.
+    """Write after write under one name, each committed by another process than began it. A write that fails gives the
+    name back if all that it left open was aborted. Else it keeps the name, and the operator settles it.
     """
 
     has_decisions = False
@@ -78,10 +78,10 @@ class NamedWrites(World):
         for number in range(self.batches):
             begun += 1
             try:
-                is_ended = self._write(number)
+                gives_back = self._write(number)
             except Crash:
-                is_ended = False
-            if not is_ended and not self.gives_back_after_failure:
+                gives_back = False
+            if not gives_back and not self.gives_back_after_failure:
                 break
         plan, self.plan = self.plan, {}
         self._settle()
@@ -93,7 +93,8 @@ class NamedWrites(World):
         self._check_writes(begun)
 
     def _write(self, number: int) -> bool:
-        """Whether the caller was told that all rows are committed."""
+        """Whether the name is free again."""
+        is_aborted = False
         try:
             mandate = self._in_process(lambda driver: driver.begin())
             outcomes: list[TaskOutcome] = []
@@ -102,18 +103,20 @@ class NamedWrites(World):
                     outcomes.append(self._run_task(mandate, mandate.next_batch_id, partition, rows))
                 self._in_process(lambda driver: driver.commit(outcomes))
             except (KafkaError, QueryFailedError):
-                self._abort(mandate, outcomes)
+                is_aborted = self._abort(mandate, outcomes)
                 raise
         except (KafkaError, QueryFailedError) as error:
             self.told.append((number, error if isinstance(error, KafkaError) else KafkaError()))
-            return False
+            return is_aborted
         self.told.append((number, None))
         self.request(COMMIT_LOG, lambda: None)
         return True
 
-    def _abort(self, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
-        with contextlib.suppress(KafkaError):
-            self._in_process(lambda driver: driver.abort(mandate, outcomes))
+    def _abort(self, mandate: Mandate, outcomes: list[TaskOutcome]) -> bool:
+        try:
+            return bool(self._in_process(lambda driver: driver.abort(mandate, outcomes)))
+        except KafkaError:
+            return False
 
     def _in_process(self, step: Callable[[ExactlyOnceDriver], Any]) -> Any:
         cluster = OneOffCluster(self)

@@ -50,15 +50,15 @@ def travelled(writer: Any) -> Any:
     return pickle.loads(pickle.dumps(writer))
 
 
-def leave_open(bench: CoordinatorBench) -> None:
+def leave_open(bench: CoordinatorBench, prefix: str = PREFIX) -> None:
     """What a task leaves whose worker was killed: it tells nothing."""
-    open_ = bench.raw.begin(task_id(PREFIX, 0, 0))
+    open_ = bench.raw.begin(task_id(prefix, 0, 0))
     bench.raw.write(open_, TopicPartition("t", 0), "row")
 
 
 def written(bench: CoordinatorBench, mandate: Mandate) -> TaskWritten:
     """What a task of partition 0 tells that wrote a row."""
-    open_ = bench.raw.begin(task_id(PREFIX, 0, 0))
+    open_ = bench.raw.begin(task_id(mandate.prefix, 0, 0))
     bench.raw.write(open_, TopicPartition("t", 0), "row")
     task = TaskTransaction(open_, 0, 1)
     bench.raw.mark(open_, open_.transactional_id, mandate.place, 1, task.marker_text)
@@ -71,8 +71,7 @@ def test_the_source_makes_writers_with_a_prefix() -> None:
     one_off = KafkaSinkDataSource(options).writer(schema, overwrite=False)
     named = KafkaSinkDataSource({**options, "transactional.id.prefix": PREFIX}).writer(schema, overwrite=False)
     stream = KafkaSinkDataSource({**options, "checkpointLocation": "/c"}).streamWriter(schema, overwrite=False)
-    assert str(one_off._prefix).startswith("spark-kafka-sink-")
-    assert (one_off._is_one_off, named._prefix, named._is_one_off) == (True, PREFIX, False)
+    assert (one_off._prefix, named._prefix) == (None, PREFIX)
     assert stream._prefix == stream_prefix(CONFIG, {"checkpointLocation": "/c"})
 
 
@@ -98,27 +97,28 @@ def test_a_batch_is_begun_once_though_its_writer_travels_twice(bench: Coordinato
     assert first._mandate == second._mandate
 
 
-@pytest.mark.parametrize("is_one_off", [True, False])
-def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, is_one_off: bool) -> None:
-    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off))
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, prefix: str | None) -> None:
+    writer = travelled(KafkaBatchWriter(CONFIG, prefix))
     message = written(bench, writer._mandate)
-    assert bench.state("orders/0") == "Ongoing"
+    task = task_id(writer._prefix, 0, 0)
+    assert bench.state(task) == "Ongoing"
     writer.commit([message])
-    assert bench.state("orders/0") == "CompleteCommit"
-    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
-    assert (last is None) == is_one_off
+    assert bench.state(task) == "CompleteCommit"
+    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).last_decision()
+    assert (last is None) == (prefix is None)
 
 
-@pytest.mark.parametrize("is_one_off", [True, False])
-def test_a_write_without_a_prefix_looks_for_no_decision_of_its_own(bench: CoordinatorBench, is_one_off: bool) -> None:
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_write_without_a_prefix_looks_for_no_decision_of_its_own(bench: CoordinatorBench, prefix: str | None) -> None:
     """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
     place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
     bench.raw.write(others, place, "a decision of others")
     bench.commit(others)
-    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off))
+    writer = travelled(KafkaBatchWriter(CONFIG, prefix))
     writer.commit([written(bench, writer._mandate)])
-    assert (bench.asked(ApiKey.FETCH) == []) is is_one_off
+    assert (bench.asked(ApiKey.FETCH) == []) is (prefix is None)
 
 
 def test_a_streams_batch_counts_when_another_writer_commits_it(bench: CoordinatorBench) -> None:
@@ -161,26 +161,26 @@ def test_a_task_writes_in_the_transaction_that_its_writers_mandate_names(
     assert tasks == ["after None", "as Spark says"]
 
 
-@pytest.mark.parametrize("is_one_off", [True, False])
+@pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_a_batch_write_that_fails_before_any_task_ends_leaves_nothing_open(
-    bench: CoordinatorBench, is_one_off: bool, caplog: pytest.LogCaptureFixture
+    bench: CoordinatorBench, prefix: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off))
-    leave_open(bench)
+    writer = travelled(KafkaBatchWriter(CONFIG, prefix))
+    leave_open(bench, writer._prefix)
     writer.abort([None])
-    assert bench.state("orders/0") == "CompleteAbort"
+    assert bench.state(task_id(writer._prefix, 0, 0)) == "CompleteAbort"
     assert "0 of 1 tasks had finished; their transactions were aborted." in caplog.text
 
 
 def test_failed_write_without_a_prefix_is_aborted_beside_half_a_decision(bench: CoordinatorBench) -> None:
     """Under version 1 the abort reads the decision, because a commit may run beside it; version 2 tells them apart."""
-    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=True))
-    leave_open(bench)
-    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    writer = travelled(KafkaBatchWriter(CONFIG))
+    leave_open(bench, writer._prefix)
+    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
     bench.raw.write(bench.raw.begin("others/driver"), place, "half a decision")
     started_ms = bench.rig.now_ms
     writer.abort([None])
-    assert bench.state("orders/0") == "CompleteAbort"
+    assert bench.state(task_id(writer._prefix, 0, 0)) == "CompleteAbort"
     is_told_apart = bench.coordinator.transaction_version(bench.timer()) == 2
     assert (bench.asked(ApiKey.FETCH) == []) is is_told_apart
     assert bench.rig.now_ms - started_ms < (1_000 if is_told_apart else 120_000)
@@ -199,19 +199,18 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: of a batch write under a prefix it was said that a start ends them, which writes all rows anew."""
-    writers = [travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=is_one_off)) for is_one_off in (False, True)]
-    leave_open(bench)
+    writers = [travelled(KafkaBatchWriter(CONFIG, prefix)) for prefix in (PREFIX, None)]
+    for each in writers:
+        leave_open(bench, each._prefix)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
     for writer in writers:
         writer.abort([None])
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 7)
     prefixed, one_off, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
-    for text in (one_off, prefixed):
+    for text, writer in ((prefixed, writers[0]), (one_off, writers[1])):
         assert "their transactions end with their time-out, or before by python -m" in text
-        assert (
-            "finish --prefix=orders --bootstrap-servers HOST:PORT. Where that says that batch 0 is committed, do"
-            in text
-        )
+        command = f"finish --prefix={writer._prefix} --bootstrap-servers HOST:PORT"
+        assert f"{command}. Where that says that batch 0 is committed, do" in text
         assert "started again" not in text, "to write it again is another write"
     assert "are finished or aborted when this is started again. If" in stream
 
@@ -220,11 +219,11 @@ def test_the_command_that_a_failure_names_has_the_decision_topic_where_it_is_not
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: typed as it stood, it found nothing decided, and aborted what was."""
-    writer = travelled(KafkaBatchWriter(replace(CONFIG, decision_topic="mine"), PREFIX, is_one_off=True))
-    leave_open(bench)
+    writer = travelled(KafkaBatchWriter(replace(CONFIG, decision_topic="mine")))
+    leave_open(bench, writer._prefix)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
     writer.abort([None])
-    assert "finish --prefix=orders --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
+    assert f"finish --prefix={writer._prefix} --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -246,11 +245,11 @@ def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
 def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = travelled(KafkaBatchWriter(CONFIG, PREFIX, is_one_off=True))
-    leave_open(bench)
+    writer = travelled(KafkaBatchWriter(CONFIG))
+    leave_open(bench, writer._prefix)
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(31), times=None)
     writer.abort([None])
-    assert "--prefix=orders --bootstrap-servers HOST:PORT (" in caplog.text
+    assert f"--prefix={writer._prefix} --bootstrap-servers HOST:PORT (" in caplog.text
 
 
 def test_stopped_stream_without_finished_task_leaves_nothing_open(

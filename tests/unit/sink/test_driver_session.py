@@ -7,6 +7,7 @@ import hashlib
 import io
 import logging
 import pickle
+import re
 import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ class SessionBench(CoordinatorBench):
     def tasks(self, mandate: Mandate, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
         if mandate.is_written_already(batch_id, query_id):
             return [TaskOutcome(mandate, batch_id, query_id, 0, 1, None, True)]
-        open_ = self.raw.begin(task_id(PREFIX, 0, 0))
+        open_ = self.raw.begin(task_id(mandate.prefix, 0, 0))
         self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}")
         written = TaskTransaction(open_, 0, 1)
         self.raw.mark(open_, open_.transactional_id, mandate.place, batch_id + 1, written.marker_text)
@@ -88,16 +89,16 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Se
     return SessionBench(request.param, monkeypatch)
 
 
-@pytest.mark.parametrize("is_one_off", [True, False])
-def test_a_session_of_one_write_without_a_prefix_looks_for_no_decision(bench: SessionBench, is_one_off: bool) -> None:
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_session_of_one_write_without_a_prefix_looks_for_no_decision(bench: SessionBench, prefix: str | None) -> None:
     """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
     place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
     bench.raw.write(others, place, "a decision of others")
     bench.commit(others)
-    DriverSession(PREFIX, is_one_off=is_one_off).run(CONFIG, None, bench.tasks)
+    DriverSession(prefix).run(CONFIG, None, bench.tasks)
     assert bench.values() == ["row 0"]
-    assert (bench.asked(FETCH) == []) is is_one_off
+    assert (bench.asked(FETCH) == []) is (prefix is None)
 
 
 def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
@@ -460,11 +461,12 @@ def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
 
     monkeypatch.setattr(ExactlyOnceDriver, "finish", fail)
     with pytest.raises(KafkaTimeoutError, match="orders/0"):
-        DriverSession(PREFIX, is_one_off=batch is None).run(CONFIG, batch, bench.tasks)
+        DriverSession(None if batch is None else PREFIX).run(CONFIG, batch, bench.tasks)
     (told,) = (each.getMessage() for each in caplog.records if "left open" in each.getMessage())
     assert "it may be decided, or not all of it could be aborted." in told
     assert ("started again" in told) is (batch is not None)
-    assert ("transactions finish --prefix=orders --bootstrap-servers HOST:PORT: " in told) is (batch is None)
+    finish = re.search(r"transactions finish --prefix=spark-kafka-sink-write-\d+ --bootstrap-servers HOST:PORT: ", told)
+    assert (finish is not None) is (batch is None)
 
 
 def failing_tasks(*_: object) -> list[TaskOutcome]:
@@ -562,13 +564,18 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
         bench.run(2)
 
 
-@pytest.mark.parametrize("is_one_off", [True, False])
-def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: SessionBench, is_one_off: bool) -> None:
-    once = DriverSession(PREFIX, is_one_off=is_one_off)
-    once.run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: SessionBench, prefix: str | None) -> None:
+    names: list[str] = []
+
+    def tasks(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+        names.append(mandate.prefix)
+        return bench.tasks(mandate, batch_id, "")
+
+    DriverSession(prefix).run(CONFIG, None, tasks)
     assert bench.values() == ["row 0"]
-    last = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
-    assert (last is None) is is_one_off
+    last = KafkaDriverCluster(bench.coordinator, CONFIG, names[0]).last_decision()
+    assert (last is None) is (prefix is None)
 
 
 def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:

@@ -190,8 +190,8 @@ class Session:
 
     made: ClassVar[list[Session]]
 
-    def __init__(self, prefix: str, *, is_one_off: bool = False) -> None:
-        self.given = (prefix, is_one_off)
+    def __init__(self, prefix: str | None) -> None:
+        self.prefix = prefix
         self.is_closed = False
         self.made.append(self)
 
@@ -249,8 +249,7 @@ def test_a_write_without_a_prefix_has_a_session_of_its_own_that_is_closed(
     with pytest.raises(ZeroDivisionError) if is_failing else nullcontext():
         assert sink.write(FRAME).records == 5
     (session,) = sessions
-    assert session.given[0].startswith("spark-kafka-sink-")
-    assert session.given[1]
+    assert session.prefix is None
     assert session.batch is None
     assert session.is_closed
 
@@ -263,11 +262,7 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
     assert sink.given == [MANDATE, 3, "q1", "batch without padding"]
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
-    assert [session.given for session in sessions] == [
-        ("of-the-checkpoint", False),
-        ("orders", False),
-        ("orders", False),
-    ]
+    assert [session.prefix for session in sessions] == ["of-the-checkpoint", "orders", "orders"]
     assert [session.batch for session in sessions] == [StreamBatch("q1", "r1", 3), StreamBatch("q1", "r1", 4), None]
     assert [session.outcomes for session in sessions] == [[OUTCOME]] * 3
     assert not any(session.is_closed for session in sessions)

@@ -19,7 +19,7 @@ from spark_kafka_sink.sink.mandate import Mandate
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
-from spark_kafka_sink.sink.write_names import one_off_prefix
+from spark_kafka_sink.sink.write_names import pool_name
 
 CONFIG = SinkConfig.from_options(
     {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
@@ -192,7 +192,7 @@ def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_ow
         return TransactionDescription(name, TransactionState.EMPTY, 1, 0, 1, None, frozenset())
 
     pool = ProducerPool(create, FakeClock())
-    prefixes = [one_off_prefix() for _ in range(3)]
+    prefixes = [pool_name(number) for number in range(3)]
     for prefix in prefixes:
         mandate = Mandate(prefix, OpenTransaction(f"{prefix}/driver", 1, 0, 2), TopicPartition("decisions", 0))
         delivery = TransactionalDelivery(CONFIG, pool, mandate, TaskIdentity(0, "", 0, 0), describe)

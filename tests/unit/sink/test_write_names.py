@@ -1,41 +1,40 @@
-"""Names of batch writes without a prefix: used again after a committed write, and never by two writes at once."""
+"""Names of batch writes without a prefix: a pool of the cluster, used again after a write that ended well, and never by
+two writes at once.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
+from support.scripted_broker import faults
 
+from spark_kafka_sink.client.coordinator import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.sink import driver_cluster, driver_session, foreach, write_names
+from spark_kafka_sink.common.errors import ProducerFencedError, TransactionalIdAuthorizationError
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.sink import driver_cluster, driver_session, foreach
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.write_names import (
-    give_back,
-    is_one_off,
-    one_off_prefix,
-    share_name,
-    take_name,
-    take_shared_name,
-)
+from spark_kafka_sink.sink.write_names import Claim, claim_name, is_one_off, pool_name, release_name
 
 OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
 CONFIG = SinkConfig.from_options(OPTIONS)
 FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]), sparkSession=None)
 TASKS = 2
-Write = Callable[[], None]
+WINDOW = 16
+Step = Callable[[], None]
 
 
 class WriteBench(CoordinatorBench):
@@ -58,16 +57,24 @@ class WriteBench(CoordinatorBench):
     def prefixes(self) -> set[str]:
         return {each.partition("/")[0] for each in self.cluster.transactions.transactions}
 
+    def claim(self, client: Coordinator | None = None) -> Claim:
+        return claim_name(client or self.coordinator, CONFIG, random.Random(7))
+
+    def release(self, claim: Claim) -> None:
+        release_name(self.coordinator, CONFIG, claim)
+
+    def claim_state(self, claim: Claim) -> str:
+        return self.state(f"{claim.prefix}/claim")
+
 
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
-def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> WriteBench:
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WriteBench:
     made = WriteBench(version=request.param)
     monkeypatch.setattr(driver_cluster, "process_coordinator", lambda _: made.coordinator)
     monkeypatch.setattr(driver_session, "connect", lambda _: made.coordinator)
     monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(foreach, "refuse_in_query", lambda *_, **__: None)
     monkeypatch.setattr(foreach, "write_in_transaction", lambda config, pool, mandate, *_: made.outcomes(mandate))
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     return made
 
 
@@ -77,17 +84,10 @@ def _own_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
-@pytest.fixture(autouse=True)
-def _no_free_names() -> Iterator[None]:
-    write_names._FREE.clear()
-    yield
-    write_names._FREE.clear()
-
-
 class Sink(KafkaSink):
     """Runs its tasks in this process; `before` runs when the write has begun."""
 
-    before: Write = staticmethod(lambda: None)
+    before: Step = staticmethod(lambda: None)
 
     def _run_tasks(self, df: Any, write_task: Any, report_ddl: str) -> list[Any]:
         type(self).before()
@@ -95,12 +95,12 @@ class Sink(KafkaSink):
         return [counts | {"outcome": each.to_json()} for each in write_task(iter(()))]
 
 
-def by_sink(bench: WriteBench, before: Write = lambda: None) -> None:
+def by_sink(bench: WriteBench, before: Step = lambda: None) -> None:
     type("BenchSink", (Sink,), {"before": staticmethod(before)})(OPTIONS).write(FRAME)
 
 
-def by_format(bench: WriteBench, before: Write = lambda: None) -> None:
-    writer = pickle.loads(pickle.dumps(KafkaBatchWriter(CONFIG, one_off_prefix(), is_one_off=True)))
+def by_format(bench: WriteBench, before: Step = lambda: None) -> None:
+    writer = pickle.loads(pickle.dumps(KafkaBatchWriter(CONFIG)))
     try:
         before()
         messages = [TaskWritten((), 0, 0, outcome) for outcome in bench.outcomes(writer._mandate)]
@@ -114,14 +114,20 @@ WRITES = pytest.mark.parametrize("write", [by_sink, by_format])
 
 
 @WRITES
-def test_many_writes_use_the_ids_of_one(bench: WriteBench, write: Callable[[WriteBench], None]) -> None:
+def test_many_writes_of_many_applications_use_the_ids_of_one(
+    bench: WriteBench, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each application made names of its own, so that a job that starts each minute left 2 million ids a week."""
     count = 200 if bench.coordinator.transaction_version(bench.timer()) == 2 else 40
     for _ in range(count):
+        other = bench.another_client()  # knows nothing of the writes before
+        monkeypatch.setattr(other, "close", lambda: None)
+        bench.coordinator = bench.raw.coordinator = other
         write(bench)
     transactions = bench.cluster.transactions
     assert bench.rows() == count * TASKS
-    assert len(transactions.transactions) == TASKS + 1
-    assert len({each.producer_id for each in transactions.transactions.values()}) == TASKS + 1
+    assert len(transactions.transactions) == TASKS + 2  # the driver's and the claim
+    assert len({each.producer_id for each in transactions.transactions.values()}) == TASKS + 2
     assert len(transactions.offsets) == TASKS
 
 
@@ -134,8 +140,8 @@ def test_writes_at_one_time_have_names_of_their_own(bench: WriteBench, write: An
 
 
 @WRITES
-@pytest.mark.parametrize("step", ["begin", "tasks", "commit", "note"])
-def test_name_of_failed_write_is_not_used_again(
+@pytest.mark.parametrize("step", ["commit", "note"])
+def test_name_of_write_that_may_be_decided_is_not_used_again(
     bench: WriteBench, write: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -143,15 +149,38 @@ def test_name_of_failed_write_is_not_used_again(
 
     write(bench)
     with monkeypatch.context() as patch:
-        if step != "tasks":
-            patch.setattr(ExactlyOnceDriver, {"note": "_note_finished"}.get(step, step), fail)
+        patch.setattr(ExactlyOnceDriver, {"note": "_note_finished"}.get(step, step), fail)
+        patch.setattr(ExactlyOnceDriver, "abort", lambda *_: False)
         with pytest.raises(ZeroDivisionError):
-            write(bench, fail if step == "tasks" else lambda: None)
-    burnt = bench.prefixes()
-    write(bench)
-    assert len(bench.prefixes() - burnt) == 1
+            write(bench)
+    (burnt,) = bench.prefixes()
+    for _ in range(2):
+        write(bench)
+    assert len(bench.prefixes() - {burnt}) == 1
+    bench.rig.clock.advance(CONFIG.producer.transaction_timeout_ms + 1)  # the claim times out
+    bench.cluster.transactions.advance(bench.rig.now_ms)
+    assert bench.state(f"{burnt}/claim") == "CompleteAbort"
     write(bench)
     assert len(bench.prefixes()) == 2
+
+
+@WRITES
+@pytest.mark.parametrize("step", ["begin", "tasks"])
+def test_name_of_write_of_which_nothing_is_left_is_used_again(
+    bench: WriteBench, write: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TransactionalIdAuthorizationError("no right")
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            if step == "begin":
+                patch.setattr(ExactlyOnceDriver, step, fail)
+            with pytest.raises(TransactionalIdAuthorizationError):
+                write(bench, fail if step == "tasks" else lambda: None)
+    write(bench)
+    assert bench.rows() == TASKS
+    assert len(bench.prefixes()) == 1
 
 
 @WRITES
@@ -165,59 +194,73 @@ def test_write_after_the_decision_topic_was_deleted_makes_it_again(bench: WriteB
     assert len(bench.prefixes()) == 1
 
 
-def test_names_are_new_ones_where_none_is_free() -> None:
-    names = {take_name() for _ in range(10)}
-    assert len(names) == 10
-    assert all(is_one_off(each) for each in names)
-    give_back(name := one_off_prefix())
-    assert take_name() == name
-    assert take_name() != name
+# ---- the claim ------------------------------------------------------------------------------------------------------
 
 
-def test_forked_process_has_none_of_its_parents_free_names() -> None:
-    give_back(name := one_off_prefix())
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, take_name().encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 100).decode() != name
-    assert take_name() == name
+def test_claim_writes_nothing_that_a_reader_would_wait_for(bench: WriteBench) -> None:
+    claim = bench.claim()
+    assert bench.claim_state(claim) == "Ongoing"
+    places = [TopicPartition(CONFIG.decision_topic, each) for each in range(16)]
+    assert [bench.cluster.log(*place).records() for place in places] == [[]] * 16
+    bench.release(claim)
+    assert bench.claim_state(claim) == "CompleteCommit"
 
 
-def test_shared_name_is_one_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
-    assert take_shared_name() is None
-    name = one_off_prefix()
-    share_name(name)
-    (tmp_path / "spark-kafka-sink-other.free").touch()
-    assert [take_shared_name() for _ in range(2)] == [name, None]
+def test_name_that_was_given_back_comes_before_new_ones(bench: WriteBench) -> None:
+    claims = [bench.claim() for _ in range(5)]
+    assert len({each.prefix for each in claims}) == 5
+    bench.release(claims[3])
+    assert [bench.claim(bench.another_client()).prefix for _ in range(1)] == [claims[3].prefix]
 
 
-def test_name_that_another_worker_took_first_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def raced(self: Path, *given: object) -> Iterator[Path]:
-        found = sorted(glob(self, *given))  # type: ignore[arg-type]
-        found[0].unlink()
-        return iter(found)
-
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    names = sorted(one_off_prefix() for _ in range(2))
-    for name in names:
-        share_name(name)
-    glob = Path.glob
-    monkeypatch.setattr(Path, "glob", raced)
-    assert take_shared_name() == names[1]
+def test_more_writes_than_the_first_names_look_at_the_next_ones(bench: WriteBench) -> None:
+    numbers = [int(bench.claim().prefix.rpartition("-")[2]) for _ in range(WINDOW + 3)]
+    assert sorted(numbers[:WINDOW]) == list(range(WINDOW))
+    assert all(WINDOW <= each < 3 * WINDOW for each in numbers[WINDOW:])
 
 
-def test_without_a_usable_directory_no_name_is_shared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_write_that_looked_at_the_same_moment_takes_another_name(
+    bench: WriteBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
-    share_name(one_off_prefix())
-    assert take_shared_name() is None
-    assert caplog.text == ""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
-    share_name(one_off_prefix())
-    assert take_shared_name() is None
-    assert "cannot be kept for a later write" in caplog.text
+    """The other one fences this one between its InitProducerId and AddPartitionsToTxn."""
+
+    def raced(*given: Any) -> None:
+        if not rivals:
+            rivals.append(given[0])
+            bench.raw.begin(given[0].transactional_id)
+        add(*given)
+
+    rivals: list[Any] = []
+    add = bench.coordinator.writer.add_partition
+    monkeypatch.setattr(bench.coordinator.writer, "add_partition", raced)
+    claim = bench.claim()
+    assert claim.transaction.transactional_id != rivals[0].transactional_id
+    assert bench.claim_state(claim) == "Ongoing"
+    assert "Another write took the name spark-kafka-sink-write-" in caplog.text
+
+
+@WRITES
+def test_write_whose_name_was_taken_fails_and_writes_nothing(bench: WriteBench, write: Any) -> None:
+    def taken() -> None:
+        (prefix,) = bench.prefixes()
+        bench.raw.begin(f"{prefix}/claim")
+        bench.raw.begin(f"{prefix}/driver")
+
+    with pytest.raises(ProducerFencedError):
+        write(bench, taken)
+    assert bench.rows() == 0
+
+
+def test_claim_that_cannot_be_ended_costs_its_name_alone(bench: WriteBench, caplog: pytest.LogCaptureFixture) -> None:
+    claim = bench.claim()
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
+    bench.release(claim)
+    assert f"its name {claim.prefix} is not used again for some days: " in caplog.text
+
+
+def test_names_of_writes_are_told_from_those_of_streams() -> None:
+    assert is_one_off(pool_name(0))
+    assert is_one_off(pool_name(12345))
+    assert is_one_off("spark-kafka-sink-" + "0123456789abcdef" * 2), "of earlier releases"
+    assert not is_one_off("spark-kafka-sink-" + "0123456789abcdef01234567")
+    assert not is_one_off("spark-kafka-sink-write-")
