@@ -1,0 +1,102 @@
+"""Documents: how long they may be, and that what they name is there. Not whether they are well written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_sink.common import config
+from spark_kafka_sink.common.config import describe_options
+from spark_kafka_sink.sink import options
+from spark_kafka_sink.sink.passed_over import PASSED_OVER
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURE = ROOT / "spark_kafka_sink" / "ARCHITECTURE.md"
+NOTEBOOK = ROOT / "benchmarks" / "NOTEBOOK.md"
+LONGEST = {
+    ROOT / "README.md": 150,
+    ROOT / "CHANGELOG.md": 60,
+    ROOT / "CONTRIBUTING.md": 100,
+    ROOT / "tests" / "README.md": 80,
+    ROOT / "docs" / "performance.md": 120,
+}
+DOCUMENTS = sorted({*LONGEST, ARCHITECTURE, NOTEBOOK, ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")})
+EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+FILE = re.compile(r"[\w./-]*\w\.(?:py|md|c|cfg|toml|properties)(?![\w.(])")
+MISSPELT = {"kafka.lingr.ms"}
+ELSEWHERE = {"job.py", "conftest.py", "requirements.txt"}
+"""Files of the reader."""
+
+
+def spans(document: Path) -> list[str]:
+    """What stands between backticks, and the lines of code blocks."""
+    text = document.read_text()
+    blocks = re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL)
+    rest = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [*re.findall(r"`([^`\n]+)`", rest), *(line for block in blocks for line in block.splitlines())]
+
+
+@pytest.fixture(scope="module")
+def files() -> set[str]:
+    """Every file of the project, and each end of its path."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [Path(name) for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+    return {"/".join(path.parts[at:]) for path in paths for at in range(len(path.parts))}
+
+
+@pytest.mark.parametrize(("document", "most"), LONGEST.items(), ids=lambda value: getattr(value, "name", ""))
+def test_document_is_no_longer_than_it_may_be(document: Path, most: int) -> None:
+    assert len(document.read_text().splitlines()) <= most
+
+
+@EACH
+def test_files_that_a_document_names_exist(document: Path, files: set[str]) -> None:
+    named = {name.removeprefix("./") for span in spans(document) for name in FILE.findall(span)}
+    missing = {name for name in named if name.lstrip("./") not in files and Path(name).name not in ELSEWHERE}
+    assert missing == set()
+
+
+@EACH
+def test_links_of_a_document_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
+    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+
+
+@EACH
+def test_anchors_of_a_document_are_headings(document: Path) -> None:
+    for page, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", document.read_text()):
+        text = (document.parent / page).read_text() if page else document.read_text()
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+        assert anchor in anchors, page
+
+
+@EACH
+def test_make_targets_that_a_document_names_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for span in spans(document) for name in re.findall(r"(?:^|\s)make ([a-z][a-z-]*)", span)}
+    assert named - targets == set()
+
+
+@EACH
+def test_modules_that_a_document_runs_exist(document: Path) -> None:
+    for name in {name for span in spans(document) for name in re.findall(r"-m (spark_kafka_sink[\w.]*)", span)}:
+        path = ROOT / Path(*name.split("."))
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+@EACH
+def test_options_that_a_document_names_are_known(document: Path) -> None:
+    known = {f"kafka.{row.name}" for row in describe_options()} | set(options._OPTIONS) | set(PASSED_OVER.values())
+    known |= set(options._REFUSED) | {f"kafka.{name}" for name in config._JAVA_ONLY}
+    named = {name for span in spans(document) for name in re.findall(r"^(kafka\.[a-z][a-z0-9.]*[a-z0-9])(?:=|$)", span)}
+    assert named - known - MISSPELT == set()
