@@ -1,5 +1,5 @@
 # make demo   the main job on real input, into an embedded broker
-# make test   format, lint, types, and the tests, in eight minutes; make test-all also those that take minutes each,
+# make test   format, lint, types, and the tests, in ten minutes; make test-all also those that take minutes each,
 #             and the kernel's under sanitizers (make sanitizers)
 # make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds,
 #             KILLS=200 so many deaths of a driver of exactly-once delivery

@@ -175,7 +175,10 @@ def test_options_that_only_this_sink_has_are_passed_over_by_sparks(
     ("headers", "text"),
     [
         ("array(struct(CAST(null AS STRING) AS key, X'00' AS value))", "without a key|header key"),
-        ("array(struct('h' AS key, X'00' AS value), null)", "without a key|headers attribute has an element|A header of row 0 is a NoneType"),
+        (
+            "array(struct('h' AS key, X'00' AS value), null)",
+            "without a key|headers attribute has an element|A header of row 0 is a NoneType",
+        ),
     ],
     ids=["a nameless one", "a null"],
 )
@@ -227,7 +230,7 @@ def test_the_row_interfaces_know_header_fields_by_their_names(
     BATCH_WAYS["foreachPartition"](frame_of(query), topics.options(TO_THE_TOPIC))
     found = {record.headers for records in topics.contents().values() for record in records}
     assert found == {(("h", b"\x00"),)}
-    with pytest.raises(Exception, match="headers attribute unsupported type|UNSUPPORTED|headers must be"):
+    with pytest.raises(Exception, match=r"headers attribute unsupported type|UNSUPPORTED|headers must be"):
         BATCH_WAYS["write"](frame_of(query), topics.options(TO_THE_TOPIC))
 
 
