@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.topic_reader import TopicReader
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import consumer_network_client
+from spark_kafka_sink.admin.topic_reader import TopicReader
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnStatus,
     OpenTransaction,
     TransactionDescription,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Final
 
 from spark_kafka_sink import __version__
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.bootstrap import bootstrap_addresses
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
 from spark_kafka_sink.client.network_client import NetworkClient
@@ -19,8 +17,6 @@ from spark_kafka_sink.network.resolver import canonical_names, resolve
 from spark_kafka_sink.network.sasl.login import AuthenticatorFactory
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.tls import transport_factory
-
-_MANY_IN_FLIGHT: Final = 100
 
 
 def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
@@ -74,16 +70,3 @@ def network_client(
         api_versions,
         __version__,
     )
-
-
-def consumer_network_client(
-    config: ProducerConfig,
-    metadata: Metadata,
-    clock: Clock,
-    rng: random.Random,
-    api_versions: ApiVersions | None = None,
-) -> ConsumerNetworkClient:
-    """A client with futures over `metadata`, which begins from bootstrap.servers."""
-    bootstrap(metadata, config)
-    client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
-    return ConsumerNetworkClient(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topic_absence import ABSENCE_LIMIT_MS
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topic_absence import ABSENCE_LIMIT_MS
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenTransaction,
     ProducerIdAndEpoch,

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.sink.decision import Decision

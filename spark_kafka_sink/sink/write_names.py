@@ -22,8 +22,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionState
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionState
 from spark_kafka_sink.common.errors import InvalidProducerEpochError, KafkaError, ProducerFencedError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.options import SinkConfig

@@ -9,13 +9,13 @@ from support.fake_clock import FakeClock
 from support.fake_selector import FakeNetwork, FakeSelector
 from support.scripted_broker.cluster import ScriptedCluster
 
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates, Resolver
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
 from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
 from spark_kafka_sink.client.network_client import NetworkClient
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.protocol.building import Request
 

@@ -8,10 +8,10 @@ from support.client_rig import ClientRig
 from support.raw_transactions import RawTransactions
 from support.scripted_broker.exchange import Exchange
 
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.transaction_values import EndTxnOutcome, OpenTransaction
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 
 PLACE = TopicPartition("t", 0)

@@ -13,10 +13,9 @@ from typing import Any
 
 from kio.index import load_request_schema
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient, consumer_network_client
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import error_for_code

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import consumer_network_client
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import error_for_code
 from spark_kafka_sink.protocol.building import Request

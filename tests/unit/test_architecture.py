@@ -13,7 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "spark_kafka_sink"
 
-LAYERS = {"common": 0, "record": 1, "protocol": 1, "network": 2, "client": 3, "producer": 4, "sink": 5}
+LAYERS = {"common": 0, "record": 1, "protocol": 1, "network": 2, "client": 3, "producer": 4, "admin": 4, "sink": 5}
 """`local` stands beside: it may use `common` alone, and no room may use it."""
 
 ONLY_ROOMS = {

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from support.scripted_broker.transaction_coordinator import CONCURRENT_TRANSACTIONS, Commit
 
-from spark_kafka_sink.client.coordinator_api import Outcome
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.transaction_apis import end_txn_outcome
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.coordinator_api import Outcome
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.transaction_apis import end_txn_outcome
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenTransaction,
     ProducerIdAndEpoch,

@@ -13,9 +13,9 @@ from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction, TransactionState
-from spark_kafka_sink.client.transactions import Transactions
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction, TransactionState
+from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     InvalidTransactionTimeoutError,

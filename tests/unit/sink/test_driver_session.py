@@ -17,8 +17,8 @@ import pytest
 from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ConfigError,

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.admin.cluster_client import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ProducerFencedError, TransactionalIdAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey

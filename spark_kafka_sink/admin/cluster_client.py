@@ -10,19 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Outcome
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.admin.group_offsets import GroupOffsets
+from spark_kafka_sink.admin.record_writer import TransactionalWriter
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient, consumer_network_client
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topic_tail import TopicTail
+from spark_kafka_sink.admin.topics import TopicCreation
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import ExponentialBackoff
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.coordinator_api import CoordinatorApi, Outcome
-from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
-from spark_kafka_sink.client.group_offsets import GroupOffsets
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topic_creation import TopicCreation
-from spark_kafka_sink.client.topic_tail import TopicTail
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
-from spark_kafka_sink.client.transactional_writer import TransactionalWriter
-from spark_kafka_sink.client.transactions import Transactions
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig

@@ -7,10 +7,10 @@ import pytest
 from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
+from spark_kafka_sink.admin.request_client import MAX_POLL_MS, ConsumerNetworkClient, WakeupError
+from spark_kafka_sink.admin.request_future import RequestFuture
+from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.consumer_network_client import MAX_POLL_MS, ConsumerNetworkClient, WakeupError
-from spark_kafka_sink.client.request_future import RequestFuture
-from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     DisconnectError,

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from spark_kafka_sink.client.request_future import RequestFuture
+from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.common.errors import (
     DisconnectError,
     IllegalStateError,

@@ -11,9 +11,9 @@ import pytest
 from support.raw_transactions import LIMIT_MS, RawTransactions
 from support.transaction_table import CASES, Case, Stage
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.transaction_values import EndTxnStatus, TransactionState
+from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig

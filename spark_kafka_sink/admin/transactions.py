@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from spark_kafka_sink.client.coordinator_api import Outcome
-from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.transaction_apis import (
+from spark_kafka_sink.admin.coordinator_api import Outcome
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.transaction_apis import (
     DescribeTransactionsApi,
     EndTxnApi,
     InitProducerIdApi,
     ListTransactionsApi,
     end_txn_outcome,
 )
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenTransaction,
     ProducerIdAndEpoch,

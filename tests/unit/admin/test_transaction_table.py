@@ -1,4 +1,4 @@
-"""The scripted broker answers the driver as real ones do (tests/integration/client/test_coordinator.py runs the same
+"""The scripted broker answers the driver as real ones do (tests/integration/admin/test_cluster_client.py runs the same
 cases there).
 """
 
@@ -11,7 +11,7 @@ from support.client_rig import ClientRig
 from support.raw_transactions import RawTransactions
 from support.transaction_table import CASES, Case, Stage
 
-from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.admin.cluster_client import Coordinator
 from spark_kafka_sink.common.cluster import TopicPartition
 
 

@@ -7,7 +7,7 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 
-from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,

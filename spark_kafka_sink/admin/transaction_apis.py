@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final, NamedTuple
 
-from spark_kafka_sink.client.coordinator_api import CoordinatorApi, Outcome
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Outcome
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
     OpenTransaction,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.request_future import RequestFuture
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     CoordinatorNotAvailableError,

@@ -7,24 +7,29 @@ Any thread may `send`, `wakeup` or `disconnect_async`; several may poll, one at 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections import deque
 from typing import Final, Protocol, TypeVar
 
+from spark_kafka_sink.admin.request_future import RequestFuture
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.unsent_requests import UnsentRequest, UnsentRequests
+from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.connect import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.request_future import RequestFuture
 from spark_kafka_sink.client.selectable import KafkaClient
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.unsent_requests import UnsentRequest, UnsentRequests
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.protocol.building import Request
 
 T = TypeVar("T")
 
 MAX_POLL_MS: Final = 5_000
+_MANY_IN_FLIGHT: Final = 100
 
 log = logging.getLogger(__name__)
 
@@ -240,6 +245,19 @@ class ConsumerNetworkClient:
         if self._is_woken:
             self._is_woken = False
             raise WakeupError
+
+
+def consumer_network_client(
+    config: ProducerConfig,
+    metadata: Metadata,
+    clock: Clock,
+    rng: random.Random,
+    api_versions: ApiVersions | None = None,
+) -> ConsumerNetworkClient:
+    """A client with futures over `metadata`, which begins from bootstrap.servers."""
+    bootstrap(metadata, config)
+    client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
+    return ConsumerNetworkClient(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
 
 
 def _error_of(response: ClientResponse) -> KafkaError | None:

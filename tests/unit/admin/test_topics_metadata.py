@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import TopicAuthorizationError
 from spark_kafka_sink.protocol.requests import MetadataRequest

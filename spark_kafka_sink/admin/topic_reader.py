@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.aborted_transactions import AbortedTransaction, visible_batches
+from spark_kafka_sink.admin.aborted_transactions import AbortedTransaction, visible_batches
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_future import RequestFuture
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topic_absence import TopicAbsence
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.request_future import RequestFuture
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topic_absence import TopicAbsence
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
 from spark_kafka_sink.common.errors import (

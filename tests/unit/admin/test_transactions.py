@@ -7,9 +7,9 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.versions import KAFKA_3_0
 
-from spark_kafka_sink.client.coordinator_api import Outcome
-from spark_kafka_sink.client.transaction_apis import end_txn_outcome
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.coordinator_api import Outcome
+from spark_kafka_sink.admin.transaction_apis import end_txn_outcome
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
     OpenTransaction,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
 from spark_kafka_sink.common.errors import (

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Item, Outcome, Value
+from spark_kafka_sink.admin.coordinator_lookup import CoordinatorLookup, LookupFlight
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient, WakeupError
+from spark_kafka_sink.admin.request_future import RequestFuture
+from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient, WakeupError
-from spark_kafka_sink.client.coordinator_api import CoordinatorApi, Item, Outcome, Value
-from spark_kafka_sink.client.coordinator_lookup import CoordinatorLookup, LookupFlight
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.request_future import RequestFuture
-from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (

@@ -9,7 +9,7 @@ from support.scripted_broker import faults
 from support.scripted_broker.exchange import Exchange
 from support.scripted_broker.versions import KAFKA_4_1
 
-from spark_kafka_sink.client.topic_reader import PartitionRecords, TopicReader
+from spark_kafka_sink.admin.topic_reader import PartitionRecords, TopicReader
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,

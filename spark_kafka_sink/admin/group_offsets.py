@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from spark_kafka_sink.client.coordinator_api import CoordinatorApi
-from spark_kafka_sink.client.coordinator_calls import CoordinatorCalls
-from spark_kafka_sink.client.timer import Timer
+from spark_kafka_sink.admin.coordinator_api import CoordinatorApi
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     CoordinatorNotAvailableError,

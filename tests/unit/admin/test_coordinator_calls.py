@@ -12,9 +12,9 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 
-from spark_kafka_sink.client import coordinator_calls
-from spark_kafka_sink.client.consumer_network_client import WakeupError
-from spark_kafka_sink.client.transaction_values import EndTxnStatus
+from spark_kafka_sink.admin import coordinator_calls
+from spark_kafka_sink.admin.request_client import WakeupError
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.errors import (
     BrokerError,
     GroupAuthorizationError,

@@ -8,7 +8,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Proceed
 
-from spark_kafka_sink.client.topic_absence import ABSENCE_LIMIT_MS, TopicAbsence
+from spark_kafka_sink.admin.topic_absence import ABSENCE_LIMIT_MS, TopicAbsence
 from spark_kafka_sink.common.errors import UnknownTopicOrPartitionError
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.protocol.requests import READ_UNCOMMITTED

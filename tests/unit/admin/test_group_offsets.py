@@ -8,7 +8,7 @@ from support.scripted_broker import faults
 from support.scripted_broker.transaction_coordinator import Commit
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0
 
-from spark_kafka_sink.client.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     GroupAuthorizationError,

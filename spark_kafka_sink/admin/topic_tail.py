@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topic_reader import TopicReader
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topic_reader import TopicReader
+from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (

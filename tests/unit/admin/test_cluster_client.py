@@ -7,7 +7,7 @@ import pytest
 from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.admin.cluster_client import Coordinator
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import BootstrapResolutionError, DisconnectError, KafkaTimeoutError
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from spark_kafka_sink.client.aborted_transactions import AbortedTransaction, is_abort_marker, visible_batches
+from spark_kafka_sink.admin.aborted_transactions import AbortedTransaction, is_abort_marker, visible_batches
 from spark_kafka_sink.record.decoder import DecodedBatch, DecodedRecord
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
