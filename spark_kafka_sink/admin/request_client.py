@@ -17,9 +17,9 @@ from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.unsent_requests import UnsentRequest, UnsentRequests
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.connect import bootstrap, network_client
+from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.client.seams import KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
-from spark_kafka_sink.client.metadata_cache import MetadataCache
 from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataCache
 from spark_kafka_sink.client.refresh_schedule import RefreshSchedule
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (

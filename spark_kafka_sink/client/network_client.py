@@ -14,10 +14,10 @@ from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.connections import Connections, Loss
-from spark_kafka_sink.client.in_flight_requests import InFlightRequest, InFlightRequests
+from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import MetadataUpdater
 from spark_kafka_sink.client.network_metrics import NetworkMetrics
-from spark_kafka_sink.client.selectable import Selectable
+from spark_kafka_sink.client.seams import Selectable
 from spark_kafka_sink.client.throttling import client_throttle_ms
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node

@@ -4,7 +4,7 @@ import pytest
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.client_request import ClientRequest
-from spark_kafka_sink.client.in_flight_requests import InFlightRequest, InFlightRequests
+from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.network.frames import NetworkSend
 from spark_kafka_sink.protocol.requests import MetadataRequest
