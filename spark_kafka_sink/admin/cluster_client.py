@@ -13,8 +13,8 @@ from typing import Final, Self
 from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Outcome
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.admin.group_offsets import GroupOffsets
-from spark_kafka_sink.admin.record_writer import TransactionalWriter
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient, consumer_network_client
+from spark_kafka_sink.admin.record_writer import RecordWriter
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topic_tail import TopicTail
 from spark_kafka_sink.admin.topics import TopicCreation
@@ -33,14 +33,14 @@ TRANSACTION_VERSION: Final = "transaction.version"
 _FIRST_BACKOFF_MS: Final = 20
 
 
-class Coordinator:
+class ClusterClient:
     """`transactions`, `groups`, `topics`, `writer` and `creation` hold the calls. A context manager that closes the
     connections.
     """
 
     def __init__(
         self,
-        client: ConsumerNetworkClient,
+        client: RequestClient,
         metadata: TopicsMetadata,
         api_versions: ApiVersions,
         clock: Clock,
@@ -55,7 +55,7 @@ class Coordinator:
         self.transactions = Transactions(self._calls)
         self.groups = GroupOffsets(self._calls)
         self.topics = TopicTail(client, metadata, clock, retry_backoff_ms)
-        self.writer = TransactionalWriter(
+        self.writer = RecordWriter(
             self._calls,
             clock,
             ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, max(retry_backoff_ms, _FIRST_BACKOFF_MS), rng),
@@ -69,7 +69,7 @@ class Coordinator:
             (), config.retry_backoff_ms, config.retry_backoff_max_ms, config.metadata_max_age_ms, rng
         )
         api_versions = ApiVersions()
-        client = consumer_network_client(config, metadata, clock, rng, api_versions)
+        client = RequestClient.connect(config, metadata, clock, rng, api_versions)
         return cls(client, metadata, api_versions, clock, rng, config.retry_backoff_ms)
 
     def __enter__(self) -> Self:

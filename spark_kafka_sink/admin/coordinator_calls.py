@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Item, Outcome, Value
 from spark_kafka_sink.admin.coordinator_lookup import CoordinatorLookup, LookupFlight
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient, WakeupError
+from spark_kafka_sink.admin.request_client import RequestClient, WakeupError
 from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
@@ -74,7 +74,7 @@ class CoordinatorCalls:
 
     def __init__(
         self,
-        client: ConsumerNetworkClient,
+        client: RequestClient,
         metadata: Metadata,
         clock: Clock,
         rng: random.Random,

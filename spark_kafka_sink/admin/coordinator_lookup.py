@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.common.cluster import Node
@@ -79,7 +79,7 @@ class LookupFlight:
 class CoordinatorLookup:
     """Coordinators by type (GROUP, TRANSACTION) and key (KIP-98, KIP-699)."""
 
-    def __init__(self, client: ConsumerNetworkClient) -> None:
+    def __init__(self, client: RequestClient) -> None:
         self._client = client
         self._nodes: dict[tuple[int, str], Node] = {}
         self.takes_several_keys = True

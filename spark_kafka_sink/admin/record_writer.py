@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_api import CoordinatorApi
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topic_absence import TopicAbsence
 from spark_kafka_sink.admin.transaction_values import OpenTransaction
@@ -42,12 +42,12 @@ _CODEC: Final = codec_for("gzip")
 """What is written says the same of many tasks, and must not outgrow the topic's max.message.bytes."""
 
 
-class TransactionalWriter:
+class RecordWriter:
     """Writes on `calls`' client. A record is sent again, under the same sequence, until it is known to be written."""
 
     def __init__(self, calls: CoordinatorCalls, clock: Clock, retry_backoff: ExponentialBackoff) -> None:
         self._calls = calls
-        self._client: ConsumerNetworkClient = calls.client
+        self._client: RequestClient = calls.client
         self._clock = clock
         self._retry_backoff = retry_backoff
 

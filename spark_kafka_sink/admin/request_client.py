@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 from collections import deque
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.admin.timer import Timer
@@ -69,7 +69,7 @@ class _Completion:
             self.future.complete(self._outcome)
 
 
-class ConsumerNetworkClient:
+class RequestClient:
     """Unsent requests per node in front of a `KafkaClient`
     (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient).
 
@@ -97,6 +97,22 @@ class ConsumerNetworkClient:
         self._completed: deque[_Completion] = deque()
         self._to_disconnect: deque[Node] = deque()
         self._is_woken = False
+
+    @classmethod
+    def connect(
+        cls,
+        config: ProducerConfig,
+        metadata: Metadata,
+        clock: Clock,
+        rng: random.Random,
+        api_versions: ApiVersions | None = None,
+    ) -> Self:
+        """Make a client with connections of its own. `metadata` begins from bootstrap.servers. Raises
+        BootstrapResolutionError where no address resolves.
+        """
+        bootstrap(metadata, config)
+        client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
+        return cls(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -245,19 +261,6 @@ class ConsumerNetworkClient:
         if self._is_woken:
             self._is_woken = False
             raise WakeupError
-
-
-def consumer_network_client(
-    config: ProducerConfig,
-    metadata: Metadata,
-    clock: Clock,
-    rng: random.Random,
-    api_versions: ApiVersions | None = None,
-) -> ConsumerNetworkClient:
-    """A client with futures over `metadata`, which begins from bootstrap.servers."""
-    bootstrap(metadata, config)
-    client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
-    return ConsumerNetworkClient(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
 
 
 def _error_of(response: ClientResponse) -> KafkaError | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.aborted_transactions import AbortedTransaction, visible_batches
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topic_absence import TopicAbsence
@@ -107,7 +107,7 @@ class TopicReader:
 
     def __init__(
         self,
-        client: ConsumerNetworkClient,
+        client: RequestClient,
         metadata: TopicsMetadata,
         clock: Clock,
         retry_backoff_ms: int = 100,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topic_reader import TopicReader
 from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
@@ -36,9 +36,7 @@ class TopicTail:
     out: UnknownTopicOrPartitionError. Without permission: TopicAuthorizationError.
     """
 
-    def __init__(
-        self, client: ConsumerNetworkClient, metadata: TopicsMetadata, clock: Clock, retry_backoff_ms: int
-    ) -> None:
+    def __init__(self, client: RequestClient, metadata: TopicsMetadata, clock: Clock, retry_backoff_ms: int) -> None:
         self._client = client
         self._metadata = metadata
         self._clock = clock

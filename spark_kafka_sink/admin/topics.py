@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import Clock
@@ -30,7 +30,7 @@ _MOST_MS: Final = 2**31 - 1
 class TopicCreation:
     """Asks and creates on `client`, which must share `metadata`."""
 
-    def __init__(self, client: ConsumerNetworkClient, metadata: TopicsMetadata, clock: Clock) -> None:
+    def __init__(self, client: RequestClient, metadata: TopicsMetadata, clock: Clock) -> None:
         self._client = client
         self._metadata = metadata
         self._clock = clock

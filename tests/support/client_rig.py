@@ -9,7 +9,7 @@ from support.fake_clock import FakeClock
 from support.fake_selector import FakeNetwork, FakeSelector
 from support.scripted_broker.cluster import ScriptedCluster
 
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
@@ -129,5 +129,5 @@ class ClientRig:
         self.client.send(made, self.now_ms)
         return made
 
-    def consumer(self, retry_backoff_ms: int = 100) -> ConsumerNetworkClient:
-        return ConsumerNetworkClient(self.client, self.metadata, self.clock, retry_backoff_ms, REQUEST_TIMEOUT_MS)
+    def consumer(self, retry_backoff_ms: int = 100) -> RequestClient:
+        return RequestClient(self.client, self.metadata, self.clock, retry_backoff_ms, REQUEST_TIMEOUT_MS)

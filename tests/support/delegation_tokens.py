@@ -13,7 +13,7 @@ from typing import Any
 
 from kio.index import load_request_schema
 
-from spark_kafka_sink.admin.request_client import ConsumerNetworkClient, consumer_network_client
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
@@ -64,7 +64,7 @@ class TokenIssuer:
         self._clock = clock
         self._metadata = TopicsMetadata((), 20, 200, 300_000, rng)
         config = ProducerConfig.from_mapping(settings)
-        self._client: ConsumerNetworkClient = consumer_network_client(config, self._metadata, clock, rng)
+        self._client = RequestClient.connect(config, self._metadata, clock, rng)
 
     def create(self) -> DelegationToken:
         response = self._ask(_TokenApi.CREATE_DELEGATION_TOKEN, {"renewers": (), "max_lifetime": timedelta(hours=1)})

@@ -11,7 +11,7 @@ import pytest
 from support.raw_transactions import LIMIT_MS, RawTransactions
 from support.transaction_table import CASES, Case, Stage
 
-from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
@@ -35,10 +35,10 @@ THREE_NODES = {
 }
 
 
-def connect(servers: str) -> Coordinator:
+def connect(servers: str) -> ClusterClient:
     settings = {"bootstrap.servers": servers, "retry.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
     config = ProducerConfig.from_mapping(settings)
-    return Coordinator.connect(config, SystemClock(), random.Random())
+    return ClusterClient.connect(config, SystemClock(), random.Random())
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["version 2", "version 1"])
@@ -48,7 +48,7 @@ def cluster(request: pytest.FixtureRequest, module_kafka: Callable[..., Embedded
 
 
 @pytest.fixture(scope="module")
-def clients(cluster: tuple[EmbeddedKafka, int]) -> Iterator[tuple[Coordinator, RawTransactions]]:
+def clients(cluster: tuple[EmbeddedKafka, int]) -> Iterator[tuple[ClusterClient, RawTransactions]]:
     """The driver's, and a task's with connections of its own."""
     kafka, version = cluster
     with connect(kafka.bootstrap_servers) as driver, connect(kafka.bootstrap_servers) as task:
@@ -56,7 +56,7 @@ def clients(cluster: tuple[EmbeddedKafka, int]) -> Iterator[tuple[Coordinator, R
 
 
 @pytest.fixture
-def stage(cluster: tuple[EmbeddedKafka, int], clients: tuple[Coordinator, RawTransactions]) -> Stage:
+def stage(cluster: tuple[EmbeddedKafka, int], clients: tuple[ClusterClient, RawTransactions]) -> Stage:
     topic = f"coordinator-{uuid.uuid4().hex[:8]}"
     cluster[0].create_topic(topic, 2)
     return Stage(*clients, TopicPartition(topic, 0), lambda ms: time.sleep(ms / 1000))
@@ -109,6 +109,6 @@ def test_open_transactions_of_many_coordinators_are_finished_though_one_of_them_
         assert sorted(values) == sorted(f"row {number}".encode() for number in range(12))
 
 
-def states(driver: Coordinator, ids: list[str]) -> set[TransactionState]:
+def states(driver: ClusterClient, ids: list[str]) -> set[TransactionState]:
     described = driver.transactions.describe_transactions(ids, driver.timer(LIMIT_MS))
     return {each.state for each in described.values() if each is not None}

@@ -12,7 +12,7 @@ from support.scripted_broker.dispatch import API_VERSIONS
 from support.scripted_server import ScriptedServer
 
 import spark_kafka_sink
-from spark_kafka_sink.admin.request_client import consumer_network_client
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.topic_reader import TopicReader
 from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
@@ -41,7 +41,7 @@ def reader(servers: list[str], timeout_ms: int = 10_000) -> Iterator[TopicReader
     rng = random.Random(5)
     clock = SystemClock()
     metadata = TopicsMetadata((), 20, 200, 300_000, rng)
-    client = consumer_network_client(config, metadata, clock, rng)
+    client = RequestClient.connect(config, metadata, clock, rng)
     try:
         yield TopicReader(client, metadata, clock, 20, timeout_ms, max_partition_bytes=600)
     finally:

@@ -11,7 +11,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.sasl import SaslListener
 from support.scripted_server import ScriptedServer
 
-from spark_kafka_sink.admin.request_client import consumer_network_client
+from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.topic_reader import TopicReader
 from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
@@ -39,7 +39,7 @@ def read(server: ScriptedServer, password: str) -> list[object]:
     )
     rng, clock = random.Random(5), SystemClock()
     metadata = TopicsMetadata((), 20, 200, 300_000, rng)
-    client = consumer_network_client(config, metadata, clock, rng)
+    client = RequestClient.connect(config, metadata, clock, rng)
     try:
         return list(TopicReader(client, metadata, clock, 20, 20_000).read(["t"]))
     finally:

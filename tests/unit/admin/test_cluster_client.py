@@ -7,7 +7,7 @@ import pytest
 from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import BootstrapResolutionError, DisconnectError, KafkaTimeoutError
 
@@ -46,4 +46,4 @@ def test_leaving_it_closes_its_connections() -> None:
 def test_a_bootstrap_address_that_does_not_resolve_is_named() -> None:
     config = ProducerConfig.from_mapping({"bootstrap.servers": "nowhere.invalid:9092"})
     with pytest.raises(BootstrapResolutionError, match=re.escape("nowhere.invalid")):
-        Coordinator.connect(config, FakeClock(), random.Random(1))
+        ClusterClient.connect(config, FakeClock(), random.Random(1))

@@ -7,7 +7,7 @@ import pytest
 from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
-from spark_kafka_sink.admin.request_client import MAX_POLL_MS, ConsumerNetworkClient, WakeupError
+from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, WakeupError
 from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.client_request import ClientResponse
@@ -34,7 +34,7 @@ class Bench:
         self.rig = ClientRig(node_count, ["t"])
         self.rig.await_metadata()
         self.rig.client.close_connection("-1")
-        self.client: ConsumerNetworkClient = self.rig.consumer()
+        self.client: RequestClient = self.rig.consumer()
 
     def timer(self, timeout_ms: int = 60_000) -> Timer:
         return Timer(self.rig.clock, timeout_ms)

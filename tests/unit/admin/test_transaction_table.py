@@ -11,7 +11,7 @@ from support.client_rig import ClientRig
 from support.raw_transactions import RawTransactions
 from support.transaction_table import CASES, Case, Stage
 
-from spark_kafka_sink.admin.cluster_client import Coordinator
+from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import TopicPartition
 
 
@@ -23,5 +23,5 @@ def test_scripted(run: Case, version: int, marker_delay_ms: int) -> None:
     rig.cluster.finalized_features["transaction.version"] = version
     rig.cluster.transactions.marker_delay_ms = marker_delay_ms
     rig.cluster.create_topic("t", 2)
-    coordinator = Coordinator(rig.consumer(), rig.metadata, rig.api_versions, rig.clock, random.Random(3), 100)
+    coordinator = ClusterClient(rig.consumer(), rig.metadata, rig.api_versions, rig.clock, random.Random(3), 100)
     run(Stage(coordinator, RawTransactions(coordinator, version), TopicPartition("t", 0), rig.clock.advance))
