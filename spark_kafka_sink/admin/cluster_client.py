@@ -10,15 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Outcome
-from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
 from spark_kafka_sink.admin.group_offsets import GroupOffsets
 from spark_kafka_sink.admin.record_writer import RecordWriter
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.admin.topic_tail import TopicTail
-from spark_kafka_sink.admin.topics import TopicCreation
-from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.topic_reader import TopicTail
+from spark_kafka_sink.admin.topics import TopicCreation, TopicsMetadata
 from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import ExponentialBackoff

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from spark_kafka_sink.admin.coordinator_api import CoordinatorApi, Item, Outcome, Value
-from spark_kafka_sink.admin.coordinator_lookup import CoordinatorLookup, LookupFlight
-from spark_kafka_sink.admin.request_client import RequestClient, WakeupError
-from spark_kafka_sink.admin.request_future import RequestFuture
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, WakeupError
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.client_request import ClientResponse
@@ -32,11 +30,22 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     NotCoordinatorError,
     TopicAuthorizationError,
+    UnsupportedVersionError,
     error_for_code,
 )
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import (
+    GROUP,
+    TRANSACTION,
+    FindCoordinatorRequest,
+    FindCoordinatorsRequest,
+    coordinator_of,
+)
+from spark_kafka_sink.protocol.messages import Message
 
-log = logging.getLogger(__name__)
-
+Item = TypeVar("Item", bound=Hashable)
+Value = TypeVar("Value")
+_Entry = TypeVar("_Entry")
 _FIRST_BACKOFF_MS: Final = 20
 _MAX_BACKOFF_MS: Final = 1_000
 _MOST_AT_ONCE: Final = 1_000
@@ -45,6 +54,143 @@ request.timeout.ms is given up, with what was learnt of its coordinator.
 """
 _MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectError, KafkaTimeoutError)
 """After these the coordinator is looked up again."""
+_MOST_KNOWN: Final = 10_000
+"""More than a call asks about at once. Batch writes without a prefix have new names each time."""
+_ONE_AT_A_TIME: Final = CoordinatorNotAvailableError("The node takes one key at a time.")
+_PERMISSIONS: Final = {
+    (GROUP, 30): "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
+    (TRANSACTION, 53): "Not authorized for the transactional id: grant DESCRIBE on it, which WRITE includes.",
+}
+log = logging.getLogger(__name__)
+
+
+class CoordinatorApi(ABC, Generic[Item, Value]):
+    """One kind of call: how to ask about items, and what the answers mean."""
+
+    key_type: int
+    """GROUP or TRANSACTION."""
+    retried_codes: ClassVar[frozenset[int]] = frozenset()
+    """Error codes to be asked again after, besides those that are retriable everywhere."""
+    advice: ClassVar[Mapping[int, str]] = {}
+    """By error code: what it means for this call and what to change."""
+
+    @abstractmethod
+    def key(self, item: Item) -> str:
+        """The group or transactional id that decides about the coordinator."""
+
+    def node(self, item: Item) -> Node | None:  # noqa: ARG002
+        """The node to ask, where that is not for a coordinator's key to decide."""
+        return None
+
+    @abstractmethod
+    def describe(self, item: Item) -> str:
+        """The item in an error's text."""
+
+    def located(self, item: Item, node: Node) -> Value | None:  # noqa: ARG002
+        """The item's value, where to know its coordinator is all that was wanted."""
+        return None
+
+    @abstractmethod
+    def requests(self, items: Sequence[Item]) -> Iterable[tuple[Request, Sequence[Item]]]:
+        """The requests to one node that ask about all of `items`, each with those it asks about."""
+
+    @abstractmethod
+    def answers(self, items: Sequence[Item], body: Message) -> Mapping[Item, Value | KafkaError]:
+        """What a response says of the items; what it does not mention is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Value]):
+    """What became of an item: a value, or an error. After its time ran out that is a KafkaTimeoutError.
+
+    `is_in_doubt`: it was sent at least once without a clear answer, so it may have taken effect whatever `error` says.
+    """
+
+    value: Value | None
+    error: KafkaError | None = None
+    is_in_doubt: bool = False
+
+    def get(self) -> Value:
+        """The value; raises the error where there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # set where there is no error, and None may be a value
+
+
+class LookupFlight:
+    """A question on its way to `node`. `take` may be called once `future` is done."""
+
+    def __init__(
+        self,
+        lookup: CoordinatorLookup,
+        node: Node,
+        key_type: int,
+        keys: Sequence[str],
+        future: RequestFuture[ClientResponse],
+    ) -> None:
+        self.node = node
+        self.keys = keys
+        self.future = future
+        self._lookup = lookup
+        self._key_type = key_type
+
+    def take(self) -> Mapping[str, KafkaError]:
+        """Note the coordinators found; gives the errors of keys that have none."""
+        if self.future.failed():
+            error = self.future.error
+            if isinstance(error, UnsupportedVersionError) and len(self.keys) > 1:
+                self._lookup.takes_several_keys = False
+                error = _ONE_AT_A_TIME
+            return dict.fromkeys(self.keys, error)
+        body = self.future.value().body
+        errors: dict[str, KafkaError] = {}
+        for key in self.keys:
+            found = coordinator_of(body, key)
+            if found is None:
+                errors[key] = CoordinatorNotAvailableError("The answer does not mention the key.")
+            elif found.error_code:
+                text = _PERMISSIONS.get((self._key_type, found.error_code)) or found.error_message or ""
+                errors[key] = error_for_code(found.error_code, text)
+            else:
+                self._lookup.note(self._key_type, key, Node(found.node_id, found.host, found.port))
+        return errors
+
+
+class CoordinatorLookup:
+    """Coordinators by type (GROUP, TRANSACTION) and key (KIP-98, KIP-699)."""
+
+    def __init__(self, client: RequestClient) -> None:
+        self._client = client
+        self._nodes: dict[tuple[int, str], Node] = {}
+        self.takes_several_keys = True
+        """False once a node was too old for that (before Kafka 3.0)."""
+
+    def known(self, key_type: int, key: str) -> Node | None:
+        return self._nodes.get((key_type, key))
+
+    def note(self, key_type: int, key: str, node: Node) -> None:
+        self._nodes[key_type, key] = node
+        if len(self._nodes) > _MOST_KNOWN:
+            del self._nodes[next(iter(self._nodes))]
+
+    def forget(self, key_type: int, key: str) -> None:
+        """The node said that it is not the coordinator, or does not answer."""
+        self._nodes.pop((key_type, key), None)
+
+    def send(self, key_type: int, keys: Sequence[str]) -> list[LookupFlight]:
+        """Ask the node with the least to do, in one request where it takes several keys. None where there is no node
+        to ask now.
+        """
+        node = self._client.least_loaded_node()
+        if node is None:
+            return []
+        if len(keys) > 1 and self.takes_several_keys:
+            request: Request = FindCoordinatorsRequest(tuple(keys), key_type)
+            return [LookupFlight(self, node, key_type, keys, self._client.send(node, request))]
+        return [
+            LookupFlight(self, node, key_type, [key], self._client.send(node, FindCoordinatorRequest(key, key_type)))
+            for key in keys
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -288,9 +434,6 @@ class _Call(Generic[Item, Value]):
         if isinstance(error, BrokerError) and error.error_code is not None:
             return error_for_code(error.error_code, text)
         return type(error)(text)
-
-
-_Entry = TypeVar("_Entry")
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from spark_kafka_sink.admin.coordinator_api import CoordinatorApi
-from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (

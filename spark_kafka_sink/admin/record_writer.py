@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.admin.coordinator_api import CoordinatorApi
-from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.admin.topic_absence import TopicAbsence
+from spark_kafka_sink.admin.topics import TopicAbsence
 from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock

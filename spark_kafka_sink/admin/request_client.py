@@ -10,23 +10,171 @@ import logging
 import random
 import threading
 from collections import deque
-from typing import Final, Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from spark_kafka_sink.admin.request_future import RequestFuture
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.admin.unsent_requests import UnsentRequest, UnsentRequests
 from spark_kafka_sink.client.api_versions import ApiVersions
-from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse
 from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import DisconnectError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.protocol.building import Request
 
 T = TypeVar("T")
+
+OnSuccess = Callable[[T], None]
+OnFailure = Callable[[KafkaError], None]
+
+
+class RequestFuture(Generic[T]):
+    """A value or a KafkaError, set once (org.apache.kafka.clients.consumer.internals.RequestFuture).
+
+    Listeners run once each, in the order added, on the thread that completes, or at once where it is done already.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._value: T | None = None
+        self._error: KafkaError | None = None
+        self._listeners: list[tuple[OnSuccess[T], OnFailure]] = []
+
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def succeeded(self) -> bool:
+        return self.is_done() and self._error is None
+
+    def failed(self) -> bool:
+        return self.is_done() and self._error is not None
+
+    def should_block(self) -> bool:
+        """Whether it is worth waiting; makes a future a `PollCondition`."""
+        return not self.is_done()
+
+    @property
+    def error(self) -> KafkaError:
+        """Why it failed. Raises IllegalStateError where it did not, or not yet."""
+        if self._error is None:
+            raise IllegalStateError("The request has not failed.")
+        return self._error
+
+    def value(self) -> T:
+        """The value; raises the error where it failed, IllegalStateError where it is not done."""
+        if not self.is_done():
+            raise IllegalStateError("The request is not done.")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # set by `complete`, and None may be a value
+
+    def await_done(self, timeout_ms: int) -> bool:
+        """Wait, while another thread polls. False where it is not done in time."""
+        return self._done.wait(timeout_ms / 1000)
+
+    def complete(self, value: T) -> None:
+        """Set the value. Raises IllegalStateError where it is done already."""
+        self._finish(value, None)
+
+    def fail(self, error: KafkaError) -> None:
+        """Set the error. Raises IllegalStateError where it is done already, and TypeError for what is not a KafkaError:
+        None would make it a success.
+        """
+        if not isinstance(error, KafkaError):
+            raise TypeError(f"A request fails with a KafkaError, not with {error!r}.")
+        self._finish(None, error)
+
+    def add_listener(self, on_success: OnSuccess[T], on_failure: OnFailure) -> None:
+        with self._lock:
+            if not self._done.is_set():
+                self._listeners.append((on_success, on_failure))
+                return
+        self._notify(on_success, on_failure)
+
+    def chain(self, other: RequestFuture[T]) -> None:
+        """Let `other` end as this one does."""
+        self.add_listener(other.complete, other.fail)
+
+    def _finish(self, value: T | None, error: KafkaError | None) -> None:
+        with self._lock:
+            if self._done.is_set():
+                raise IllegalStateError("The request is done already; it cannot end twice.")
+            self._value, self._error = value, error
+            listeners, self._listeners = self._listeners, []
+            self._done.set()
+        for on_success, on_failure in listeners:
+            self._notify(on_success, on_failure)
+
+    def _notify(self, on_success: OnSuccess[T], on_failure: OnFailure) -> None:
+        if self._error is not None:
+            on_failure(self._error)
+        else:
+            on_success(self._value)  # type: ignore[arg-type]  # set by `complete`, and None may be a value
+
+
+class UnsentRequest(NamedTuple):
+    """A request, and how to tell whoever waits that it will not be sent."""
+
+    request: ClientRequest
+    fail: Callable[[KafkaError], None]
+
+
+class UnsentRequests:
+    """A queue a node, behind one lock that is never held while anything else happens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[Node, deque[UnsentRequest]] = {}
+
+    def put(self, node: Node, request: UnsentRequest) -> None:
+        with self._lock:
+            self._queues.setdefault(node, deque()).append(request)
+
+    def nodes(self) -> list[Node]:
+        """Nodes with something to send."""
+        with self._lock:
+            return [node for node, queue in self._queues.items() if queue]
+
+    def first(self, node: Node) -> UnsentRequest | None:
+        with self._lock:
+            queue = self._queues.get(node)
+            return queue[0] if queue else None
+
+    def take_first(self, node: Node) -> None:
+        """Take out what `first` gave."""
+        with self._lock:
+            self._queues[node].popleft()
+
+    def take_all(self, node: Node) -> list[UnsentRequest]:
+        with self._lock:
+            return list(self._queues.pop(node, ()))
+
+    def take_expired(self, now_ms: int) -> list[UnsentRequest]:
+        """Take out those that have waited longer than their time-out."""
+        expired: list[UnsentRequest] = []
+        with self._lock:
+            for node, queue in self._queues.items():
+                waiting: deque[UnsentRequest] = deque()
+                for each in queue:
+                    is_late = now_ms - each.request.created_ms > each.request.request_timeout_ms
+                    (expired if is_late else waiting).append(each)
+                self._queues[node] = waiting
+        return expired
+
+    def clean(self) -> None:
+        """Forget nodes with nothing to send."""
+        with self._lock:
+            self._queues = {node: queue for node, queue in self._queues.items() if queue}
+
+    def count(self, node: Node | None = None) -> int:
+        with self._lock:
+            queues = self._queues.values() if node is None else [self._queues.get(node, deque())]
+            return sum(map(len, queues))
+
 
 MAX_POLL_MS: Final = 5_000
 _MANY_IN_FLIGHT: Final = 100

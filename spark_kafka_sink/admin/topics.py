@@ -1,13 +1,14 @@
-"""A topic that is looked up, created where it is missing, and asked for its settings. One thread, the caller's."""
+"""Topics by name: their metadata, whether one is gone, and how one is created and asked for its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
+from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
 from spark_kafka_sink.common.errors import (
@@ -17,14 +18,80 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest
+from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
 
+ABSENCE_LIMIT_MS: Final = 10_000
+"""A node that has just started may not know every topic yet."""
 _NOT_CONTROLLER: Final = 41
 _THROTTLING_QUOTA_EXCEEDED: Final = 89
 """Nothing was created: a client waits for as long as it is told, and asks again (KIP-599)."""
 _BACKOFF_MS: Final = 100
 _MOST_MS: Final = 2**31 - 1
 """The longest time that a request can give a broker; max.block.ms may be longer."""
+
+
+class TopicsMetadata(Metadata):
+    """Follows the topics it was told of; with none, the brokers alone."""
+
+    def __init__(
+        self,
+        topics: Iterable[str],
+        refresh_backoff_ms: int,
+        refresh_backoff_max_ms: int,
+        metadata_expire_ms: int,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
+        self._topics = self._asked_for = frozenset(topics)
+        self._new_topics: frozenset[str] = frozenset()
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        """Follow these as well; those not followed yet are asked for at once. From now on it is their refusals that are
+        raised: others came with somebody else's use of this client, and each update brings them again.
+        """
+        with self._lock:
+            self._asked_for = frozenset(topics)
+            new = self._asked_for - self._topics
+            if new:
+                self._topics |= new
+                self._new_topics |= new
+                self.request_update_for_new_topics()
+
+    def maybe_raise_any_error(self) -> None:
+        with self._lock:
+            unauthorized, invalid = self._unauthorized_topics, self._invalid_topics
+            self._unauthorized_topics = self._invalid_topics = frozenset()  # who asks again gets another answer
+            self._raise_once(unauthorized & self._asked_for, invalid & self._asked_for)
+
+    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+        return topic in self._topics
+
+    def new_metadata_request_builder(self) -> MetadataRequest:
+        return MetadataRequest(topics=tuple(sorted(self._topics)), allow_auto_topic_creation=False)
+
+    def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
+        new = self._new_topics - self.fetch().topics
+        return MetadataRequest(topics=tuple(sorted(new)), allow_auto_topic_creation=False) if new else None
+
+
+class TopicAbsence:
+    """Measures how long metadata has not named a topic. For one call that waits for the topic."""
+
+    def __init__(self, metadata: Metadata, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._since_ms: dict[str, int] = {}
+
+    def check(self, topics: Iterable[str]) -> None:
+        """Raise UnknownTopicOrPartitionError for a topic that no metadata response has named for 10 s."""
+        now_ms, cluster = self._clock.now_ms(), self._metadata.fetch()
+        for topic in topics:
+            if cluster.is_bootstrap_configured or cluster.partitions_for_topic(topic):  # else no node has answered
+                self._since_ms.pop(topic, None)
+            elif now_ms - self._since_ms.setdefault(topic, now_ms) >= ABSENCE_LIMIT_MS:
+                raise UnknownTopicOrPartitionError(
+                    f"Topic {topic!r} is not in the cluster any more: no node has named it for {ABSENCE_LIMIT_MS} ms."
+                )
 
 
 class TopicCreation:

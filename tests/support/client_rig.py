@@ -10,7 +10,7 @@ from support.fake_selector import FakeNetwork, FakeSelector
 from support.scripted_broker.cluster import ScriptedCluster
 
 from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates, Resolver

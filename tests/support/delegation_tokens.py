@@ -15,7 +15,7 @@ from kio.index import load_request_schema
 
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import error_for_code

@@ -13,7 +13,7 @@ from support.scripted_server import ScriptedServer
 
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.topic_reader import TopicReader
-from spark_kafka_sink.admin.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import SaslAuthenticationError

@@ -1,3 +1,5 @@
+"""Calls to coordinators, and the lookups before them, over scripted nodes."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -443,3 +445,27 @@ def test_what_was_never_asked_about_is_told_at_the_limit_too(bench: Bench, monke
     outcomes = bench.end(opened, 1_000)
     assert [outcome.status for outcome in outcomes] == [EndTxnStatus.UNRESOLVED] * 3
     assert len(bench.asked(END)) == 2
+
+
+def test_a_key_that_an_answer_misses_is_not_asked_for_again_at_once(bench: Bench) -> None:
+    bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
+    bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    first, second = bench.asked(FIND)
+    assert second.now_ms - first.now_ms >= 16
+
+
+def test_after_a_lost_lookup_of_several_keys_others_are_still_asked_for_at_once(bench: Bench) -> None:
+    bench.cluster.on(FIND, faults.close_before())
+    bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    bench.coordinator.find_coordinators(TRANSACTION, ["c", "d"], bench.timer())
+    assert bench.asked(FIND)[-1].request.coordinator_keys == ("c", "d")
+
+
+def test_what_a_broker_says_of_a_lookup_that_it_refuses_is_told(bench: Bench) -> None:
+    def refuse(values: dict[str, Any]) -> dict[str, Any]:
+        refusal = {"error_code": 42, "error_message": "no such name here"}
+        return {"coordinators": [{**each, **refusal} for each in values["coordinators"]]}
+
+    bench.cluster.on(FIND, faults.change(refuse))
+    found = bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    assert "no such name here" in str(found["b"].error)

@@ -1,18 +1,138 @@
-"""A topic that is made where it is missing, and counted where it is there, on scripted nodes."""
+"""The metadata of named topics, when a topic counts as gone, and how one is created, over scripted nodes."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.coordinator_bench import CoordinatorBench
+from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
-from support.scripted_broker.exchange import Answer
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.faults import Proceed
 
-from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicAbsence, TopicsMetadata
+from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
+from spark_kafka_sink.common.errors import (
+    InvalidTopicError,
+    KafkaTimeoutError,
+    TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
+)
 from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import READ_UNCOMMITTED, MetadataRequest
+
+NODE = Node(0, "b", 9092)
+
+
+def follow(*topics: str) -> TopicsMetadata:
+    return TopicsMetadata(topics, 100, 1_000, 300_000, random.Random(1))
+
+
+def answer(*topics: str) -> MetadataResponse:
+    return MetadataResponse(
+        {0: NODE},
+        tuple(TopicMetadata(name, partitions=(PartitionMetadata(TopicPartition(name, 0), 0, 0),)) for name in topics),
+    )
+
+
+def test_only_its_topics_are_asked_for_and_none_is_created() -> None:
+    request = follow("b", "a").new_metadata_request_and_version(0).request
+    assert request == MetadataRequest(("a", "b"), allow_auto_topic_creation=False)
+
+
+def test_without_topics_the_brokers_alone_are_asked_for() -> None:
+    assert follow().new_metadata_request_and_version(0).request.topics == ()
+
+
+def test_a_topic_added_later_is_asked_for_alone_and_at_once() -> None:
+    metadata = follow("a")
+    metadata.update(0, answer("a"), False, 1_000)
+    metadata.add_topics(["a"])
+    assert not metadata.update_requested()
+    metadata.add_topics(["a", "b"])
+    assert metadata.time_to_next_update(1_000) == 0
+    asked = metadata.new_metadata_request_and_version(1_000)
+    assert asked.is_partial
+    assert asked.request.topics == ("b",)
+    metadata.update(asked.request_version, answer("b", "x"), True, 1_000)
+    assert metadata.fetch().topics == {"a", "b"}
+    assert metadata.new_metadata_request_and_version(1_000).request.topics == ("a", "b")
+
+
+def test_a_topic_that_was_refused_while_another_was_asked_for_is_not_so_before_it_is_asked_for_again() -> None:
+    metadata = follow("a", "b")
+    metadata.add_topics(["a"])
+    metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
+    metadata.maybe_raise_any_error()
+    metadata.add_topics(["b"])
+    metadata.maybe_raise_any_error()
+    metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
+    with pytest.raises(TopicAuthorizationError, match="b"):
+        metadata.maybe_raise_any_error()
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    made = CoordinatorBench()
+    made.coordinator.creation.count("t", made.timer())
+    return made
+
+
+def update(bench: CoordinatorBench) -> None:
+    bench.coordinator.creation.count("t", bench.timer())
+
+
+def test_topic_counts_as_gone_after_ten_seconds(bench: CoordinatorBench) -> None:
+    absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
+    absence.check(["t"])
+    bench.cluster.delete_topic("t")
+    update(bench)
+    absence.check(["t"])
+    bench.rig.clock.sleep_ms(ABSENCE_LIMIT_MS - 1)
+    absence.check(["t"])
+    bench.rig.clock.sleep_ms(1)
+    with pytest.raises(UnknownTopicOrPartitionError, match="Topic 't' is not in the cluster any more"):
+        absence.check(["t"])
+
+
+def test_topic_that_comes_back_is_not_gone(bench: CoordinatorBench) -> None:
+    absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
+    topic = bench.cluster.topics["t"]
+    for is_visible in (False, True, False):
+        topic.is_visible = is_visible
+        update(bench)
+        absence.check(["t"])
+        bench.rig.clock.sleep_ms(ABSENCE_LIMIT_MS - 2_000)
+
+
+def test_topic_is_not_gone_where_no_node_answers(bench: CoordinatorBench) -> None:
+    """The client has begun again with its bootstrap addresses, and knows no topic."""
+    absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
+    bench.rig.metadata.bootstrap([("broker-0", 9092)])
+    for _ in range(2):
+        absence.check(["t"])
+        bench.rig.clock.sleep_ms(10 * ABSENCE_LIMIT_MS)
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.LIST_OFFSETS, ApiKey.FETCH])
+def test_topic_deleted_while_it_is_read_is_not_waited_for(bench: CoordinatorBench, api_key: ApiKey) -> None:
+    def delete(cluster: ScriptedCluster, _: Exchange, proceed: Proceed) -> Answer:
+        if "t" in cluster.topics:
+            cluster.delete_topic("t")
+        return proceed()
+
+    bench.open("somebody/0")
+    bench.cluster.on(api_key, delete)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match="Topic 't' is not in the cluster any more"):
+        bench.coordinator.topics.read_from(PLACE, 0, bench.timer(), READ_UNCOMMITTED)
+    assert ABSENCE_LIMIT_MS <= bench.rig.now_ms - started_ms < 2 * ABSENCE_LIMIT_MS
+
 
 CREATE_TOPICS = int(ApiKey.CREATE_TOPICS)
 

@@ -7,8 +7,7 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.versions import KAFKA_3_0
 
-from spark_kafka_sink.admin.coordinator_api import Outcome
-from spark_kafka_sink.admin.transaction_apis import end_txn_outcome
+from spark_kafka_sink.admin.coordinator_calls import Outcome
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
@@ -16,6 +15,7 @@ from spark_kafka_sink.admin.transaction_values import (
     ProducerIdAndEpoch,
     TransactionState,
 )
+from spark_kafka_sink.admin.transactions import end_txn_outcome
 from spark_kafka_sink.common.errors import (
     BrokerError,
     InvalidPidMappingError,
