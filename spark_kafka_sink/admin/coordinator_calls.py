@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, WakeupError
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
-from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (

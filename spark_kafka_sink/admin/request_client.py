@@ -15,10 +15,9 @@ from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.api_versions import ApiVersions
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse
 from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.seams import KafkaClient
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig

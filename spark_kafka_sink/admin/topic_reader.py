@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
-from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
 from spark_kafka_sink.common.errors import (

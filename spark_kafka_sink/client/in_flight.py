@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.network.frames import NetworkSend
 from spark_kafka_sink.protocol.messages import Message, MessageType

@@ -11,14 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.connections import Connections, Loss
 from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import MetadataUpdater
 from spark_kafka_sink.client.network_metrics import NetworkMetrics
-from spark_kafka_sink.client.seams import Selectable
-from spark_kafka_sink.client.throttling import client_throttle_ms
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback, Selectable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
@@ -34,19 +32,32 @@ from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkRe
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
-from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type
+from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type, to_ms
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
 SOFTWARE_NAME: Final = "spark-kafka-sink"
-
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
-
 _HINTS: Final = {
     SetupStep.TLS: " Is it a TLS listener, and is it overloaded? socket.connection.setup.timeout.ms sets the time.",
     SetupStep.SASL: " Is the broker slow, or its login service, or the token endpoint?"
     " socket.connection.setup.timeout.ms sets the time.",
 }
-
+_FIRST_CLIENT_THROTTLED: Final = {
+    ApiKey.PRODUCE: 6,
+    ApiKey.FETCH: 8,
+    ApiKey.LIST_OFFSETS: 3,
+    ApiKey.METADATA: 6,
+    ApiKey.OFFSET_FETCH: 4,
+    ApiKey.FIND_COORDINATOR: 2,
+    ApiKey.API_VERSIONS: 2,
+    ApiKey.CREATE_TOPICS: 3,
+    ApiKey.INIT_PRODUCER_ID: 1,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 1,
+    ApiKey.ADD_OFFSETS_TO_TXN: 1,
+    ApiKey.END_TXN: 1,
+    ApiKey.TXN_OFFSET_COMMIT: 1,
+}
+"""From this version on a broker answers a throttled request at once and leaves the waiting to the client (KIP-219)."""
 log = logging.getLogger(__name__)
 
 
@@ -383,3 +394,11 @@ def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id
             f"Node {node_id} answered correlation id {correlation_id} where {request.request.correlation_id} was due."
         )
     return parse_response(request.request_type, payload)[1]
+
+
+def client_throttle_ms(api_key: ApiKey, response: Message) -> int:
+    """How long nothing may be sent to the node after this response, in ms; older versions were held back already."""
+    first_version = _FIRST_CLIENT_THROTTLED.get(api_key)
+    if first_version is None or response.__version__ < first_version:
+        return 0
+    return max(to_ms(response.throttle_time), 0)

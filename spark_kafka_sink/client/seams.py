@@ -1,14 +1,15 @@
-"""The two seams of this room: what the network client needs of a selector, and what others need of the network client.
+"""The two seams of this room, and the values that cross them.
 
+`Selectable` is what the network client needs of a selector, `KafkaClient` what other rooms need of the network client.
 Fakes stand here; nothing is patched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.windows import Windows
@@ -16,6 +17,64 @@ from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, Networ
 from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.messages import Message
+
+RequestCallback = Callable[["ClientResponse"], None]
+"""Called once with the response, by the thread that polls, after everything else of that poll."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request for the node `destination` (id string), not yet bound to a version. Times in ms of the client's
+    clock.
+    """
+
+    destination: str
+    request: Request
+    correlation_id: int
+    created_ms: int
+    expect_response: bool
+    request_timeout_ms: int
+    callback: RequestCallback | None = None
+
+    def __str__(self) -> str:
+        return f"{self.request!r} with correlation id {self.correlation_id} to node {self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResponse:
+    """What became of `request`: at most one of the errors is set, or `body` (kio's response of `version`; None where
+    none was expected).
+
+    `disconnected` is true whenever the connection went before an answer could be had; then `timed_out` tells that we
+    closed it because the answer took too long, `protocol_error` that we closed it because what came was not an answer
+    to this request, and `authentication_error` that the node refused us. `version_mismatch` means that nothing was
+    sent.
+    """
+
+    request: ClientRequest
+    received_ms: int
+    version: int = -1
+    disconnected: bool = False
+    timed_out: bool = False
+    version_mismatch: KafkaError | None = None
+    authentication_error: KafkaError | None = None
+    protocol_error: KafkaError | None = None
+    body: Message = None
+
+    @property
+    def destination(self) -> str:
+        return self.request.destination
+
+    @property
+    def latency_ms(self) -> int:
+        """From the request's making to this."""
+        return self.received_ms - self.request.created_ms
+
+    def complete(self) -> None:
+        """Hand this to the request's callback."""
+        if self.request.callback is not None:
+            self.request.callback(self)
 
 
 class Selectable(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, error_for_code
 from spark_kafka_sink.common.retold import retold

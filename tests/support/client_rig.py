@@ -12,10 +12,10 @@ from support.scripted_broker.cluster import ScriptedCluster
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.client.api_versions import ApiVersions
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates, Resolver
 from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
 from spark_kafka_sink.client.network_client import NetworkClient
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.protocol.building import Request
 

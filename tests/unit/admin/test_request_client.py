@@ -11,7 +11,7 @@ from support.scripted_broker import faults
 
 from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, RequestFuture, WakeupError
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     DisconnectError,

@@ -15,7 +15,7 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Proceed
 
 from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicAbsence, TopicsMetadata
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
     InvalidTopicError,

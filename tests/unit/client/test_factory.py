@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spark_kafka_sink.client.bootstrap import bootstrap_addresses
+from spark_kafka_sink.client.factory import bootstrap_addresses
 from spark_kafka_sink.common.errors import BootstrapResolutionError
 from spark_kafka_sink.network.transport import Address
 

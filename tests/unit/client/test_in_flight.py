@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
-from spark_kafka_sink.client.client_request import ClientRequest
 from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
+from spark_kafka_sink.client.seams import ClientRequest
 from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.network.frames import NetworkSend
 from spark_kafka_sink.protocol.requests import MetadataRequest

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from spark_kafka_sink.client.metadata import LeaderAndEpoch, LeaderIdAndEpoch, Metadata
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.scripted_broker.responses import encode_response
 
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type

@@ -1,10 +1,15 @@
+"""The network client over scripted nodes: requests, connections, time limits, metadata and throttling."""
+
 from __future__ import annotations
 
 import logging
 import random
 import socket
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.client_rig import RECONNECT_BACKOFF_MS, REQUEST_TIMEOUT_MS, SETUP_TIMEOUT_MS, ClientRig
@@ -14,8 +19,9 @@ from support.scripted_broker.versions import KAFKA_2_1
 
 from spark_kafka_sink.client import network_client
 from spark_kafka_sink.client.backoff import FOREVER_MS
-from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
+from spark_kafka_sink.client.network_client import client_throttle_ms
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     BootstrapResolutionError,
@@ -812,3 +818,34 @@ def test_every_request_comes_back_exactly_once_whatever_the_network_does(
         rig.poll()
     assert len(sent) > 60
     assert sorted(heard) == sent
+
+
+# ---- throttling -----------------------------------------------------------------------------------------------------
+
+
+def throttled(version: int, throttle_ms: int = 250) -> Any:
+    return SimpleNamespace(__version__=version, throttle_time=timedelta(milliseconds=throttle_ms))
+
+
+@pytest.mark.parametrize(
+    ("api_key", "first_version"),
+    [
+        (ApiKey.PRODUCE, 6), (ApiKey.FETCH, 8), (ApiKey.LIST_OFFSETS, 3), (ApiKey.METADATA, 6),
+        (ApiKey.OFFSET_FETCH, 4), (ApiKey.FIND_COORDINATOR, 2), (ApiKey.API_VERSIONS, 2), (ApiKey.INIT_PRODUCER_ID, 1),
+        (ApiKey.ADD_PARTITIONS_TO_TXN, 1), (ApiKey.ADD_OFFSETS_TO_TXN, 1), (ApiKey.END_TXN, 1),
+        (ApiKey.TXN_OFFSET_COMMIT, 1), (ApiKey.CREATE_TOPICS, 3),
+    ],
+)  # fmt: skip
+def test_the_client_waits_from_the_version_on_that_leaves_the_waiting_to_it(
+    api_key: ApiKey, first_version: int
+) -> None:
+    assert client_throttle_ms(api_key, throttled(first_version - 1)) == 0
+    assert client_throttle_ms(api_key, throttled(first_version)) == 250
+
+
+def test_other_responses_do_not_throttle() -> None:
+    assert client_throttle_ms(ApiKey.SASL_HANDSHAKE, SimpleNamespace(__version__=1)) == 0
+
+
+def test_a_negative_throttle_is_none() -> None:
+    assert client_throttle_ms(ApiKey.PRODUCE, throttled(9, -5)) == 0

@@ -19,7 +19,7 @@ from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (

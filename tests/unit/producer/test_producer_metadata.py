@@ -7,7 +7,7 @@ import random
 import pytest
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
     KafkaError,
