@@ -258,7 +258,9 @@ class RequestClient:
         BootstrapResolutionError where no address resolves.
         """
         bootstrap(metadata, config)
-        client = network_client(config, metadata, clock, rng, api_versions or ApiVersions(), _MANY_IN_FLIGHT)
+        client = network_client(
+            config, metadata, clock, rng, api_versions or ApiVersions(), max_in_flight_requests=_MANY_IN_FLIGHT
+        )
         return cls(client, metadata, clock, config.retry_backoff_ms, config.request_timeout_ms)
 
     # ---- requests --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Build a network client from a configuration, and the addresses that its metadata begins with."""
+"""Build a network client from a configuration, and find the addresses that its metadata begins with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
-from spark_kafka_sink import __version__
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates, Resolver
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
 from spark_kafka_sink.client.network_client import NetworkClient
+from spark_kafka_sink.client.seams import Selectable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import BootstrapResolutionError
@@ -26,22 +26,22 @@ CanonicalNames = Callable[[str], Sequence[str]]
 log = logging.getLogger(__name__)
 
 
-def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
-    """Let `metadata` begin from bootstrap.servers. Raises BootstrapResolutionError where none resolves."""
-    metadata.bootstrap(
-        bootstrap_addresses(config.bootstrap_servers, config.client_dns_lookup, resolve, canonical_names)
-    )
-
-
 def network_client(
     config: ProducerConfig,
     metadata: Metadata,
     clock: Clock,
     rng: random.Random,
     api_versions: ApiVersions,
+    *,
+    selector: Selectable | None = None,
+    resolve: Resolver = resolve,
     max_in_flight_requests: int | None = None,
 ) -> NetworkClient:
-    """A network client that keeps `metadata` fresh; in flight as the configuration says, where not given."""
+    """Build a network client that keeps `metadata` fresh and notes what each node speaks in `api_versions`.
+
+    `selector` is one over sockets, unless another is given. `max_in_flight_requests` is a limit for each node; the
+    configuration's if None.
+    """
     states = ClusterConnectionStates(
         config.reconnect_backoff_ms,
         config.reconnect_backoff_max_ms,
@@ -57,14 +57,8 @@ def network_client(
         config.metadata_recovery_strategy,
         config.metadata_recovery_rebootstrap_trigger_ms,
     )
-    make_authenticator = AuthenticatorFactory(config, clock, rng) if config.uses_sasl else None
     return NetworkClient(
-        Selector(
-            clock,
-            config.connections_max_idle_ms,
-            make_authenticator=make_authenticator,
-            make_transport=transport_factory(config),
-        ),
+        _selector(config, clock, rng) if selector is None else selector,
         updater,
         config.client_id,
         max_in_flight_requests or config.max_in_flight_requests_per_connection,
@@ -75,7 +69,22 @@ def network_client(
         config.send_buffer_bytes,
         config.receive_buffer_bytes,
         api_versions,
-        __version__,
+    )
+
+
+def _selector(config: ProducerConfig, clock: Clock, rng: random.Random) -> Selector:
+    return Selector(
+        clock,
+        config.connections_max_idle_ms,
+        make_authenticator=AuthenticatorFactory(config, clock, rng) if config.uses_sasl else None,
+        make_transport=transport_factory(config),
+    )
+
+
+def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
+    """Let `metadata` begin from bootstrap.servers. Raises BootstrapResolutionError where none resolves."""
+    metadata.bootstrap(
+        bootstrap_addresses(config.bootstrap_servers, config.client_dns_lookup, resolve, canonical_names)
     )
 
 

@@ -28,6 +28,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.retold import retold
+from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
@@ -35,7 +36,6 @@ from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, par
 from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type, to_ms
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
-SOFTWARE_NAME: Final = "spark-kafka-sink"
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
 _HINTS: Final = {
     SetupStep.TLS: " Is it a TLS listener, and is it overloaded? socket.connection.setup.timeout.ms sets the time.",
@@ -80,7 +80,6 @@ class NetworkClient:
         send_buffer: int,
         receive_buffer: int,
         api_versions: ApiVersions,
-        software_version: str,
     ) -> None:
         self._selector = selector
         self._metadata_updater = metadata_updater
@@ -102,7 +101,7 @@ class NetworkClient:
             send_buffer,
             receive_buffer,
         )
-        self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, software_version)
+        self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, VERSION)
         self._correlation_ids = itertools.count()
         self._aborted: list[ClientResponse] = []
         self._has_news = False
