@@ -292,10 +292,6 @@ class RequestClient:
         with self._lock:
             return self._client.least_loaded_node(self._clock.now_ms())
 
-    def has_ready_nodes(self) -> bool:
-        with self._lock:
-            return self._client.has_ready_nodes(self._clock.now_ms())
-
     def disconnect_async(self, node: Node) -> None:
         """Let the next poll close the connection; what is pending there fails with DisconnectError."""
         self._to_disconnect.append(node)

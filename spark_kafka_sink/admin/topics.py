@@ -63,7 +63,7 @@ class TopicsMetadata(Metadata):
             self._unauthorized_topics = self._invalid_topics = frozenset()  # who asks again gets another answer
             self._raise_once(unauthorized & self._asked_for, invalid & self._asked_for)
 
-    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+    def retain_topic(self, topic: str, now_ms: int) -> bool:  # noqa: ARG002
         return topic in self._topics
 
     def new_metadata_request_builder(self) -> MetadataRequest:

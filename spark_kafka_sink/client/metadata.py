@@ -93,7 +93,7 @@ class Metadata:
 
     # ---- what subclasses choose ------------------------------------------------------------------------------------
 
-    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+    def retain_topic(self, topic: str, now_ms: int) -> bool:  # noqa: ARG002
         """Whether what a response says of the topic is to be kept. Called with the lock held."""
         return True
 
@@ -244,7 +244,7 @@ class Metadata:
             self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
             self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)
             followed = {known.topic for known in self._leader_epochs}
-            gone = {topic for topic in followed if not self.retain_topic(topic, False, now_ms)}
+            gone = {topic for topic in followed if not self.retain_topic(topic, now_ms)}
             for known in [known for known in self._leader_epochs if known.topic in gone] if gone else ():
                 del self._leader_epochs[known]
             self.condition.notify_all()
@@ -257,7 +257,7 @@ class Metadata:
         kept: list[TopicMetadata] = []
         topic_ids: dict[str, UUID] = {}
         for topic in response.topics:
-            if not self.retain_topic(topic.name, topic.is_internal, now_ms):
+            if not self.retain_topic(topic.name, now_ms):
                 continue
             kept.append(topic)
             if topic.topic_id is not None:
@@ -273,16 +273,13 @@ class Metadata:
             partitions=partitions,
             unauthorized_topics=_with_error(kept, TopicAuthorizationError),
             invalid_topics=_with_error(kept, InvalidTopicError),
-            internal_topics=frozenset(topic.name for topic in kept if topic.is_internal),
             controller=response.controller,
             topic_ids=topic_ids,
         )
         if not is_partial:
             return newer
         answered = {topic.name for topic in response.topics}
-        return self._cache.merge_with(
-            newer, lambda topic, internal: topic not in answered and self.retain_topic(topic, internal, now_ms)
-        )
+        return self._cache.merge_with(newer, lambda topic: topic not in answered and self.retain_topic(topic, now_ms))
 
     def update_partition_leadership(
         self, leaders: Mapping[TopicPartition, LeaderIdAndEpoch], leader_nodes: Iterable[Node]

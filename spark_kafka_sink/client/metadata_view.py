@@ -33,7 +33,6 @@ class TopicMetadata:
     name: str
     error_code: int = 0
     topic_id: UUID | None = None
-    is_internal: bool = False
     partitions: tuple[PartitionMetadata, ...] = ()
 
 
@@ -85,7 +84,6 @@ def _topic(topic: Message) -> TopicMetadata:
         name=str(topic.name),
         error_code=int(topic.error_code),
         topic_id=topic_id if topic_id is not None and topic_id != _ZERO_ID else None,
-        is_internal=bool(getattr(topic, "is_internal", False)),
         partitions=tuple(_partition(str(topic.name), partition) for partition in topic.partitions),
     )
 
@@ -142,7 +140,6 @@ class MetadataCache:
     partitions: Mapping[TopicPartition, PartitionMetadata] = field(default_factory=dict)
     unauthorized_topics: frozenset[str] = frozenset()
     invalid_topics: frozenset[str] = frozenset()
-    internal_topics: frozenset[str] = frozenset()
     controller: Node | None = None
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
     is_bootstrap: bool = False
@@ -163,7 +160,6 @@ class MetadataCache:
             cluster_id=self.cluster_id,
             nodes=tuple(self.nodes.values()),
             partitions=partitions,
-            internal_topics=self.internal_topics,
             invalid_topics=self.invalid_topics,
             unauthorized_topics=self.unauthorized_topics,
             controller=self.controller,
@@ -176,14 +172,14 @@ class MetadataCache:
         metadata = self.partitions.get(topic_partition)
         return metadata.leader_epoch if metadata is not None else None
 
-    def merge_with(self, newer: MetadataCache, retain: Callable[[str, bool], bool]) -> MetadataCache:
+    def merge_with(self, newer: MetadataCache, retain: Callable[[str], bool]) -> MetadataCache:
         """`newer` laid over this one, as a partial update asks for.
 
-        Nodes, controller and cluster id are the newer ones. `retain(topic, is_internal)` says for each topic of the
+        Nodes, controller and cluster id are the newer ones. `retain(topic)` says for each topic of the
         older cache whether what was known of it stays.
         """
         known_topics = self._all_topics()
-        kept = {topic for topic in known_topics if retain(topic, topic in self.internal_topics)}
+        kept = {topic for topic in known_topics if retain(topic)}
         partitions = {known: metadata for known, metadata in self.partitions.items() if known.topic in kept}
         partitions.update(newer.partitions)
         topic_ids = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in kept}
@@ -194,7 +190,6 @@ class MetadataCache:
             partitions=partitions,
             unauthorized_topics=newer.unauthorized_topics | (self.unauthorized_topics & kept),
             invalid_topics=newer.invalid_topics | (self.invalid_topics & kept),
-            internal_topics=newer.internal_topics | (self.internal_topics & kept),
             controller=newer.controller,
             topic_ids=topic_ids,
         )
@@ -207,4 +202,4 @@ class MetadataCache:
 
     def _all_topics(self) -> set[str]:
         named = {known.topic for known in self.partitions}
-        return named.union(self.topic_ids, self.unauthorized_topics, self.invalid_topics, self.internal_topics)
+        return named.union(self.topic_ids, self.unauthorized_topics, self.invalid_topics)

@@ -135,9 +135,6 @@ class NetworkClient:
     def authentication_error(self, node: Node) -> KafkaError | None:
         return self._states.authentication_error(node.id_string)
 
-    def has_ready_nodes(self, now_ms: int) -> bool:
-        return self._states.has_ready_nodes(now_ms)
-
     def least_loaded_node(self, now_ms: int) -> Node | None:
         return self._connections.least_loaded(now_ms).node
 
@@ -145,10 +142,6 @@ class NetworkClient:
         if self._connections.is_open(node_id):
             log.info("Disconnecting from node %s as asked.", node_id)
             self._aborted += self._connections.drop(node_id, self._clock.now_ms())
-
-    def close_connection(self, node_id: str) -> None:
-        self._connections.drop(node_id, self._clock.now_ms())
-        self._states.remove(node_id)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 

@@ -129,11 +129,9 @@ class KafkaClient(Protocol):
     """
 
     def ready(self, node: Node, now_ms: int) -> bool:
-        """Whether a request to the node can be sent now; begins to connect where that is possible."""
-        ...
-
-    def is_ready(self, node: Node, now_ms: int) -> bool:
-        """The same without connecting. No node is ready while a metadata update is due: it goes first."""
+        """Whether a request to the node can be sent now; begins to connect where that is possible. No node is ready
+        while a metadata update is due: it goes first.
+        """
         ...
 
     def poll_delay_ms(self, node: Node, now_ms: int) -> int:
@@ -176,14 +174,8 @@ class KafkaClient(Protocol):
 
     def has_in_flight_requests(self, node_id: str | None = None) -> bool: ...
 
-    def has_ready_nodes(self, now_ms: int) -> bool: ...
-
     def disconnect(self, node_id: str) -> None:
         """Close the connection; what is in flight there comes back as disconnected from the next poll."""
-        ...
-
-    def close_connection(self, node_id: str) -> None:
-        """Close the connection and forget what is in flight there: nobody hears of it."""
         ...
 
     def wakeup(self) -> None:

@@ -48,7 +48,7 @@ def test_every_version_gives_the_same_value_but_for_what_it_does_not_tell(versio
     assert answer.has_reliable_leader_epochs == (version >= 9)
     assert answer.error_code == (129 if version >= 13 else 0)
     (topic,) = answer.topics
-    assert (topic.name, topic.error_code, topic.is_internal) == ("t", 0, True)
+    assert (topic.name, topic.error_code) == ("t", 0)
     assert topic.topic_id == (TOPIC_ID if version >= 10 else None)
     where = TopicPartition("t", 2)
     assert topic.partitions == (

@@ -54,7 +54,7 @@ def rig() -> ClientRig:
     rig = ClientRig(1, ["t"])
     rig.await_metadata()
     rig.connect(0)
-    rig.client.close_connection("-1")
+    rig.client.disconnect("-1")
     return rig
 
 
@@ -471,11 +471,13 @@ def test_the_next_address_is_tried_when_one_fails() -> None:
     rig.await_metadata()
 
 
-def test_a_disconnect_of_a_node_that_was_forgotten_is_passed_over(rig: ClientRig) -> None:
-    rig.client.close_connection("0")
+def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> None:
+    rig.client.disconnect("0")
+    left_ms = rig.client.poll_delay_ms(rig.node(0), rig.now_ms)
     rig.selector._lost["0"] = ChannelState(ChannelKind.READY, DisconnectError("late news"))
     assert rig.poll() == []
-    assert not rig.client.connection_failed(rig.node(0))
+    assert rig.metadata.connection_failure is None
+    assert rig.client.poll_delay_ms(rig.node(0), rig.now_ms) == left_ms
 
 
 def test_a_node_that_has_moved_is_connected_to_where_it_is() -> None:
@@ -557,23 +559,12 @@ def test_closing_a_node_that_is_being_connected_leaves_others_alone() -> None:
     rig.network.hanging.add(0)
     rig.client.ready(rig.node(0), rig.now_ms)
     rig.client.ready(rig.node(1), rig.now_ms)
-    rig.client.close_connection("0")
+    rig.client.disconnect("0")
     assert "0" not in rig.selector.connection_ids
     rig.poll_until(lambda: rig.client.is_ready(rig.node(1), rig.now_ms))
-    assert not rig.client.connection_failed(rig.node(0)), "it is forgotten, not failed"
+    assert rig.metadata.connection_failure is None, "we closed it, it was not lost"
     rig.network.hanging.clear()
     rig.connect(0)
-
-
-def test_close_connection_forgets_node_and_requests(rig: ClientRig) -> None:
-    heard: list[ClientResponse] = []
-    rig.send(0, ASK, callback=heard.append)
-    rig.client.close_connection("0")
-    rig.poll()
-    assert heard == []
-    assert not rig.client.has_in_flight_requests()
-    assert not rig.client.connection_failed(rig.node(0))
-    assert rig.states.connection_delay("0", rig.now_ms) == 0
 
 
 def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
@@ -650,7 +641,6 @@ def test_a_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig
     rig.poll_until(lambda: not rig.client.has_in_flight_requests())
     node = rig.node(0)
     assert not rig.client.ready(node, rig.now_ms)
-    assert not rig.client.has_ready_nodes(rig.now_ms)
     assert rig.client.poll_delay_ms(node, rig.now_ms) == 700
     assert rig.states.connection_delay("0", rig.now_ms) == FOREVER_MS
     rig.clock.advance(699)
@@ -710,7 +700,7 @@ def test_a_ready_node_wins_over_one_being_connected_and_that_over_one_that_could
     rig = ClientRig(3)
     rig.await_metadata()
     for node_id in list(rig.selector.connection_ids):
-        rig.client.close_connection(node_id)
+        rig.client.disconnect(node_id)
     rig.network.hanging.add(1)
     rig.client.ready(rig.node(1), rig.now_ms)
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
@@ -738,7 +728,7 @@ def test_nodes_in_backoff_are_passed_over_and_none_is_had_when_all_are() -> None
     rig = ClientRig(2)
     rig.await_metadata()
     for node_id in list(rig.selector.connection_ids):
-        rig.client.close_connection(node_id)
+        rig.client.disconnect(node_id)
     for node_id in (0, 1):
         assert rig.client.least_loaded_node(rig.now_ms) is not None
         rig.states.connecting(str(node_id), "broker", 1, rig.now_ms)
