@@ -64,7 +64,7 @@ tests-that-wait: $(SETUP)
 	@$(MAKE) --no-print-directory loopback integration-brokers faults-quick
 
 integration-brokers: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/local tests/integration/client tests/integration/producer -q -m 'not slow and not kerberos'
+	$(BIN)/python -m pytest tests/integration/local tests/integration/admin tests/integration/producer -q -m 'not slow and not kerberos'
 	$(BIN)/python -m pytest tests/integration/exactly_once/test_kills.py -q -m 'not slow'
 
 integration-spark: $(SETUP)

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.topic_reader import TopicReader
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.topic_reader import TopicReader
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
@@ -57,7 +57,7 @@ def topic_reader(bootstrap_servers: str, topic: str, client_id: str) -> Iterator
     clock, rng = SystemClock(), random.Random()
     backoff_ms, backoff_max_ms = config.retry_backoff_ms, config.retry_backoff_max_ms
     metadata = TopicsMetadata([topic], backoff_ms, backoff_max_ms, config.metadata_max_age_ms, rng)
-    client = consumer_network_client(config, metadata, clock, rng)
+    client = RequestClient.connect(config, metadata, clock, rng)
     try:
         yield TopicReader(client, metadata, clock, backoff_ms)
     finally:

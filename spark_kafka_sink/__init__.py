@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from spark_kafka_sink.common.version import VERSION
+
 if TYPE_CHECKING:
     from spark_kafka_sink.common.errors import ConfigError as ConfigError
     from spark_kafka_sink.common.errors import KafkaError as KafkaError
@@ -34,7 +36,7 @@ _HOMES = {
 }
 
 __all__ = [*_HOMES]
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> object:

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnStatus,
     OpenTransaction,
     TransactionDescription,
@@ -54,7 +54,7 @@ _COLUMNS: Final = ("transactional id", "state", "age", "time-out")
 class Operator:
     """The commands, for one cluster. Each writes lines to `out`; raises KafkaError."""
 
-    def __init__(self, coordinator: Coordinator, config: SinkConfig, out: TextIO, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, coordinator: ClusterClient, config: SinkConfig, out: TextIO, wall_ms: Callable[[], int]) -> None:
         self._coordinator = coordinator
         self._config = config
         self._out = out

@@ -1,3 +1,1 @@
-"""The cluster and the connections to it: metadata, the network client, and request futures on top. No socket, no
-thread.
-"""
+"""The network client: the metadata of the cluster and the connections to it. No socket, no thread."""

@@ -149,10 +149,9 @@ class ClusterConnectionStates:
     def is_ready(self, node_id: str, now_ms: int) -> bool:
         """Ready for requests, and not throttled."""
         connection = self._connections.get(node_id)
-        return connection is not None and _is_ready(connection, now_ms)
-
-    def has_ready_nodes(self, now_ms: int) -> bool:
-        return any(_is_ready(connection, now_ms) for connection in self._connections.values())
+        if connection is None or connection.state is not ConnectionState.READY:
+            return False
+        return connection.throttled_until_ms <= now_ms
 
     def authentication_error(self, node_id: str) -> KafkaError | None:
         """Why the node refused us, until a later connection to it is ready."""
@@ -250,10 +249,6 @@ class ClusterConnectionStates:
         if connection is not None:
             connection.throttled_until_ms = max(connection.throttled_until_ms, until_ms)
 
-    def remove(self, node_id: str) -> None:
-        """Forget the node's connection and its failures."""
-        self._connections.pop(node_id, None)
-
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _connection(self, node_id: str) -> _NodeConnection:
@@ -280,7 +275,3 @@ class ClusterConnectionStates:
     def _reset_setup_timeout(self, connection: _NodeConnection) -> None:
         connection.failed_setups = 0
         connection.setup_timeout_ms = self._setup_timeout.backoff_ms(0)
-
-
-def _is_ready(connection: _NodeConnection, now_ms: int) -> bool:
-    return connection.state is ConnectionState.READY and connection.throttled_until_ms <= now_ms

@@ -10,12 +10,11 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.api_versions import VersionDiscovery
-from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
-from spark_kafka_sink.client.in_flight_requests import InFlightRequests
+from spark_kafka_sink.client.in_flight import InFlightRequests
 from spark_kafka_sink.client.loss_log import LossLog
 from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
-from spark_kafka_sink.client.selectable import Selectable
+from spark_kafka_sink.client.seams import ClientResponse, Selectable
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, ProtocolError
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState

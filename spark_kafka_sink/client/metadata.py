@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
-from spark_kafka_sink.client.metadata_cache import MetadataCache
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
-from spark_kafka_sink.client.refresh_schedule import RefreshSchedule
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.client.metadata_view import MetadataCache, MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.clock import NEVER_MS
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
@@ -93,7 +93,7 @@ class Metadata:
 
     # ---- what subclasses choose ------------------------------------------------------------------------------------
 
-    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+    def retain_topic(self, topic: str, now_ms: int) -> bool:  # noqa: ARG002
         """Whether what a response says of the topic is to be kept. Called with the lock held."""
         return True
 
@@ -244,7 +244,7 @@ class Metadata:
             self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
             self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)
             followed = {known.topic for known in self._leader_epochs}
-            gone = {topic for topic in followed if not self.retain_topic(topic, False, now_ms)}
+            gone = {topic for topic in followed if not self.retain_topic(topic, now_ms)}
             for known in [known for known in self._leader_epochs if known.topic in gone] if gone else ():
                 del self._leader_epochs[known]
             self.condition.notify_all()
@@ -257,7 +257,7 @@ class Metadata:
         kept: list[TopicMetadata] = []
         topic_ids: dict[str, UUID] = {}
         for topic in response.topics:
-            if not self.retain_topic(topic.name, topic.is_internal, now_ms):
+            if not self.retain_topic(topic.name, now_ms):
                 continue
             kept.append(topic)
             if topic.topic_id is not None:
@@ -273,16 +273,13 @@ class Metadata:
             partitions=partitions,
             unauthorized_topics=_with_error(kept, TopicAuthorizationError),
             invalid_topics=_with_error(kept, InvalidTopicError),
-            internal_topics=frozenset(topic.name for topic in kept if topic.is_internal),
             controller=response.controller,
             topic_ids=topic_ids,
         )
         if not is_partial:
             return newer
         answered = {topic.name for topic in response.topics}
-        return self._cache.merge_with(
-            newer, lambda topic, internal: topic not in answered and self.retain_topic(topic, internal, now_ms)
-        )
+        return self._cache.merge_with(newer, lambda topic: topic not in answered and self.retain_topic(topic, now_ms))
 
     def update_partition_leadership(
         self, leaders: Mapping[TopicPartition, LeaderIdAndEpoch], leader_nodes: Iterable[Node]
@@ -388,3 +385,68 @@ class Metadata:
 
 def _with_error(topics: Iterable[TopicMetadata], error_class: type[KafkaError]) -> frozenset[str]:
     return frozenset(topic.name for topic in topics if topic.error_code == error_class.error_code)
+
+
+class RefreshSchedule:
+    """The pause after a fetch grows in two ways: while fetches fail, and while they succeed but bring nothing new
+    (KIP-580, KAFKA-15868).
+
+    Times in ms. A pause is drawn once, when a fetch ends, so that asking twice gives the same answer.
+    """
+
+    def __init__(self, backoff_ms: int, backoff_max_ms: int, expire_ms: int, rng: random.Random) -> None:
+        self.expire_ms = expire_ms
+        self.last_refresh_ms = NEVER_MS
+        self.last_successful_refresh_ms = NEVER_MS
+        self._backoff = ExponentialBackoff.doubling(backoff_ms, backoff_max_ms, rng)
+        self._failures = 0
+        self._failure_pause_ms = self._backoff.backoff_ms(0)
+        self._equivalent_responses = 0
+        self._equivalent_pause_ms = 0
+
+    def time_to_expire(self, now_ms: int) -> int:
+        """How long until what is known is too old; 0 = it is."""
+        return max(self.last_successful_refresh_ms + self.expire_ms - now_ms, 0)
+
+    def time_to_allow_update(self, now_ms: int) -> int:
+        """The rest of the pause since the last fetch."""
+        if self.last_successful_refresh_ms + self.expire_ms <= now_ms:
+            self.brought_news()  # a refresh for age alone does not try again, so its pause does not grow
+        pause_ms = max(self._failure_pause_ms, self._equivalent_pause_ms)
+        left_ms = self.last_refresh_ms + pause_ms - now_ms
+        return left_ms if left_ms > 0 else 0
+
+    def time_to_next_update(self, now_ms: int, is_wanted: bool) -> int:
+        """How long until the next fetch: when one `is_wanted`, or what is known is too old, and the pause is over."""
+        pause_ms = self.time_to_allow_update(now_ms)
+        if is_wanted:
+            return pause_ms
+        age_ms = self.last_successful_refresh_ms + self.expire_ms - now_ms
+        return age_ms if age_ms > pause_ms else pause_ms
+
+    def at_once(self) -> None:
+        """No pause before the next fetch."""
+        self.last_refresh_ms = NEVER_MS
+        self.brought_news()
+
+    def succeeded(self, is_partial: bool, now_ms: int) -> None:
+        """A fetch was answered. Counts as bringing nothing new until `brought_news` says otherwise."""
+        self.last_refresh_ms = now_ms
+        if not is_partial:
+            self.last_successful_refresh_ms = now_ms
+        self._failures = 0
+        self._failure_pause_ms = self._backoff.backoff_ms(0)
+        self._equivalent_pause_ms = self._backoff.backoff_ms(self._equivalent_responses)
+        self._equivalent_responses += 1
+
+    def failed(self, now_ms: int) -> None:
+        """A fetch brought nothing."""
+        self.last_refresh_ms = now_ms
+        self._failure_pause_ms = self._backoff.backoff_ms(self._failures)
+        self._failures += 1
+        self.brought_news()
+
+    def brought_news(self) -> None:
+        """Something is new, or newly wanted: the pause for lack of news starts over."""
+        self._equivalent_responses = 0
+        self._equivalent_pause_ms = 0

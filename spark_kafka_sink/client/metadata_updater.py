@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.metadata import Metadata, MetadataRequestAndVersion
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     KafkaError,

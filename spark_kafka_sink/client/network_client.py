@@ -11,14 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.connections import Connections, Loss
-from spark_kafka_sink.client.in_flight_requests import InFlightRequest, InFlightRequests
+from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import MetadataUpdater
 from spark_kafka_sink.client.network_metrics import NetworkMetrics
-from spark_kafka_sink.client.selectable import Selectable
-from spark_kafka_sink.client.throttling import client_throttle_ms
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback, Selectable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
@@ -30,23 +28,36 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.retold import retold
+from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
-from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type
+from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type, to_ms
 from spark_kafka_sink.protocol.requests import ApiVersionsRequest
 
-SOFTWARE_NAME: Final = "spark-kafka-sink"
-
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
-
 _HINTS: Final = {
     SetupStep.TLS: " Is it a TLS listener, and is it overloaded? socket.connection.setup.timeout.ms sets the time.",
     SetupStep.SASL: " Is the broker slow, or its login service, or the token endpoint?"
     " socket.connection.setup.timeout.ms sets the time.",
 }
-
+_FIRST_CLIENT_THROTTLED: Final = {
+    ApiKey.PRODUCE: 6,
+    ApiKey.FETCH: 8,
+    ApiKey.LIST_OFFSETS: 3,
+    ApiKey.METADATA: 6,
+    ApiKey.OFFSET_FETCH: 4,
+    ApiKey.FIND_COORDINATOR: 2,
+    ApiKey.API_VERSIONS: 2,
+    ApiKey.CREATE_TOPICS: 3,
+    ApiKey.INIT_PRODUCER_ID: 1,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 1,
+    ApiKey.ADD_OFFSETS_TO_TXN: 1,
+    ApiKey.END_TXN: 1,
+    ApiKey.TXN_OFFSET_COMMIT: 1,
+}
+"""From this version on a broker answers a throttled request at once and leaves the waiting to the client (KIP-219)."""
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +80,6 @@ class NetworkClient:
         send_buffer: int,
         receive_buffer: int,
         api_versions: ApiVersions,
-        software_version: str,
     ) -> None:
         self._selector = selector
         self._metadata_updater = metadata_updater
@@ -91,7 +101,7 @@ class NetworkClient:
             send_buffer,
             receive_buffer,
         )
-        self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, software_version)
+        self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, VERSION)
         self._correlation_ids = itertools.count()
         self._aborted: list[ClientResponse] = []
         self._has_news = False
@@ -125,9 +135,6 @@ class NetworkClient:
     def authentication_error(self, node: Node) -> KafkaError | None:
         return self._states.authentication_error(node.id_string)
 
-    def has_ready_nodes(self, now_ms: int) -> bool:
-        return self._states.has_ready_nodes(now_ms)
-
     def least_loaded_node(self, now_ms: int) -> Node | None:
         return self._connections.least_loaded(now_ms).node
 
@@ -135,10 +142,6 @@ class NetworkClient:
         if self._connections.is_open(node_id):
             log.info("Disconnecting from node %s as asked.", node_id)
             self._aborted += self._connections.drop(node_id, self._clock.now_ms())
-
-    def close_connection(self, node_id: str) -> None:
-        self._connections.drop(node_id, self._clock.now_ms())
-        self._states.remove(node_id)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -383,3 +386,11 @@ def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id
             f"Node {node_id} answered correlation id {correlation_id} where {request.request.correlation_id} was due."
         )
     return parse_response(request.request_type, payload)[1]
+
+
+def client_throttle_ms(api_key: ApiKey, response: Message) -> int:
+    """How long nothing may be sent to the node after this response, in ms; older versions were held back already."""
+    first_version = _FIRST_CLIENT_THROTTLED.get(api_key)
+    if first_version is None or response.__version__ < first_version:
+        return 0
+    return max(to_ms(response.throttle_time), 0)

@@ -80,7 +80,6 @@ class Cluster:
     cluster_id: str | None = None
     nodes: tuple[Node, ...] = ()
     partitions: tuple[PartitionInfo, ...] = ()
-    internal_topics: frozenset[str] = frozenset()
     invalid_topics: frozenset[str] = frozenset()
     unauthorized_topics: frozenset[str] = frozenset()
     controller: Node | None = None
@@ -104,10 +103,6 @@ class Cluster:
         """
         for name in ("_info_by_topic_partition", "leaders", "_partitions_by_topic", "_available_partitions_by_topic"):
             vars(self)[name] = getattr(one, name) | getattr(other, name)
-
-    @cached_property
-    def _nodes_by_id(self) -> dict[int, Node]:
-        return {node.id: node for node in self.nodes}
 
     @cached_property
     def _info_by_topic_partition(self) -> dict[TopicPartition, PartitionInfo]:
@@ -143,9 +138,6 @@ class Cluster:
     def topics(self) -> frozenset[str]:
         """Topics with at least one known partition."""
         return frozenset(self._partitions_by_topic)
-
-    def node_by_id(self, node_id: int) -> Node | None:
-        return self._nodes_by_id.get(node_id)
 
     def partition_info(self, topic_partition: TopicPartition) -> PartitionInfo | None:
         return self._info_by_topic_partition.get(topic_partition)

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import ExponentialBackoff
-from spark_kafka_sink.client.connect import bootstrap, network_client
-from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.client.factory import bootstrap, network_client
+from spark_kafka_sink.client.seams import KafkaClient
 from spark_kafka_sink.common.clock import Clock, SystemClock
 from spark_kafka_sink.common.cluster import Cluster, PartitionInfo, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig

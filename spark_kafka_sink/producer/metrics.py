@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_kafka_sink.client.network_metrics import NS_PER_MS
-from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.client.seams import KafkaClient
 from spark_kafka_sink.common.clock import NEVER_MS
 from spark_kafka_sink.common.windows import Sample, Windows, WindowsByKey, average, peak
 from spark_kafka_sink.producer.buffer_pool import BufferPool

@@ -13,8 +13,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.client_request import ClientResponse
 from spark_kafka_sink.client.metadata import LeaderIdAndEpoch
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthorizationError,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, error_for_code
 from spark_kafka_sink.common.retold import retold
@@ -94,7 +94,7 @@ class ProducerMetadata(Metadata):
     def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
         return MetadataRequest(topics=tuple(sorted(self._new_topics)), allow_auto_topic_creation=True)
 
-    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:  # noqa: ARG002
+    def retain_topic(self, topic: str, now_ms: int) -> bool:
         expiry_ms = self._expiry_ms.get(topic)
         if expiry_ms is None:
             return False

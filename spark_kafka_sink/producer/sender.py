@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
-from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.metadata_cache import MetadataCache
-from spark_kafka_sink.client.selectable import KafkaClient
+from spark_kafka_sink.client.metadata_view import MetadataCache
+from spark_kafka_sink.client.seams import ClientResponse, KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig

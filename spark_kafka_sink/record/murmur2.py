@@ -57,13 +57,6 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
     return int((_HASH_OF_ONE.unpack(hashed)[0] & 0x7FFFFFFF) % partition_count)
 
 
-def murmur2_column(array: pa.Array | pa.ChunkedArray) -> Int32Array:
-    """murmur2 of each key of a string or binary column: int32, one per row. A null's entry means nothing: the caller
-    looks at the nulls.
-    """
-    return _hash(as_binary(combine(array, "key"), "key")).view(np.int32)
-
-
 def partitions_for_keys(array: pa.Array | pa.ChunkedArray, partition_count: int) -> Int32Array:
     """partition_for_key of each row: int32, in [0, partition_count). A null's entry means nothing: the caller looks at
     the nulls.

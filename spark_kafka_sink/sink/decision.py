@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.errors import KafkaError, ProtocolError
 
 _VERSION: Final = 2

@@ -6,8 +6,8 @@ import logging
 import shlex
 from typing import Final
 
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topic_creation import TopicCreation
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics import TopicCreation
 from spark_kafka_sink.common.errors import AuthenticationError, IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.sink.mandate import operator_command

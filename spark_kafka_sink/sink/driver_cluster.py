@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topic_absence import ABSENCE_LIMIT_MS
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenTransaction,
     ProducerIdAndEpoch,
@@ -63,14 +63,14 @@ _OWN_TRANSACTION_MS: Final = 60_000
 read.
 """
 _LEAST_OWN_MS: Final = 5_000
-_CHECKED: Final[WeakSet[Coordinator]] = WeakSet()
+_CHECKED: Final[WeakSet[ClusterClient]] = WeakSet()
 """Clients that know their cluster to allow the transaction.timeout.ms of their configuration."""
-_KNOWN: Final[WeakKeyDictionary[Coordinator, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
+_KNOWN: Final[WeakKeyDictionary[ClusterClient, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
 """By client: places and prefixes of which a record was read. What is read later must not be nothing."""
 
 
 class KafkaDriverCluster:
-    """`DriverCluster` over a `Coordinator`. A call waits no longer than max.block.ms, the end of transactions
+    """`DriverCluster` over a `ClusterClient`. A call waits no longer than max.block.ms, the end of transactions
     delivery.timeout.ms. `is_one_off`: no later write asks for a decision of this prefix once its batch is finished.
     `has_tasks`: batches are to be written, whose time-out the cluster must allow.
 
@@ -81,7 +81,7 @@ class KafkaDriverCluster:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: ClusterClient,
         config: SinkConfig,
         prefix: str,
         *,
@@ -238,7 +238,7 @@ class KafkaDriverCluster:
         return self._coordinator.timer(self._config.max_block_ms)
 
 
-def create_decision_topic(coordinator: Coordinator, topic: str, timer: Timer) -> int:
+def create_decision_topic(coordinator: ClusterClient, topic: str, timer: Timer) -> int:
     """The topic's number of partitions; where it is missing it is created first. Raises KafkaError."""
     with _advice_on_creation(topic):
         return coordinator.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
@@ -266,7 +266,7 @@ def _own_transaction_ms(wanted_ms: int) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    coordinator: Coordinator
+    coordinator: ClusterClient
     asked_ms: int
 
 
@@ -274,7 +274,7 @@ _IDLE_MS: Final = IDLE_MS
 _COORDINATORS: Final[dict[tuple[int, object], _Kept]] = {}
 
 
-def process_coordinator(config: ProducerConfig) -> Coordinator:
+def process_coordinator(config: ProducerConfig) -> ClusterClient:
     """The process's client for this configuration, for its one thread, to be used at once: one that was not asked for
     in ten minutes is closed when another is. Raises BootstrapResolutionError.
     """
@@ -292,13 +292,13 @@ def process_coordinator(config: ProducerConfig) -> Coordinator:
     return found.coordinator
 
 
-def connect(config: ProducerConfig) -> Coordinator:
+def connect(config: ProducerConfig) -> ClusterClient:
     """A client of its own, quick to ask again: a batch waits for every answer, and asks twice which brokers there are,
     the backoff of which would else grow to retry.backoff.max.ms because the answer stays the same.
     """
     backoff_ms = min(config.retry_backoff_ms, _RETRY_BACKOFF_MS)
     quick = replace(config, retry_backoff_ms=backoff_ms, retry_backoff_max_ms=backoff_ms)
-    return Coordinator.connect(quick, SystemClock(), random.Random())
+    return ClusterClient.connect(quick, SystemClock(), random.Random())
 
 
 @contextmanager
@@ -324,7 +324,7 @@ def describe_in_process(config: SinkConfig, transactional_id: str) -> Transactio
 
 
 @contextmanager
-def process_client(config: ProducerConfig) -> Iterator[Coordinator]:
+def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
     """The process's client, which is given up where it is not let in: certificates may have been renewed since it read
     their files.
     """

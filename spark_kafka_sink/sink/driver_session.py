@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.sink.decision import Decision
@@ -75,7 +75,7 @@ class DriverSession:
         self._given_prefix = prefix
         self._name: Claim | None = None
         self._lock = threading.Lock()
-        self._coordinator: Coordinator | None = None
+        self._coordinator: ClusterClient | None = None
         self._connected_by: int | None = None
         self._cluster: KafkaDriverCluster
         self._driver: ExactlyOnceDriver

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
     OpenTransaction,

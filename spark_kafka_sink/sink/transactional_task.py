@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint

@@ -22,8 +22,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionState
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionState
 from spark_kafka_sink.common.errors import InvalidProducerEpochError, KafkaError, ProducerFencedError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.options import SinkConfig
@@ -55,7 +55,7 @@ def is_one_off(prefix: str) -> bool:
     return _ONE_OFF.fullmatch(prefix) is not None
 
 
-def claim_name(coordinator: Coordinator, config: SinkConfig, rng: random.Random) -> Claim:
+def claim_name(coordinator: ClusterClient, config: SinkConfig, rng: random.Random) -> Claim:
     """Claim a free name for kafka.transaction.timeout.ms, as long as the write's own transactions may be open.
 
     Creates the decision topic where it is missing. Raises KafkaError.
@@ -76,7 +76,7 @@ def claim_name(coordinator: Coordinator, config: SinkConfig, rng: random.Random)
     raise AssertionError("the pool has no last name")
 
 
-def release_name(coordinator: Coordinator, config: SinkConfig, claim: Claim) -> None:
+def release_name(coordinator: ClusterClient, config: SinkConfig, claim: Claim) -> None:
     """Let other writes have the name. Only for a write that was committed, or of which nothing is open or decided.
 
     A claim that cannot be ended now ends by its time-out, and its name is not used for some days.
@@ -95,7 +95,7 @@ def _claim_id(prefix: str) -> str:
     return f"{prefix}/claim"
 
 
-def _free_names(coordinator: Coordinator, config: SinkConfig, rng: random.Random) -> Iterator[str]:
+def _free_names(coordinator: ClusterClient, config: SinkConfig, rng: random.Random) -> Iterator[str]:
     """In the order in which they are to be tried: of each window those that a write gave back come before those that
     nobody has had. Drawn at random, so that two writes that look at one time seldom take the same.
     """

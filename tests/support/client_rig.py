@@ -9,14 +9,14 @@ from support.fake_clock import FakeClock
 from support.fake_selector import FakeNetwork, FakeSelector
 from support.scripted_broker.cluster import ScriptedCluster
 
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.client.api_versions import ApiVersions
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse, RequestCallback
-from spark_kafka_sink.client.connection_states import ClusterConnectionStates, Resolver
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
-from spark_kafka_sink.client.network_client import NetworkClient
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.client.connection_states import Resolver
+from spark_kafka_sink.client.factory import network_client
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.protocol.building import Request
 
 REQUEST_TIMEOUT_MS = 30_000
@@ -25,6 +25,15 @@ RECONNECT_BACKOFF_MS = 50
 REFRESH_BACKOFF_MS = 100
 METADATA_EXPIRE_MS = 300_000
 REBOOTSTRAP_TRIGGER_MS = 120_000
+
+_SETTINGS = {
+    "bootstrap.servers": "rig:9092",
+    "client.id": "rig",
+    "request.timeout.ms": REQUEST_TIMEOUT_MS,
+    "socket.connection.setup.timeout.ms": SETUP_TIMEOUT_MS,
+    "socket.connection.setup.timeout.max.ms": 30_000,
+    "metadata.recovery.rebootstrap.trigger.ms": REBOOTSTRAP_TRIGGER_MS,
+}
 
 
 class ClientRig:
@@ -54,32 +63,26 @@ class ClientRig:
         self.selector = FakeSelector(self.network, self.clock)
         self.metadata = TopicsMetadata(topics, REFRESH_BACKOFF_MS, 1_000, METADATA_EXPIRE_MS, rng)
         self.metadata.bootstrap(self.network.bootstrap_addresses() if addresses is None else addresses)
-        self.states = ClusterConnectionStates(
-            reconnect_backoff_ms,
-            max(reconnect_backoff_ms, 1_000),
-            SETUP_TIMEOUT_MS,
-            30_000,
-            resolve or self.network.resolve,
-            rng,
-        )
-        self.updater = DefaultMetadataUpdater(
-            self.metadata, REQUEST_TIMEOUT_MS, reconnect_backoff_ms, recovery_strategy, REBOOTSTRAP_TRIGGER_MS
+        config = ProducerConfig.from_mapping(
+            {
+                **_SETTINGS,
+                "reconnect.backoff.ms": reconnect_backoff_ms,
+                "reconnect.backoff.max.ms": max(reconnect_backoff_ms, 1_000),
+                "metadata.recovery.strategy": recovery_strategy,
+            }
         )
         self.api_versions = ApiVersions()
-        self.client = NetworkClient(
-            self.selector,
-            self.updater,
-            "rig",
-            max_in_flight,
-            self.states,
+        self.client = network_client(
+            config,
+            self.metadata,
             self.clock,
             rng,
-            REQUEST_TIMEOUT_MS,
-            -1,
-            -1,
             self.api_versions,
-            "1.0",
+            selector=self.selector,
+            resolve=resolve or self.network.resolve,
+            max_in_flight_requests=max_in_flight,
         )
+        self.states, self.updater = self.client._states, self.client._metadata_updater
 
     @property
     def now_ms(self) -> int:
@@ -129,5 +132,5 @@ class ClientRig:
         self.client.send(made, self.now_ms)
         return made
 
-    def consumer(self, retry_backoff_ms: int = 100) -> ConsumerNetworkClient:
-        return ConsumerNetworkClient(self.client, self.metadata, self.clock, retry_backoff_ms, REQUEST_TIMEOUT_MS)
+    def consumer(self, retry_backoff_ms: int = 100) -> RequestClient:
+        return RequestClient(self.client, self.metadata, self.clock, retry_backoff_ms, REQUEST_TIMEOUT_MS)

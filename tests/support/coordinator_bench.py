@@ -8,10 +8,10 @@ from support.client_rig import ClientRig
 from support.raw_transactions import RawTransactions
 from support.scripted_broker.exchange import Exchange
 
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.transaction_values import EndTxnOutcome, OpenTransaction
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 
 PLACE = TopicPartition("t", 0)
@@ -32,7 +32,7 @@ class CoordinatorBench:
     def timer(self, timeout_ms: int = 60_000) -> Timer:
         return self.coordinator.timer(timeout_ms)
 
-    def another_client(self) -> Coordinator:
+    def another_client(self) -> ClusterClient:
         """As of another process: it knows nothing of the cluster yet."""
         rig = ClientRig(len(self.cluster.nodes), beside=self.rig)
         return _coordinator(rig, rig.consumer())
@@ -63,5 +63,5 @@ class CoordinatorBench:
         return self.cluster.transactions.transactions[transactional_id].state
 
 
-def _coordinator(rig: ClientRig, client: ConsumerNetworkClient) -> Coordinator:
-    return Coordinator(client, rig.metadata, rig.api_versions, rig.clock, random.Random(7), 100)
+def _coordinator(rig: ClientRig, client: RequestClient) -> ClusterClient:
+    return ClusterClient(client, rig.metadata, rig.api_versions, rig.clock, random.Random(7), 100)

@@ -13,10 +13,9 @@ from typing import Any
 
 from kio.index import load_request_schema
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.consumer_network_client import ConsumerNetworkClient
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import error_for_code
@@ -65,7 +64,7 @@ class TokenIssuer:
         self._clock = clock
         self._metadata = TopicsMetadata((), 20, 200, 300_000, rng)
         config = ProducerConfig.from_mapping(settings)
-        self._client: ConsumerNetworkClient = consumer_network_client(config, self._metadata, clock, rng)
+        self._client = RequestClient.connect(config, self._metadata, clock, rng)
 
     def create(self) -> DelegationToken:
         response = self._ask(_TokenApi.CREATE_DELEGATION_TOKEN, {"renewers": (), "max_lifetime": timedelta(hours=1)})

@@ -17,7 +17,7 @@ import psutil
 from confluent_kafka import Message
 from support.librdkafka import read_topic
 
-from spark_kafka_sink.client.transaction_values import TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 from spark_kafka_sink.sink.driver_cluster import connect

@@ -17,7 +17,7 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.metadata import Metadata
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.jaas import parse_jaas_config
 from spark_kafka_sink.common.option_parsers import RefusalError

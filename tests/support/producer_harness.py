@@ -16,9 +16,7 @@ from support.fake_selector import FakeNetwork, FakeSelector
 from support.scripted_broker.cluster import ScriptedCluster
 
 from spark_kafka_sink.client.api_versions import ApiVersions
-from spark_kafka_sink.client.connection_states import ClusterConnectionStates
-from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
-from spark_kafka_sink.client.network_client import NetworkClient
+from spark_kafka_sink.client.factory import network_client
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
@@ -119,7 +117,15 @@ class ProducerHarness:
         )
         self.metadata.bootstrap(addresses)
         self.api_versions = ApiVersions()
-        self.client = self._network_client(config, rng)
+        self.client = network_client(
+            config,
+            self.metadata,
+            self.clock,
+            rng,
+            self.api_versions,
+            selector=self.selector,
+            resolve=self.network.resolve,
+        )
         self.producer = KafkaProducer(config, clock=self.clock, rng=rng, client=self.client, metadata=self.metadata)
         manager = self.producer._transaction_manager
         if isinstance(manager, TransactionalManager):  # it asks what this client has heard of features
@@ -128,37 +134,6 @@ class ProducerHarness:
         self.on_turn: Callable[[], None] | None = None
         self.deliveries: list[Delivery | ColumnsDelivery] = []
         self.turns = 0
-
-    def _network_client(self, config: ProducerConfig, rng: random.Random) -> NetworkClient:
-        states = ClusterConnectionStates(
-            config.reconnect_backoff_ms,
-            config.reconnect_backoff_max_ms,
-            config.socket_connection_setup_timeout_ms,
-            config.socket_connection_setup_timeout_max_ms,
-            self.network.resolve,
-            rng,
-        )
-        updater = DefaultMetadataUpdater(
-            self.metadata,
-            config.request_timeout_ms,
-            config.reconnect_backoff_ms,
-            config.metadata_recovery_strategy,
-            config.metadata_recovery_rebootstrap_trigger_ms,
-        )
-        return NetworkClient(
-            self.selector,
-            updater,
-            config.client_id,
-            config.max_in_flight_requests_per_connection,
-            states,
-            self.clock,
-            rng,
-            config.request_timeout_ms,
-            config.send_buffer_bytes,
-            config.receive_buffer_bytes,
-            self.api_versions,
-            "harness",
-        )
 
     # ---- time --------------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
@@ -24,7 +24,7 @@ def read_batches(
     config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers})
     clock, rng = SystemClock(), random.Random()
     metadata = TopicsMetadata([topic], 50, 50, 60_000, rng)
-    client = consumer_network_client(config, metadata, clock, rng)
+    client = RequestClient.connect(config, metadata, clock, rng)
     timer = Timer(clock, int(timeout_s * 1000))
     try:
         place = TopicPartition(topic, partition)

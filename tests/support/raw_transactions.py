@@ -1,13 +1,13 @@
 """A transaction's writer of single requests, without a producer: what a task does, step by step. Works over any
-`Coordinator`, on real and scripted clusters.
+`ClusterClient`, on real and scripted clusters.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import error_for_code
 from spark_kafka_sink.protocol.building import Request
@@ -33,7 +33,7 @@ TIMEOUT_MS = 60_000
 class RawTransactions:
     """Writes as transactional ids under one transaction version."""
 
-    def __init__(self, coordinator: Coordinator, version: int) -> None:
+    def __init__(self, coordinator: ClusterClient, version: int) -> None:
         self.coordinator = coordinator
         self.version = version
         self._sequences: dict[tuple[int, int, TopicPartition], int] = {}

@@ -14,10 +14,10 @@ from typing import Final
 import pytest
 from support.raw_transactions import LIMIT_MS, TIMEOUT_MS, RawTransactions
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.timer import Timer
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
     OpenTransaction,
@@ -48,7 +48,7 @@ SHORT_TIMEOUT_MS: Final = 400
 class Stage:
     """`driver` has never produced; `task` has connections of its own. `place` is a partition of a new topic."""
 
-    driver: Coordinator
+    driver: ClusterClient
     task: RawTransactions
     place: TopicPartition
     pass_time: Callable[[int], None]

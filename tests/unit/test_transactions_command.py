@@ -19,7 +19,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink import transactions
-from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionState
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,

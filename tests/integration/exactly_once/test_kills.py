@@ -22,7 +22,7 @@ from support.killed_query import KEYS, Query
 from support.librdkafka import read_values
 from support.raw_transactions import LIMIT_MS, RawTransactions
 
-from spark_kafka_sink.client.transaction_values import EndTxnStatus, TransactionState
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.decision import TransactionLostError

@@ -24,7 +24,7 @@ import pytest
 from support.exactly_once_streams import KEYS, Stream, check_content, check_nothing_open, open_transactions
 from support.killed_spark import DIES_AT, HOLDS, POINTS, kill_session
 
-from spark_kafka_sink.client.transaction_values import TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect

@@ -11,9 +11,9 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.sasl import SaslListener
 from support.scripted_server import ScriptedServer
 
-from spark_kafka_sink.client.connect import consumer_network_client
-from spark_kafka_sink.client.topic_reader import TopicReader
-from spark_kafka_sink.client.topics_metadata import TopicsMetadata
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.topic_reader import TopicReader
+from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import SaslAuthenticationError
@@ -39,7 +39,7 @@ def read(server: ScriptedServer, password: str) -> list[object]:
     )
     rng, clock = random.Random(5), SystemClock()
     metadata = TopicsMetadata((), 20, 200, 300_000, rng)
-    client = consumer_network_client(config, metadata, clock, rng)
+    client = RequestClient.connect(config, metadata, clock, rng)
     try:
         return list(TopicReader(client, metadata, clock, 20, 20_000).read(["t"]))
     finally:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from support.scripted_broker.transaction_coordinator import CONCURRENT_TRANSACTIONS, Commit
 
-from spark_kafka_sink.client.coordinator_api import Outcome
-from spark_kafka_sink.client.group_offsets import CommittedOffset
-from spark_kafka_sink.client.transaction_apis import end_txn_outcome
-from spark_kafka_sink.client.transaction_values import (
+from spark_kafka_sink.admin.coordinator_calls import Outcome
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenTransaction,
     ProducerIdAndEpoch,
     TransactionDescription,
     TransactionState,
 )
+from spark_kafka_sink.admin.transactions import end_txn_outcome
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_for_code
 from spark_kafka_sink.producer.futures import RunMetadata

@@ -9,7 +9,7 @@ from typing import Any
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster
 from support.exactly_once_model.world import Input, World
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id

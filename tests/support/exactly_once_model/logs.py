@@ -1,5 +1,5 @@
 """Partition logs and the cluster around the scripted broker's transaction coordinator, whose rules are held against
-real brokers by tests/integration/client/test_coordinator.py.
+real brokers by tests/integration/admin/test_cluster_client.py.
 """
 
 from __future__ import annotations

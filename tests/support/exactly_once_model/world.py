@@ -15,7 +15,7 @@ import pyarrow as pa
 from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
 from support.exactly_once_model.logs import ModelCluster, ModelLog
 
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError

@@ -11,7 +11,6 @@ from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.common.clock import NEVER_MS
 from spark_kafka_sink.common.errors import (
     BootstrapResolutionError,
-    IllegalStateError,
     KafkaError,
     SaslAuthenticationError,
 )
@@ -72,12 +71,10 @@ def test_the_states_follow_one_another_from_connecting_to_ready() -> None:
     states.ready(NODE)
     assert not states.is_preparing(NODE)
     assert states.is_ready(NODE, 0)
-    assert states.has_ready_nodes(0)
     assert states.connection_delay(NODE, 0) == FOREVER_MS
     states.disconnected(NODE, 5)
     assert states.is_disconnected(NODE)
     assert not states.is_connected(NODE)
-    assert not states.has_ready_nodes(5)
 
 
 def test_a_lost_node_is_left_alone_for_the_backoff() -> None:
@@ -206,7 +203,6 @@ def test_a_throttle_blocks_requests_until_it_is_over_and_never_gets_shorter() ->
     assert states.throttle_delay_ms(NODE, 100) == 400
     assert states.poll_delay_ms(NODE, 100) == 400
     assert not states.is_ready(NODE, 499)
-    assert not states.has_ready_nodes(499)
     assert states.is_ready(NODE, 500)
     assert states.poll_delay_ms(NODE, 500) == FOREVER_MS
     states.throttle("unknown", 500)
@@ -237,14 +233,3 @@ def test_a_refusal_is_kept_until_a_later_connection_is_ready() -> None:
     states.ready(NODE)
     assert states.authentication_error(NODE) is None
     assert states.authentication_error("unknown") is None
-
-
-def test_a_removed_node_is_as_if_never_tried() -> None:
-    states = make()
-    connect(states, 0)
-    states.disconnected(NODE, 0)
-    states.remove(NODE)
-    assert states.can_connect(NODE, 0)
-    assert not states.is_disconnected(NODE)
-    with pytest.raises(IllegalStateError, match="node 7"):
-        states.setup_timeout_ms(NODE)

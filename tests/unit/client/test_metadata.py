@@ -4,13 +4,12 @@ import pickle
 import random
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from spark_kafka_sink.client.metadata import LeaderAndEpoch, LeaderIdAndEpoch, Metadata
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
@@ -37,7 +36,7 @@ class SomeTopics(Metadata):
         self.wanted = set(wanted)
         self.new: tuple[str, ...] = ()
 
-    def retain_topic(self, topic: str, is_internal: bool, now_ms: int) -> bool:
+    def retain_topic(self, topic: str, now_ms: int) -> bool:
         return topic in self.wanted
 
     def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
@@ -53,7 +52,7 @@ def partition(
 def topic(
     name: str = "t", *partitions: PartitionMetadata, error: int = 0, topic_id: UUID | None = None
 ) -> TopicMetadata:
-    return TopicMetadata(name, error, topic_id, False, partitions)
+    return TopicMetadata(name, error, topic_id, partitions)
 
 
 def response(*topics: TopicMetadata, reliable: bool = True, cluster_id: str = "c") -> MetadataResponse:
@@ -369,15 +368,13 @@ def test_a_node_that_has_moved_is_elsewhere_for_the_topics_known_before(metadata
     assert metadata.fetch().leader_for(TopicPartition("u", 0)) == nodes[0]
 
 
-def test_internal_invalid_and_unauthorized_topics_are_told_apart_and_survive_a_partial_update(
+def test_invalid_and_unauthorized_topics_are_told_apart_and_survive_a_partial_update(
     metadata: SomeTopics,
 ) -> None:
-    metadata.wanted = {"__internal", "bad name", "secret", "other"}
-    internal = replace(topic("__internal", partition("__internal")), is_internal=True)
-    update(metadata, response(internal, topic("bad name", error=17), topic("secret", error=29)))
+    metadata.wanted = {"bad name", "secret", "other"}
+    update(metadata, response(topic("bad name", error=17), topic("secret", error=29)))
     update(metadata, response(topic("other", partition("other"))), is_partial=True)
     cluster = metadata.fetch()
-    assert cluster.internal_topics == {"__internal"}
     assert cluster.invalid_topics == {"bad name"}
     assert cluster.unauthorized_topics == {"secret"}
 

@@ -1,10 +1,15 @@
+"""The network client over scripted nodes: requests, connections, time limits, metadata and throttling."""
+
 from __future__ import annotations
 
 import logging
 import random
 import socket
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.client_rig import RECONNECT_BACKOFF_MS, REQUEST_TIMEOUT_MS, SETUP_TIMEOUT_MS, ClientRig
@@ -14,8 +19,9 @@ from support.scripted_broker.versions import KAFKA_2_1
 
 from spark_kafka_sink.client import network_client
 from spark_kafka_sink.client.backoff import FOREVER_MS
-from spark_kafka_sink.client.client_request import ClientResponse
-from spark_kafka_sink.client.metadata_response import MetadataResponse
+from spark_kafka_sink.client.metadata_view import MetadataResponse
+from spark_kafka_sink.client.network_client import client_throttle_ms
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     BootstrapResolutionError,
@@ -48,7 +54,7 @@ def rig() -> ClientRig:
     rig = ClientRig(1, ["t"])
     rig.await_metadata()
     rig.connect(0)
-    rig.client.close_connection("-1")
+    rig.client.disconnect("-1")
     return rig
 
 
@@ -465,11 +471,13 @@ def test_the_next_address_is_tried_when_one_fails() -> None:
     rig.await_metadata()
 
 
-def test_a_disconnect_of_a_node_that_was_forgotten_is_passed_over(rig: ClientRig) -> None:
-    rig.client.close_connection("0")
+def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> None:
+    rig.client.disconnect("0")
+    left_ms = rig.client.poll_delay_ms(rig.node(0), rig.now_ms)
     rig.selector._lost["0"] = ChannelState(ChannelKind.READY, DisconnectError("late news"))
     assert rig.poll() == []
-    assert not rig.client.connection_failed(rig.node(0))
+    assert rig.metadata.connection_failure is None
+    assert rig.client.poll_delay_ms(rig.node(0), rig.now_ms) == left_ms
 
 
 def test_a_node_that_has_moved_is_connected_to_where_it_is() -> None:
@@ -551,23 +559,12 @@ def test_closing_a_node_that_is_being_connected_leaves_others_alone() -> None:
     rig.network.hanging.add(0)
     rig.client.ready(rig.node(0), rig.now_ms)
     rig.client.ready(rig.node(1), rig.now_ms)
-    rig.client.close_connection("0")
+    rig.client.disconnect("0")
     assert "0" not in rig.selector.connection_ids
     rig.poll_until(lambda: rig.client.is_ready(rig.node(1), rig.now_ms))
-    assert not rig.client.connection_failed(rig.node(0)), "it is forgotten, not failed"
+    assert rig.metadata.connection_failure is None, "we closed it, it was not lost"
     rig.network.hanging.clear()
     rig.connect(0)
-
-
-def test_close_connection_forgets_node_and_requests(rig: ClientRig) -> None:
-    heard: list[ClientResponse] = []
-    rig.send(0, ASK, callback=heard.append)
-    rig.client.close_connection("0")
-    rig.poll()
-    assert heard == []
-    assert not rig.client.has_in_flight_requests()
-    assert not rig.client.connection_failed(rig.node(0))
-    assert rig.states.connection_delay("0", rig.now_ms) == 0
 
 
 def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
@@ -644,7 +641,6 @@ def test_a_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig
     rig.poll_until(lambda: not rig.client.has_in_flight_requests())
     node = rig.node(0)
     assert not rig.client.ready(node, rig.now_ms)
-    assert not rig.client.has_ready_nodes(rig.now_ms)
     assert rig.client.poll_delay_ms(node, rig.now_ms) == 700
     assert rig.states.connection_delay("0", rig.now_ms) == FOREVER_MS
     rig.clock.advance(699)
@@ -704,7 +700,7 @@ def test_a_ready_node_wins_over_one_being_connected_and_that_over_one_that_could
     rig = ClientRig(3)
     rig.await_metadata()
     for node_id in list(rig.selector.connection_ids):
-        rig.client.close_connection(node_id)
+        rig.client.disconnect(node_id)
     rig.network.hanging.add(1)
     rig.client.ready(rig.node(1), rig.now_ms)
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
@@ -732,7 +728,7 @@ def test_nodes_in_backoff_are_passed_over_and_none_is_had_when_all_are() -> None
     rig = ClientRig(2)
     rig.await_metadata()
     for node_id in list(rig.selector.connection_ids):
-        rig.client.close_connection(node_id)
+        rig.client.disconnect(node_id)
     for node_id in (0, 1):
         assert rig.client.least_loaded_node(rig.now_ms) is not None
         rig.states.connecting(str(node_id), "broker", 1, rig.now_ms)
@@ -812,3 +808,34 @@ def test_every_request_comes_back_exactly_once_whatever_the_network_does(
         rig.poll()
     assert len(sent) > 60
     assert sorted(heard) == sent
+
+
+# ---- throttling -----------------------------------------------------------------------------------------------------
+
+
+def throttled(version: int, throttle_ms: int = 250) -> Any:
+    return SimpleNamespace(__version__=version, throttle_time=timedelta(milliseconds=throttle_ms))
+
+
+@pytest.mark.parametrize(
+    ("api_key", "first_version"),
+    [
+        (ApiKey.PRODUCE, 6), (ApiKey.FETCH, 8), (ApiKey.LIST_OFFSETS, 3), (ApiKey.METADATA, 6),
+        (ApiKey.OFFSET_FETCH, 4), (ApiKey.FIND_COORDINATOR, 2), (ApiKey.API_VERSIONS, 2), (ApiKey.INIT_PRODUCER_ID, 1),
+        (ApiKey.ADD_PARTITIONS_TO_TXN, 1), (ApiKey.ADD_OFFSETS_TO_TXN, 1), (ApiKey.END_TXN, 1),
+        (ApiKey.TXN_OFFSET_COMMIT, 1), (ApiKey.CREATE_TOPICS, 3),
+    ],
+)  # fmt: skip
+def test_the_client_waits_from_the_version_on_that_leaves_the_waiting_to_it(
+    api_key: ApiKey, first_version: int
+) -> None:
+    assert client_throttle_ms(api_key, throttled(first_version - 1)) == 0
+    assert client_throttle_ms(api_key, throttled(first_version)) == 250
+
+
+def test_other_responses_do_not_throttle() -> None:
+    assert client_throttle_ms(ApiKey.SASL_HANDSHAKE, SimpleNamespace(__version__=1)) == 0
+
+
+def test_a_negative_throttle_is_none() -> None:
+    assert client_throttle_ms(ApiKey.PRODUCE, throttled(9, -5)) == 0

@@ -68,9 +68,7 @@ def test_partitions_and_leaders_are_found_by_name(cluster: Cluster) -> None:
     assert cluster.leader_for(TopicPartition("none", 0)) is None
 
 
-def test_nodes_are_found_by_id(cluster: Cluster) -> None:
-    assert cluster.node_by_id(1) is B
-    assert cluster.node_by_id(7) is None
+def test_a_node_says_its_id_and_address() -> None:
     assert A.id_string == "0"
     assert str(B) == "b:9093 (id 1)"
 

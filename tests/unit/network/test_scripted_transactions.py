@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 
-from spark_kafka_sink.client.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import InvalidTxnStateError, ProducerFencedError, error_for_code
 from spark_kafka_sink.protocol.coordinator_requests import AddPartitionsToTxnRequest

@@ -19,7 +19,7 @@ from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
@@ -924,11 +924,11 @@ def test_metadata_keeps_to_the_backoff_and_the_ages_that_are_set() -> None:
     clock = FakeClock()
     metadata = KafkaProducer.make_metadata(config, clock, random.Random(1))
     metadata.add(TOPIC, clock.now_ms())
-    described = TopicMetadata(TOPIC, 0, None, False, ())
+    described = TopicMetadata(TOPIC, 0, None, ())
     _, version, _ = metadata.new_metadata_request_and_version(clock.now_ms())
     metadata.update(version, MetadataResponse({0: Node(0, "a", 1)}, (described,), "c", 0), False, clock.now_ms())
     assert metadata.time_to_next_update(clock.now_ms()) == 7_000
     metadata.request_update()
     assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # 20 % of chance to each side
-    assert metadata.retain_topic(TOPIC, False, clock.now_ms() + 8_999)
-    assert not metadata.retain_topic(TOPIC, False, clock.now_ms() + 9_000)
+    assert metadata.retain_topic(TOPIC, clock.now_ms() + 8_999)
+    assert not metadata.retain_topic(TOPIC, clock.now_ms() + 9_000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spark_kafka_sink.client.client_request import ClientRequest, ClientResponse
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse
 from spark_kafka_sink.common.errors import (
     DisconnectError,
     KafkaError,

@@ -12,7 +12,7 @@ from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.transaction_harness import TransactionHarness
 
-from spark_kafka_sink.client.client_request import ClientResponse
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.producer import batch_split, produce_response
 from spark_kafka_sink.producer.transaction_manager import State

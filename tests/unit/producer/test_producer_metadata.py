@@ -7,7 +7,7 @@ import random
 import pytest
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.client.metadata_response import MetadataResponse, TopicMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
     KafkaError,
@@ -37,7 +37,7 @@ def metadata_at(clock: FakeClock) -> ProducerMetadata:
 
 def response(*topics: str) -> MetadataResponse:
     described = tuple(
-        TopicMetadata(name, 0, None, False, (PartitionMetadata(TopicPartition(name, 0), 0, 1),)) for name in topics
+        TopicMetadata(name, 0, None, (PartitionMetadata(TopicPartition(name, 0), 0, 1),)) for name in topics
     )
     return MetadataResponse({0: NODE}, described, "cluster", 0)
 
@@ -136,8 +136,8 @@ def test_a_topic_that_has_not_been_answered_is_kept_however_old() -> None:
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
     clock.advance(IDLE_MS * 2)
-    assert metadata.retain_topic("a", False, clock.now_ms())
-    assert not metadata.retain_topic("stranger", False, clock.now_ms())
+    assert metadata.retain_topic("a", clock.now_ms())
+    assert not metadata.retain_topic("stranger", clock.now_ms())
 
 
 def test_an_answer_with_a_topic_nobody_asked_for_is_not_kept() -> None:
@@ -245,7 +245,7 @@ def test_what_a_topic_was_refused_with_is_no_answer_to_who_asks_again(code: int,
 def test_the_last_answer_tells_the_error_of_a_topic() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
-    refused = MetadataResponse({0: NODE}, (TopicMetadata("a", 3, None, False, ()),), "cluster", 0)
+    refused = MetadataResponse({0: NODE}, (TopicMetadata("a", 3, None, ()),), "cluster", 0)
     assert metadata.topic_error("a") is None
     metadata.update(1, refused, True, clock.now_ms())
     metadata.update(2, response("b"), True, clock.now_ms())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from importlib import import_module
 
 import numpy as np
@@ -10,16 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record.arrow_arrays import as_binary, combine
 from spark_kafka_sink.record.murmur2 import (
     _compiled,
     hash_by_kernel,
     hash_by_numpy,
     murmur2,
-    murmur2_column,
     partition_for_key,
     partitions_for_keys,
 )
 from spark_kafka_sink.record.runs import has_kernel
+
+HashesOf = Callable[[pa.Array | pa.ChunkedArray], list[int]]
 
 HASHERS = [hash_by_numpy, *([] if _compiled is None else [hash_by_kernel])]
 needs_kernel = pytest.mark.skipif(_compiled is None, reason="no C compiler")
@@ -30,9 +33,13 @@ def expected(keys: list[bytes]) -> list[int]:
 
 
 @pytest.fixture(params=HASHERS)
-def hasher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hashes columns: the kernel, and its twin."""
-    monkeypatch.setattr("spark_kafka_sink.record.murmur2._hash", request.param)
+def hashes_of(request: pytest.FixtureRequest) -> HashesOf:
+    """The hashes of a column, by the kernel and by its twin."""
+
+    def hashes(column: pa.Array | pa.ChunkedArray) -> list[int]:
+        return request.param(as_binary(combine(column, "key"), "key")).view(np.int32).tolist()
+
+    return hashes
 
 
 def test_where_there_is_a_kernel_it_hashes() -> None:
@@ -54,23 +61,21 @@ def test_a_column_hashes_as_its_keys_do_one_by_one(keys: list[bytes], skipped: i
     assert partitions.tolist() == [(each & 0x7FFFFFFF) % partition_count for each in expected(rest)]
 
 
-@pytest.mark.usefixtures("hasher")
 @pytest.mark.parametrize("length", range(13))
-def test_keys_of_one_length_are_hashed_alike_at_any_slice(length: int) -> None:
+def test_keys_of_one_length_are_hashed_alike_at_any_slice(length: int, hashes_of: HashesOf) -> None:
     rng = random.Random(length)
     keys = [rng.randbytes(length) for _ in range(50)]
     for start in (0, 1, 7):
-        assert murmur2_column(pa.array(keys, pa.binary()).slice(start)).tolist() == expected(keys[start:])
+        assert hashes_of(pa.array(keys, pa.binary()).slice(start)) == expected(keys[start:])
 
 
-@pytest.mark.usefixtures("hasher")
-def test_a_few_very_long_keys_among_short_ones_are_hashed_right_and_without_blowing_up() -> None:
+def test_a_few_very_long_keys_among_short_ones_are_hashed_right_and_without_blowing_up(hashes_of: HashesOf) -> None:
     rng = random.Random(7)
     keys = [rng.randbytes(rng.randrange(12)) for _ in range(400)] + [rng.randbytes(900_000), rng.randbytes(5001)]
     keys += [rng.randbytes(200 + index) for index in range(40)]
     rng.shuffle(keys)
     for start in (0, 3):
-        assert murmur2_column(pa.array(keys, pa.binary()).slice(start)).tolist() == expected(keys[start:])
+        assert hashes_of(pa.array(keys, pa.binary()).slice(start)) == expected(keys[start:])
 
 
 def test_keys_that_would_pass_2_gib_if_padded_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +88,7 @@ def test_keys_that_would_pass_2_gib_if_padded_are_not_padded(monkeypatch: pytest
     assert hash_by_numpy(keys).tolist() == hashes.tolist()
 
 
-@pytest.mark.usefixtures("hasher")
-def test_every_layout_of_strings_hashes_to_the_same() -> None:
+def test_every_layout_of_strings_hashes_to_the_same(hashes_of: HashesOf) -> None:
     keys = ["", "größe", "a-key", "🔑🔑"]
     hashes = expected([key.encode() for key in keys])
     plain = pa.array(keys)
@@ -96,30 +100,29 @@ def test_every_layout_of_strings_hashes_to_the_same() -> None:
         plain.dictionary_encode(),
         pa.chunked_array([plain.slice(0, 1), plain.slice(1)]),
     ):
-        assert murmur2_column(column).tolist() == hashes
+        assert hashes_of(column) == hashes
+        assert partitions_for_keys(column, 7).tolist() == [partition_for_key(key.encode(), 7) for key in keys]
 
 
-@pytest.mark.usefixtures("hasher")
-def test_a_null_leaves_the_hashes_around_it_alone() -> None:
-    hashes = murmur2_column(pa.array([b"first", None, b"third key"], pa.binary())).tolist()
+def test_a_null_leaves_the_hashes_around_it_alone(hashes_of: HashesOf) -> None:
+    hashes = hashes_of(pa.array([b"first", None, b"third key"], pa.binary()))
     assert (hashes[0], hashes[2]) == (murmur2(b"first"), murmur2(b"third key"))
     # The null's slot may even hold bytes.
     offsets = pa.py_buffer(np.array([0, 5, 9, 14], np.int32))
     column = pa.BinaryArray.from_buffers(
         pa.binary(), 3, [pa.py_buffer(b"\x05"), offsets, pa.py_buffer(b"firstjunkthird")]
     )
-    hashes = murmur2_column(column).tolist()
+    hashes = hashes_of(column)
     assert (hashes[0], hashes[2]) == (murmur2(b"first"), murmur2(b"third"))
 
 
-@pytest.mark.usefixtures("hasher")
-def test_no_keys_give_no_hashes() -> None:
-    assert murmur2_column(pa.array([], pa.binary())).tolist() == []
+def test_no_keys_give_no_hashes(hashes_of: HashesOf) -> None:
+    assert hashes_of(pa.array([], pa.binary())) == []
 
 
 def test_a_column_of_numbers_is_refused_by_name() -> None:
     with pytest.raises(SchemaError, match="'key' has the Arrow type int64"):
-        murmur2_column(pa.array([1, 2]))
+        partitions_for_keys(pa.array([1, 2]), 3)
 
 
 @needs_kernel

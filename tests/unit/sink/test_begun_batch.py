@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
 from spark_kafka_sink.sink.mandate import Mandate

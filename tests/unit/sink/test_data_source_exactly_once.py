@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.protocol.messages import ApiKey

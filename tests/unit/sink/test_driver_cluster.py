@@ -13,9 +13,9 @@ from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction, TransactionState
-from spark_kafka_sink.client.transactions import Transactions
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction, TransactionState
+from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     InvalidTransactionTimeoutError,
@@ -147,7 +147,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest
                 ask()
         seen.append(type(error).__name__)
 
-    def made(_: ProducerConfig) -> Coordinator:
+    def made(_: ProducerConfig) -> ClusterClient:
         coordinator = CoordinatorBench().coordinator
         monkeypatch.setattr(coordinator, "close", lambda: seen.append("closed"))
         seen.append("made")
@@ -234,7 +234,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
         configs.append(config)
         return object()
 
-    monkeypatch.setattr(Coordinator, "connect", connect)
+    monkeypatch.setattr(ClusterClient, "connect", connect)
     monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
     return configs
 

@@ -17,8 +17,8 @@ import pytest
 from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.client.coordinator import Coordinator
-from spark_kafka_sink.client.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ConfigError,
@@ -64,7 +64,7 @@ class SessionBench(CoordinatorBench):
         monkeypatch.setattr(self.coordinator, "close", lambda: self.connections.append("closed"))
         monkeypatch.setattr(driver_session, "_SESSIONS", {})
 
-    def _connect(self, _: object) -> Coordinator:
+    def _connect(self, _: object) -> ClusterClient:
         self.connections.append("made")
         return self.coordinator
 

@@ -13,7 +13,7 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch, TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaError,

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructField, StructType
 from support.scripted_producer import ScriptedProducer, Sent
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError

@@ -10,7 +10,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Proceed
 
-from spark_kafka_sink.client.transaction_values import ProducerIdAndEpoch
+from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey

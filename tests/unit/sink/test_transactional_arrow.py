@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction
+from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink import transactional_arrow

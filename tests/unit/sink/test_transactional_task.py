@@ -8,7 +8,7 @@ import pytest
 from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer, Sent
 
-from spark_kafka_sink.client.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionDescription, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError

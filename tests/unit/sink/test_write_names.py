@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
-from spark_kafka_sink.client.coordinator import Coordinator
+from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ProducerFencedError, TransactionalIdAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey
@@ -57,7 +57,7 @@ class WriteBench(CoordinatorBench):
     def prefixes(self) -> set[str]:
         return {each.partition("/")[0] for each in self.cluster.transactions.transactions}
 
-    def claim(self, client: Coordinator | None = None) -> Claim:
+    def claim(self, client: ClusterClient | None = None) -> Claim:
         return claim_name(client or self.coordinator, CONFIG, random.Random(7))
 
     def release(self, claim: Claim) -> None:

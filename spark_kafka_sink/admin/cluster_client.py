@@ -1,0 +1,124 @@
+"""The driver's client: transactions, committed offsets and topic tails over one set of connections.
+
+Every call blocks, on the caller's thread and no longer than its `Timer`. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
+from spark_kafka_sink.admin.group_offsets import GroupOffsets
+from spark_kafka_sink.admin.record_writer import RecordWriter
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topic_reader import TopicTail
+from spark_kafka_sink.admin.topics import TopicCreation, TopicsMetadata
+from spark_kafka_sink.admin.transactions import Transactions
+from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.messages import Message
+
+TRANSACTION_VERSION: Final = "transaction.version"
+_FIRST_BACKOFF_MS: Final = 20
+
+
+class ClusterClient:
+    """`transactions`, `groups`, `topics`, `writer` and `creation` hold the calls. A context manager that closes the
+    connections.
+    """
+
+    def __init__(
+        self,
+        client: RequestClient,
+        metadata: TopicsMetadata,
+        api_versions: ApiVersions,
+        clock: Clock,
+        rng: random.Random,
+        retry_backoff_ms: int,
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._api_versions = api_versions
+        self._clock = clock
+        self._calls = CoordinatorCalls(client, metadata, clock, rng)
+        self.transactions = Transactions(self._calls)
+        self.groups = GroupOffsets(self._calls)
+        self.topics = TopicTail(client, metadata, clock, retry_backoff_ms)
+        self.writer = RecordWriter(
+            self._calls,
+            clock,
+            ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, max(retry_backoff_ms, _FIRST_BACKOFF_MS), rng),
+        )
+        self.creation = TopicCreation(client, metadata, clock)
+
+    @classmethod
+    def connect(cls, config: ProducerConfig, clock: Clock, rng: random.Random) -> Self:
+        """Over connections of its own. Raises BootstrapResolutionError where no address resolves."""
+        metadata = TopicsMetadata(
+            (), config.retry_backoff_ms, config.retry_backoff_max_ms, config.metadata_max_age_ms, rng
+        )
+        api_versions = ApiVersions()
+        client = RequestClient.connect(config, metadata, clock, rng, api_versions)
+        return cls(client, metadata, api_versions, clock, rng, config.retry_backoff_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def timer(self, timeout_ms: int) -> Timer:
+        """A limit for one or more calls, from now."""
+        return Timer(self._clock, timeout_ms)
+
+    def transaction_version(self, timer: Timer) -> int:
+        """The cluster's finalized transaction.version, as told when a node was last connected to: 2 and above is
+        KIP-890's protocol; 0 where the brokers have no such feature.
+        """
+        while self._metadata.fetch().is_bootstrap_configured:
+            if not self._client.await_metadata_update(timer):
+                why = self._metadata.connection_failure or "No answer came."
+                raise KafkaTimeoutError(f"No broker was reached within {timer.timeout_ms} ms. Last: {why}")
+        return self._api_versions.finalized_feature(TRANSACTION_VERSION)
+
+    def find_coordinators(self, key_type: int, keys: Iterable[str], timer: Timer) -> dict[str, Outcome[Node]]:
+        """The nodes that coordinate these groups (`key_type` GROUP) or transactional ids (TRANSACTION), from memory
+        where they are known.
+        """
+        return self._calls.run(_FindCoordinator(key_type), keys, timer)
+
+
+class _FindCoordinator(CoordinatorApi[str, Node]):
+    """Asks nothing of the coordinator that was found."""
+
+    def __init__(self, key_type: int) -> None:
+        self.key_type = key_type
+
+    def key(self, item: str) -> str:
+        return item
+
+    def located(self, item: str, node: Node) -> Node | None:  # noqa: ARG002
+        return node
+
+    def describe(self, item: str) -> str:
+        return f"FindCoordinator of {item!r}"
+
+    def requests(self, items: Sequence[str]) -> Iterable[tuple[Request, Sequence[str]]]:  # noqa: ARG002
+        return ()
+
+    def answers(self, items: Sequence[str], body: Message) -> Mapping[str, Node]:  # noqa: ARG002
+        return {}

@@ -1,0 +1,447 @@
+"""Calls to coordinators: many items at once, each to the node that coordinates it, asked again until it has its answer
+or time runs out.
+
+Knows where coordinators are and keeps that between calls; knows no request. One thread, that of the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, WakeupError
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.seams import ClientResponse
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    CoordinatorNotAvailableError,
+    DisconnectError,
+    InvalidTopicError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotCoordinatorError,
+    TopicAuthorizationError,
+    UnsupportedVersionError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import (
+    GROUP,
+    TRANSACTION,
+    FindCoordinatorRequest,
+    FindCoordinatorsRequest,
+    coordinator_of,
+)
+from spark_kafka_sink.protocol.messages import Message
+
+Item = TypeVar("Item", bound=Hashable)
+Value = TypeVar("Value")
+_Entry = TypeVar("_Entry")
+_FIRST_BACKOFF_MS: Final = 20
+_MAX_BACKOFF_MS: Final = 1_000
+_MOST_AT_ONCE: Final = 1_000
+"""Items on their way. Each has a request of its own in most calls, and one that waits for others longer than
+request.timeout.ms is given up, with what was learnt of its coordinator.
+"""
+_MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectError, KafkaTimeoutError)
+"""After these the coordinator is looked up again."""
+_MOST_KNOWN: Final = 10_000
+"""More than a call asks about at once. Batch writes without a prefix have new names each time."""
+_ONE_AT_A_TIME: Final = CoordinatorNotAvailableError("The node takes one key at a time.")
+_PERMISSIONS: Final = {
+    (GROUP, 30): "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
+    (TRANSACTION, 53): "Not authorized for the transactional id: grant DESCRIBE on it, which WRITE includes.",
+}
+log = logging.getLogger(__name__)
+
+
+class CoordinatorApi(ABC, Generic[Item, Value]):
+    """One kind of call: how to ask about items, and what the answers mean."""
+
+    key_type: int
+    """GROUP or TRANSACTION."""
+    retried_codes: ClassVar[frozenset[int]] = frozenset()
+    """Error codes to be asked again after, besides those that are retriable everywhere."""
+    advice: ClassVar[Mapping[int, str]] = {}
+    """By error code: what it means for this call and what to change."""
+
+    @abstractmethod
+    def key(self, item: Item) -> str:
+        """The group or transactional id that decides about the coordinator."""
+
+    def node(self, item: Item) -> Node | None:  # noqa: ARG002
+        """The node to ask, where that is not for a coordinator's key to decide."""
+        return None
+
+    @abstractmethod
+    def describe(self, item: Item) -> str:
+        """The item in an error's text."""
+
+    def located(self, item: Item, node: Node) -> Value | None:  # noqa: ARG002
+        """The item's value, where to know its coordinator is all that was wanted."""
+        return None
+
+    @abstractmethod
+    def requests(self, items: Sequence[Item]) -> Iterable[tuple[Request, Sequence[Item]]]:
+        """The requests to one node that ask about all of `items`, each with those it asks about."""
+
+    @abstractmethod
+    def answers(self, items: Sequence[Item], body: Message) -> Mapping[Item, Value | KafkaError]:
+        """What a response says of the items; what it does not mention is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Value]):
+    """What became of an item: a value, or an error. After its time ran out that is a KafkaTimeoutError.
+
+    `is_in_doubt`: it was sent at least once without a clear answer, so it may have taken effect whatever `error` says.
+    """
+
+    value: Value | None
+    error: KafkaError | None = None
+    is_in_doubt: bool = False
+
+    def get(self) -> Value:
+        """The value; raises the error where there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # set where there is no error, and None may be a value
+
+
+class LookupFlight:
+    """A question on its way to `node`. `take` may be called once `future` is done."""
+
+    def __init__(
+        self,
+        lookup: CoordinatorLookup,
+        node: Node,
+        key_type: int,
+        keys: Sequence[str],
+        future: RequestFuture[ClientResponse],
+    ) -> None:
+        self.node = node
+        self.keys = keys
+        self.future = future
+        self._lookup = lookup
+        self._key_type = key_type
+
+    def take(self) -> Mapping[str, KafkaError]:
+        """Note the coordinators found; gives the errors of keys that have none."""
+        if self.future.failed():
+            error = self.future.error
+            if isinstance(error, UnsupportedVersionError) and len(self.keys) > 1:
+                self._lookup.takes_several_keys = False
+                error = _ONE_AT_A_TIME
+            return dict.fromkeys(self.keys, error)
+        body = self.future.value().body
+        errors: dict[str, KafkaError] = {}
+        for key in self.keys:
+            found = coordinator_of(body, key)
+            if found is None:
+                errors[key] = CoordinatorNotAvailableError("The answer does not mention the key.")
+            elif found.error_code:
+                text = _PERMISSIONS.get((self._key_type, found.error_code)) or found.error_message or ""
+                errors[key] = error_for_code(found.error_code, text)
+            else:
+                self._lookup.note(self._key_type, key, Node(found.node_id, found.host, found.port))
+        return errors
+
+
+class CoordinatorLookup:
+    """Coordinators by type (GROUP, TRANSACTION) and key (KIP-98, KIP-699)."""
+
+    def __init__(self, client: RequestClient) -> None:
+        self._client = client
+        self._nodes: dict[tuple[int, str], Node] = {}
+        self.takes_several_keys = True
+        """False once a node was too old for that (before Kafka 3.0)."""
+
+    def known(self, key_type: int, key: str) -> Node | None:
+        return self._nodes.get((key_type, key))
+
+    def note(self, key_type: int, key: str, node: Node) -> None:
+        self._nodes[key_type, key] = node
+        if len(self._nodes) > _MOST_KNOWN:
+            del self._nodes[next(iter(self._nodes))]
+
+    def forget(self, key_type: int, key: str) -> None:
+        """The node said that it is not the coordinator, or does not answer."""
+        self._nodes.pop((key_type, key), None)
+
+    def send(self, key_type: int, keys: Sequence[str]) -> list[LookupFlight]:
+        """Ask the node with the least to do, in one request where it takes several keys. None where there is no node
+        to ask now.
+        """
+        node = self._client.least_loaded_node()
+        if node is None:
+            return []
+        if len(keys) > 1 and self.takes_several_keys:
+            request: Request = FindCoordinatorsRequest(tuple(keys), key_type)
+            return [LookupFlight(self, node, key_type, keys, self._client.send(node, request))]
+        return [
+            LookupFlight(self, node, key_type, [key], self._client.send(node, FindCoordinatorRequest(key, key_type)))
+            for key in keys
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class _Work(Generic[Item]):
+    """An item without its outcome."""
+
+    item: Item
+    attempts: int = 0
+    resume_ms: int = 0
+    is_in_flight: bool = False
+    is_in_doubt: bool = False
+    last_reason: str = "No answer came."
+
+
+class _Flight(NamedTuple):
+    node: Node
+    works: Sequence[_Work[Any]]
+    future: RequestFuture[ClientResponse]
+
+
+class CoordinatorCalls:
+    """Runs calls on `client`, which must share `metadata`. Times in ms.
+
+    A retry waits 20 ms, then twice as long each time, up to a second (org.apache.kafka.clients.admin.internals.
+    AdminApiDriver has the same two stages, look up and ask).
+    """
+
+    def __init__(
+        self,
+        client: RequestClient,
+        metadata: Metadata,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.client = client
+        self.metadata = metadata
+        self.clock = clock
+        self.lookup = CoordinatorLookup(client)
+        self._backoff = ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
+
+    def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
+        """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
+        call = _Call(self, api, list(dict.fromkeys(items)), timer)
+        try:
+            while not call.is_over and not timer.is_expired:
+                call.send_due()
+                call.poll(min(timer.remaining_ms, call.wait_ms()))
+                call.take_answers()
+            call.give_up()
+        finally:
+            # What is still on its way must not be sent by some later poll, when the caller has moved on.
+            for flight in call.flights:
+                self.client.disconnect_async(flight.node)
+        return {item: call.outcomes[item] for item in call.items}
+
+    def backoff_ms(self, attempts: int) -> int:
+        return self._backoff.backoff_ms(attempts)
+
+
+@dataclass(slots=True)
+class _Call(Generic[Item, Value]):
+    """One run: what is asked, what is on its way, what is known."""
+
+    calls: CoordinatorCalls
+    api: CoordinatorApi[Item, Value]
+    items: Sequence[Item]
+    timer: Timer
+    waiting: deque[Item] = field(default_factory=deque)
+    """Those that were never asked about."""
+    works: dict[Item, _Work[Item]] = field(default_factory=dict)
+    outcomes: dict[Item, Outcome[Value]] = field(default_factory=dict)
+    flights: list[_Flight] = field(default_factory=list)
+    lookups: list[tuple[LookupFlight, Sequence[_Work[Item]]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.waiting.extend(self.items)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.works and not self.waiting
+
+    def _left(self) -> list[_Work[Item]]:
+        """What has no outcome yet, asked about or not."""
+        self.works |= {item: _Work(item) for item in self.waiting}
+        self.waiting.clear()
+        return list(self.works.values())
+
+    # ---- asking ----------------------------------------------------------------------------------------------------
+
+    def send_due(self) -> None:
+        """Send all that is due: to coordinators that are known, and to any node for those that are not."""
+        by_node: dict[Node, list[_Work[Item]]] = {}
+        homeless: dict[str, list[_Work[Item]]] = {}
+        for work in self._due():
+            node = self.api.node(work.item) or self.calls.lookup.known(self.api.key_type, self.api.key(work.item))
+            if node is None:
+                homeless.setdefault(self.api.key(work.item), []).append(work)
+            elif (value := self.api.located(work.item, node)) is not None:
+                self.outcomes[work.item] = Outcome(value)
+                del self.works[work.item]
+            else:
+                by_node.setdefault(node, []).append(work)
+        for node, works in by_node.items():
+            self._ask(node, works)
+        if homeless:
+            self._look_up(homeless)
+
+    def _due(self) -> list[_Work[Item]]:
+        """What is to be sent now. What was not asked about yet comes before what is asked again: else a coordinator
+        that is away for long keeps all others' items from their turn.
+        """
+        idle = [work for work in self.works.values() if not work.is_in_flight]
+        room = _MOST_AT_ONCE - (len(self.works) - len(idle))
+        idle = [work for work in idle if work.resume_ms <= self.timer.now_ms]
+        located = [work for work in idle if not work.attempts]
+        new = [_Work(self.waiting.popleft()) for _ in range(min(room - len(located), len(self.waiting)))]
+        self.works |= {work.item: work for work in new}
+        return [*located, *new, *(work for work in idle if work.attempts)][:room]
+
+    def _ask(self, node: Node, works: Sequence[_Work[Item]]) -> None:
+        for request, items in self.api.requests([work.item for work in works]):
+            asked = [self.works[item] for item in items]
+            for work in asked:
+                work.is_in_flight = True
+            self.flights.append(_Flight(node, asked, self.calls.client.send(node, request)))
+
+    def _look_up(self, homeless: Mapping[str, Sequence[_Work[Item]]]) -> None:
+        flights = self.calls.lookup.send(self.api.key_type, list(homeless))
+        if not flights:
+            for work in _flat(homeless.values()):
+                self._retry(work, "No node could be asked for the coordinator.")
+        for flight in flights:
+            works = _flat(homeless[key] for key in flight.keys)
+            for work in works:
+                work.is_in_flight = True
+            self.lookups.append((flight, works))
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def wait_ms(self) -> int:
+        """How long until something is due that is not on its way."""
+        idle = [work.resume_ms for work in self.works.values() if not work.is_in_flight]
+        if len(self.works) - len(idle) >= _MOST_AT_ONCE:
+            return FOREVER_MS
+        return 0 if self.waiting else max(min(idle, default=FOREVER_MS) - self.timer.now_ms, 0)
+
+    def should_block(self) -> bool:
+        """Whether nothing has come; makes this a PollCondition."""
+        return not any(future.is_done() for future in self._futures())
+
+    def _futures(self) -> Iterable[RequestFuture[ClientResponse]]:
+        yield from (flight.future for flight in self.flights)
+        yield from (flight.future for flight, _ in self.lookups)
+
+    def poll(self, wait_ms: int) -> None:
+        """One poll. A refusal by the cluster ends the whole call; what a topic met is for its readers to hear."""
+        try:
+            self.calls.client.poll(Timer(self.calls.clock, wait_ms), self)
+        except WakeupError:
+            raise
+        except (TopicAuthorizationError, InvalidTopicError) as error:
+            log.debug("Not for %s: %s", type(self.api).__name__, error)  # a reader's next update meets it again
+        except KafkaError as error:
+            self.take_answers()
+            self._doubt_what_is_on_its_way()
+            for work in self._left():
+                self._end(work, self._named(error, work, None))
+        self.timer.update()
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    def take_answers(self) -> None:
+        for flight, works in _take_done(self.lookups, lambda lookup: lookup[0].future):
+            found = flight.take()
+            for work in works:
+                work.is_in_flight = False
+                error = found.get(self.api.key(work.item))
+                if error is not None:
+                    self._failed(work, error, flight.node)
+        for asked in _take_done(self.flights, lambda flight: flight.future):
+            self._take(asked)
+
+    def _take(self, flight: _Flight) -> None:
+        for work in flight.works:
+            work.is_in_flight = False
+        works = [work for work in flight.works if work.item in self.works]
+        if flight.future.failed():
+            for work in works:
+                self._failed(work, flight.future.error, flight.node, was_asked=True)
+            return
+        answers = self.api.answers([work.item for work in works], flight.future.value().body)
+        silence = CoordinatorNotAvailableError("The answer does not mention it.")
+        for work in works:
+            answer = answers.get(work.item, silence)
+            if isinstance(answer, KafkaError):
+                self._failed(work, answer, flight.node, was_asked=True)
+            else:
+                self.outcomes[work.item] = Outcome(answer)
+                del self.works[work.item]
+
+    def _failed(self, work: _Work[Item], error: KafkaError, node: Node, *, was_asked: bool = False) -> None:
+        if isinstance(error, _MOVED):
+            self.calls.lookup.forget(self.api.key_type, self.api.key(work.item))
+        if error.retriable or error.error_code in self.api.retried_codes:
+            work.is_in_doubt |= was_asked
+            self._retry(work, f"Node {node}: {error}")
+        else:
+            self._end(work, self._named(error, work, node))
+
+    def _retry(self, work: _Work[Item], reason: str) -> None:
+        work.resume_ms = self.timer.now_ms + self.calls.backoff_ms(work.attempts)
+        work.attempts += 1
+        work.last_reason = reason
+
+    def _end(self, work: _Work[Item], error: KafkaError) -> None:
+        self.outcomes[work.item] = Outcome(None, error, work.is_in_doubt)
+        del self.works[work.item]
+
+    def give_up(self) -> None:
+        """Time has run out for what is left."""
+        self._doubt_what_is_on_its_way()
+        failure = self.calls.metadata.connection_failure
+        for work in self._left():
+            text = f"{self.api.describe(work.item)}: no outcome within {self.timer.timeout_ms} ms. {work.last_reason}"
+            self._end(work, KafkaTimeoutError(f"{text} {failure}" if failure else text))
+
+    def _doubt_what_is_on_its_way(self) -> None:
+        for flight in self.flights:
+            for work in flight.works:
+                work.is_in_doubt = True
+
+    def _named(self, error: KafkaError, work: _Work[Item], node: Node | None) -> KafkaError:
+        """The error with the item, the node and what to do in its text."""
+        place = self.api.describe(work.item)
+        if node is not None and str(node) not in place:
+            place += f", asked of node {node}"
+        why = self.api.advice.get(error.error_code or 0) or str(error)
+        if node is not None:
+            why = why.removeprefix(f"Node {node.id_string}: ")
+        text = f"{place}: {why}"
+        if isinstance(error, BrokerError) and error.error_code is not None:
+            return error_for_code(error.error_code, text)
+        return type(error)(text)
+
+
+def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:
+    """The entries whose future is done, taken out of the list."""
+    done = [entry for entry in entries if future(entry).is_done()]
+    entries[:] = [entry for entry in entries if not any(entry is each for each in done)]
+    return done
+
+
+def _flat(groups: Iterable[Sequence[_Work[Item]]]) -> list[_Work[Item]]:
+    return [work for group in groups for work in group]

@@ -1,0 +1,105 @@
+"""Committed offsets of consumer groups, with the texts committed with them. One thread, that of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    CoordinatorNotAvailableError,
+    KafkaError,
+    UnstableOffsetCommitError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import GROUP, OffsetFetchRequest, group_offsets_of
+from spark_kafka_sink.protocol.messages import Message
+
+_NO_OFFSET = -1
+
+
+class CommittedOffset(NamedTuple):
+    """The next offset to read, and the text that was committed with it."""
+
+    offset: int
+    metadata: str
+
+
+GroupCommits = dict[TopicPartition, CommittedOffset | None]
+"""None where nothing is committed, or where it has expired (offsets.retention.minutes)."""
+
+
+class GroupOffsets:
+    """The calls. Each returns when everything is known, or when the timer has run out."""
+
+    def __init__(self, calls: CoordinatorCalls) -> None:
+        self._calls = calls
+
+    def fetch_offsets(
+        self,
+        topic_partitions: Mapping[str, Iterable[TopicPartition]],
+        timer: Timer,
+    ) -> dict[str, GroupCommits]:
+        """What the groups have committed for these partitions, by group; groups are asked in parallel.
+
+        Offsets in a transaction that is still open, or whose end has not reached the group's coordinator yet, are
+        waited for (KIP-447). Raises GroupAuthorizationError, TopicAuthorizationError, UnsupportedVersionError (a broker
+        before Kafka 2.5), and KafkaTimeoutError, which says UnstableOffsetCommitError's sentence where that was the
+        reason.
+        """
+        wanted = [_Wanted(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
+        outcomes = self._calls.run(_OffsetFetch(), wanted, timer)
+        return {item.group_id: outcome.get() for item, outcome in outcomes.items()}
+
+
+class _Wanted(NamedTuple):
+    group_id: str
+    topic_partitions: tuple[TopicPartition, ...]
+
+
+class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
+    key_type = GROUP
+    advice: ClassVar[Mapping[int, str]] = {
+        29: "Not authorized for a topic: grant DESCRIBE on it, which READ includes.",
+        30: "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
+    }
+
+    def key(self, item: _Wanted) -> str:
+        return item.group_id
+
+    def describe(self, item: _Wanted) -> str:
+        return f"OffsetFetch of group {item.group_id!r} ({', '.join(map(str, item.topic_partitions))})"
+
+    def requests(self, items: Sequence[_Wanted]) -> Iterable[tuple[Request, Sequence[_Wanted]]]:
+        for item in items:
+            topics: dict[str, list[int]] = {}
+            for topic_partition in item.topic_partitions:
+                topics.setdefault(topic_partition.topic, []).append(topic_partition.partition)
+            yield OffsetFetchRequest(item.group_id, topics), [item]
+
+    def answers(self, items: Sequence[_Wanted], body: Message) -> Mapping[_Wanted, GroupCommits | KafkaError]:
+        found = {item: group_offsets_of(body, item.group_id) for item in items}
+        return {item: _committed(item, group) for item, group in found.items() if group is not None}
+
+
+def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
+    """The group's offsets, or the first error in its answer; an unstable offset counts after any other."""
+    codes = [(int(group.error_code), "")]
+    found: GroupCommits = {}
+    for topic in group.topics:
+        for partition in topic.partitions:
+            topic_partition = TopicPartition(str(topic.name), int(partition.partition_index))
+            offset = CommittedOffset(int(partition.committed_offset), str(partition.metadata or ""))
+            found[topic_partition] = offset if offset.offset != _NO_OFFSET else None
+            codes.append((int(partition.error_code), f"{topic_partition}: "))
+    codes.sort(key=lambda pair: pair[0] == UnstableOffsetCommitError.error_code)
+    for code, place in codes:
+        if code:
+            return error_for_code(code, f"{place}{error_for_code(code)}")
+    for topic_partition in wanted.topic_partitions:
+        if topic_partition not in found:  # that nothing is committed is said by an offset of -1
+            return CoordinatorNotAvailableError(f"{topic_partition}: the answer does not mention it.")
+    return {topic_partition: found[topic_partition] for topic_partition in wanted.topic_partitions}

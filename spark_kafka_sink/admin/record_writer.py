@@ -1,0 +1,181 @@
+"""Single records, most of them into open transactions, for a driver that holds no producer and writes down what it
+decided.
+
+One thread, that of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics import TopicAbsence
+from spark_kafka_sink.admin.transaction_values import OpenTransaction
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
+from spark_kafka_sink.common.retold import retold
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.chunks import RecordChunks
+from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
+from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.record.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, seal
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.encoder import encode_rows
+
+_ALL_REPLICAS: Final = -1
+_CODEC: Final = codec_for("gzip")
+"""What is written says the same of many tasks, and must not outgrow the topic's max.message.bytes."""
+
+
+class RecordWriter:
+    """Writes on `calls`' client. A record is sent again, under the same sequence, until it is known to be written."""
+
+    def __init__(self, calls: CoordinatorCalls, clock: Clock, retry_backoff: ExponentialBackoff) -> None:
+        self._calls = calls
+        self._client: RequestClient = calls.client
+        self._clock = clock
+        self._retry_backoff = retry_backoff
+
+    def write(
+        self,
+        transaction: OpenTransaction,
+        topic_partition: TopicPartition,
+        key: bytes,
+        value: bytes | None,
+        sequence: int,
+        timer: Timer,
+    ) -> None:
+        """Write one record in the transaction, which need not have begun. `sequence` counts the records that the
+        producer's epoch has written to the partition. Metadata must follow the topic already.
+
+        Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and what coordinator or
+        leader refuse with: ProducerFencedError, TopicAuthorizationError; UnknownTopicOrPartitionError for a topic that
+        is gone.
+        """
+        if transaction.transaction_version < 2:
+            self.add_partition(transaction, topic_partition, timer)
+        request = self._request(transaction, topic_partition, key, value, sequence)
+        try:
+            self._send(request, topic_partition, timer)
+        except InvalidProducerEpochError as error:  # how leaders say it
+            raise ProducerFencedError(
+                f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
+            ) from error
+
+    def add_partition(self, transaction: OpenTransaction, topic_partition: TopicPartition, timer: Timer) -> None:
+        """Begin the transaction by adding a partition to it, in which nothing is written yet: no reader waits for it.
+
+        Raises KafkaTimeoutError; ProducerFencedError or InvalidProducerEpochError where another producer has the id.
+        """
+        item = _Added(transaction, topic_partition)
+        self._calls.run(_AddPartition(), [item], timer)[item].get()
+
+    def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes, timer: Timer) -> None:
+        """Write one record outside any transaction, once or, where an answer is lost, more than once. Metadata must
+        follow the topic already. Raises as `write`.
+        """
+        self._send(self._request(None, topic_partition, key, value, NO_SEQUENCE), topic_partition, timer)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _send(self, request: Request, topic_partition: TopicPartition, timer: Timer) -> None:
+        attempts, last = 0, "No answer came."
+        absence = TopicAbsence(self._calls.metadata, self._clock)
+        while not timer.is_expired:
+            error = self._try(request, topic_partition, timer)
+            if error is None or isinstance(error, DuplicateSequenceError):  # an earlier try's answer was lost
+                return
+            if not error.retriable:
+                raise retold(error, f"{topic_partition}: {error}")
+            last = str(error)
+            if error.invalid_metadata:
+                self._client.await_metadata_update(timer)
+                absence.check([topic_partition.topic])
+            self._clock.sleep_ms(min(self._retry_backoff.backoff_ms(attempts), timer.remaining_ms))
+            attempts += 1
+            timer.update()
+        raise KafkaTimeoutError(f"{topic_partition}: no record was written within {timer.timeout_ms} ms. {last}")
+
+    def _request(
+        self, transaction: OpenTransaction | None, place: TopicPartition, key: bytes, value: bytes | None, sequence: int
+    ) -> ProduceRequest:
+        name, producer_id, epoch, version = transaction or (None, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, 2)
+        now_ms = self._clock.wall_ms()
+        run = encode_rows([key], [value], None, [now_ms], 0, now_ms)
+        sealed = seal(
+            [run.chunk],
+            run.count,
+            now_ms,
+            run.max_timestamp_ms,
+            _CODEC,
+            producer_id,
+            epoch,
+            sequence,
+            is_transactional=transaction is not None,
+        )
+        batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
+        return ProduceRequest(_ALL_REPLICAS, 30_000, batches, name, version)
+
+    def _try(self, request: Request, place: TopicPartition, timer: Timer) -> KafkaError | None:
+        leader = self._calls.metadata.current_leader(place).leader
+        if leader is None:
+            return UnknownTopicOrPartitionError("It has no leader now.")
+        future = self._client.send(leader, request)
+        try:
+            if not self._client.poll_until(future, timer):
+                return KafkaTimeoutError(f"Node {leader} did not answer.")
+        finally:
+            if not future.is_done():
+                self._client.disconnect_async(leader)  # it must not be sent by some later poll
+        if future.failed():
+            return future.error
+        answers = (each for topic in future.value().body.responses for each in topic.partition_responses)
+        code = next((int(each.error_code) for each in answers), None)
+        if code is None:
+            return KafkaTimeoutError(f"Node {leader} answered without mentioning it.")
+        return error_for_code(code) if code else None
+
+
+class _Added(NamedTuple):
+    """A partition on its way into a transaction."""
+
+    transaction: OpenTransaction
+    topic_partition: TopicPartition
+
+
+class _AddPartition(CoordinatorApi[_Added, bool]):
+    key_type = TRANSACTION
+
+    def key(self, item: _Added) -> str:
+        return item.transaction.transactional_id
+
+    def describe(self, item: _Added) -> str:
+        return f"AddPartitionsToTxn of {item.topic_partition} to {item.transaction}"
+
+    def requests(self, items: Sequence[_Added]) -> Iterable[tuple[Request, Sequence[_Added]]]:
+        for item in items:
+            transaction, place = item
+            yield AddPartitionsToTxnRequest(*transaction[:3], {place.topic: [place.partition]}), [item]
+
+    def answers(self, items: Sequence[_Added], body: Message) -> Mapping[_Added, bool | KafkaError]:
+        codes = [
+            int(result.partition_error_code)
+            for topic in body.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        ]
+        refused = next((error_for_code(code) for code in codes if code), None)
+        return dict.fromkeys(items, refused or True) if codes else {}

@@ -1,0 +1,499 @@
+"""Read topics: `TopicReader` whole topics or partitions, `TopicTail` the newest records of a partition.
+
+A reading ends where the partition ended when it began. It waits for leaders that move and brokers that fail, up to a
+limit in time without progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
+from spark_kafka_sink.client.seams import ClientResponse
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
+from spark_kafka_sink.common.errors import (
+    CorruptBatchError,
+    KafkaError,
+    KafkaTimeoutError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+)
+from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, DecodedBatch, DecodedRecord, decode_batches
+
+_ABORT_KEY_TYPE: Final = 0
+"""Type in the key of a control record: 0 abort, 1 commit (org.apache.kafka.common.record.ControlRecordType)."""
+_MAX_WAIT_MS: Final = 500
+_Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
+_FIRST_TAIL: Final = 32
+_UNSTABLE_BACKOFF_MS: Final = 20
+_TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
+"""The decision topic takes 8 MiB a batch, which is 500,000 tasks. Decompressed, they have 5 times as many bytes with a
+transactional.id.prefix of 40 letters, and 16 times with the longest, of 200. A decision is one record.
+"""
+
+
+class PartitionRecords(NamedTuple):
+    """Records of one partition, in order; consecutive but for what compaction, markers and aborts left out."""
+
+    topic_partition: TopicPartition
+    records: list[DecodedRecord]
+
+
+class _Patience:
+    """The limit in time without progress, and why there was none."""
+
+    def __init__(self, clock: Clock, limit_ms: int) -> None:
+        self._clock = clock
+        self._limit_ms = limit_ms
+        self._last_error: KafkaError | None = None
+        self.timer = Timer(clock, limit_ms)
+
+    def progress(self) -> None:
+        self.timer = Timer(self._clock, self._limit_ms)
+        self._last_error = None
+
+    def endure(self, error: KafkaError) -> None:
+        """Keep a retriable error for the text of the time-out; raise any other."""
+        if not error.retriable:
+            raise error
+        self._last_error = error
+
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raise KafkaTimeoutError where the limit is reached."""
+        self.timer.update()
+        if self.timer.is_expired:
+            names = ", ".join(sorted(map(str, partitions)))
+            why = f" Last error: {self._last_error}" if self._last_error is not None else ""
+            raise KafkaTimeoutError(f"Nothing could be read of {names} for {self._limit_ms} ms.{why}")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a reading has come. `resume_ms`: partitions not to be asked for before a time."""
+
+    isolation_level: int
+    positions: dict[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+    resume_ms: dict[TopicPartition, int] = field(default_factory=dict)
+    in_flight: dict[str, _Sent] = field(default_factory=dict)
+
+    def unfinished(self) -> list[TopicPartition]:
+        return [known for known, position in self.positions.items() if position < self.ends[known]]
+
+    def due(self, now_ms: int) -> list[TopicPartition]:
+        """Partitions to ask for now."""
+        asked = {known for _, partitions in self.in_flight.values() for known in partitions}
+        return [
+            known for known in self.unfinished() if known not in asked and self.resume_ms.get(known, now_ms) <= now_ms
+        ]
+
+    def should_block(self) -> bool:
+        return not any(future.is_done() for future, _ in self.in_flight.values())
+
+
+class TopicReader:
+    """Reads on `client`, which must share `metadata`. Sizes in bytes, times in ms."""
+
+    def __init__(
+        self,
+        client: RequestClient,
+        metadata: TopicsMetadata,
+        clock: Clock,
+        retry_backoff_ms: int = 100,
+        timeout_ms: int = 60_000,
+        max_partition_bytes: int = 1024 * 1024,
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._clock = clock
+        self._retry_backoff_ms = retry_backoff_ms
+        self._timeout_ms = timeout_ms
+        self._max_partition_bytes = max_partition_bytes
+        self._limits = limits
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """The topic's partitions. Raises UnknownTopicOrPartitionError where it is not there within the limit."""
+        self._metadata.add_topics([topic])
+        patience = _Patience(self._clock, self._timeout_ms)
+        while not (infos := self._metadata.fetch().partitions_for_topic(topic)):
+            if patience.timer.is_expired:
+                failure = self._metadata.connection_failure
+                why = f" {failure}" if failure else " Create it, or correct the name."
+                raise UnknownTopicOrPartitionError(
+                    f"Topic {topic!r} was not found in the cluster within {self._timeout_ms} ms.{why}"
+                )
+            self._client.await_metadata_update(patience.timer)
+        return [TopicPartition(topic, info.partition) for info in infos]
+
+    def offsets(
+        self, partitions: Sequence[TopicPartition], timestamp: int, isolation_level: int = READ_UNCOMMITTED
+    ) -> dict[TopicPartition, int]:
+        """The partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or ms since the epoch, for
+        which -1 means that no record is as late. Raises what a partition answers, naming it, or KafkaTimeoutError.
+        """
+        found: dict[TopicPartition, int] = {}
+        patience = _Patience(self._clock, self._timeout_ms)
+        absence = TopicAbsence(self._metadata, self._clock)
+        while missing := [wanted for wanted in partitions if wanted not in found]:
+            sent = [
+                self._client.send(node, self._list_offsets(wanted, timestamp, isolation_level))
+                for node, wanted in self._by_leader(missing)
+            ]
+            for future in sent:
+                self._client.poll_until(future, patience.timer)
+                for topic_partition, answer in _answers(future, patience, "topics", "name"):
+                    if answer.error_code == 0:
+                        found[topic_partition] = int(answer.offset)
+                    else:
+                        patience.endure(_named(answer.error_code, topic_partition))
+            still_missing = [wanted for wanted in missing if wanted not in found]
+            if still_missing:
+                patience.check(still_missing)
+                absence.check({wanted.topic for wanted in still_missing})
+                self._client.await_metadata_update(patience.timer)
+        return found
+
+    def read(
+        self,
+        topics: Sequence[str],
+        isolation_level: int = READ_UNCOMMITTED,
+        start: Mapping[TopicPartition, int] | None = None,
+    ) -> Iterator[PartitionRecords]:
+        """The topics' records as they come: each partition's in order, partitions among each other in none.
+
+        A partition is read from its offset in `start`, or else from the earliest, up to the end it has now: the last
+        stable offset for READ_COMMITTED. Raises UnknownTopicOrPartitionError for a topic that is missing,
+        CorruptBatchError, KafkaTimeoutError, and whatever a partition answers, naming it.
+        """
+        partitions = [partition for topic in topics for partition in self.partitions(topic)]
+        yield from self.read_partitions(partitions, isolation_level, start)
+
+    def read_partitions(
+        self,
+        partitions: Sequence[TopicPartition],
+        isolation_level: int = READ_UNCOMMITTED,
+        start: Mapping[TopicPartition, int] | None = None,
+    ) -> Iterator[PartitionRecords]:
+        """`read` of these partitions alone, of topics that metadata follows already."""
+        ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
+        positions = {known: offset for known, offset in (start or {}).items() if known in ends}
+        positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)
+        reading = _Reading(isolation_level, positions, ends)
+        patience = _Patience(self._clock, self._timeout_ms)
+        absence = TopicAbsence(self._metadata, self._clock)
+        while unfinished := reading.unfinished():
+            self._send_fetches(reading)
+            self._client.poll(patience.timer, reading)
+            for node_id in [node_id for node_id, (future, _) in reading.in_flight.items() if future.is_done()]:
+                future, asked = reading.in_flight.pop(node_id)
+                before = [reading.positions[known] for known in asked]
+                found = list(self._take(reading, future, asked, patience))
+                has_moved = before != [reading.positions[known] for known in asked]
+                self._send_fetches(reading)  # the broker gathers the next while the caller works on these
+                yield from found
+                if has_moved:
+                    patience.progress()
+            patience.check(unfinished)
+            absence.check({wanted.topic for wanted in unfinished})
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _by_leader(self, partitions: Iterable[TopicPartition]) -> list[tuple[Node, list[TopicPartition]]]:
+        """The partitions by leader. Those without one are left out, and an update asked for."""
+        found: dict[Node, list[TopicPartition]] = {}
+        for topic_partition in partitions:
+            leader = self._metadata.current_leader(topic_partition).leader
+            if leader is None:
+                self._metadata.request_update(reset_equivalent_backoff=False)
+            else:
+                found.setdefault(leader, []).append(topic_partition)
+        return list(found.items())
+
+    def _epoch(self, topic_partition: TopicPartition) -> int:
+        epoch = self._metadata.current_leader(topic_partition).epoch
+        return NO_LEADER_EPOCH if epoch is None else epoch
+
+    def _list_offsets(
+        self, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int
+    ) -> ListOffsetsRequest:
+        topics: dict[str, list[ListOffsetsPartition]] = {}
+        for wanted in partitions:
+            entry = ListOffsetsPartition(wanted.partition, timestamp, self._epoch(wanted))
+            topics.setdefault(wanted.topic, []).append(entry)
+        return ListOffsetsRequest(topics, isolation_level)
+
+    def _send_fetches(self, reading: _Reading) -> None:
+        """Ask every leader that is not being asked for all of its partitions that are due."""
+        for node, partitions in self._by_leader(reading.due(self._clock.now_ms())):
+            if node.id_string in reading.in_flight:
+                continue
+            topics: dict[str, list[FetchPartition]] = {}
+            for wanted in partitions:
+                position = reading.positions[wanted]
+                entry = FetchPartition(wanted.partition, position, self._max_partition_bytes, self._epoch(wanted))
+                topics.setdefault(wanted.topic, []).append(entry)
+            request = FetchRequest(topics, _MAX_WAIT_MS, isolation_level=reading.isolation_level)
+            reading.in_flight[node.id_string] = (self._client.send(node, request), partitions)
+
+    def _take(
+        self,
+        reading: _Reading,
+        future: RequestFuture[ClientResponse],
+        asked: Sequence[TopicPartition],
+        patience: _Patience,
+    ) -> Iterator[PartitionRecords]:
+        """The records of an answer. Partitions that failed wait before they are asked for again."""
+        unanswered = set(asked)
+        for topic_partition, answer in _answers(future, patience, "responses", "topic"):
+            if topic_partition not in unanswered:
+                continue
+            if answer.error_code != 0:
+                patience.endure(_named(answer.error_code, topic_partition))
+                continue
+            unanswered.discard(topic_partition)
+            records = _records(reading, topic_partition, answer, self._limits)
+            if records:
+                yield PartitionRecords(topic_partition, records)
+        if unanswered:
+            self._metadata.request_update(reset_equivalent_backoff=False)
+        resume_ms = self._clock.now_ms() + self._retry_backoff_ms
+        reading.resume_ms.update(dict.fromkeys(unanswered, resume_ms))
+
+
+def _answers(
+    future: RequestFuture[ClientResponse], patience: _Patience, topics_field: str, name_field: str
+) -> Iterator[tuple[TopicPartition, Message]]:
+    """Each partition's part of a response; none where the request failed, which `patience` endures or raises."""
+    if not future.is_done():
+        return
+    if not future.succeeded():
+        patience.endure(future.error)
+        return
+    body = future.value().body
+    code = int(getattr(body, "error_code", 0))
+    if code:
+        patience.endure(error_for_code(code))
+    for topic in getattr(body, topics_field):
+        for partition in topic.partitions:
+            yield TopicPartition(str(getattr(topic, name_field)), int(partition.partition_index)), partition
+
+
+def _named(code: int, topic_partition: TopicPartition) -> KafkaError:
+    return error_for_code(int(code), f"{topic_partition}: {error_for_code(int(code))}")
+
+
+def _records(
+    reading: _Reading, topic_partition: TopicPartition, answer: Message, limits: BatchLimits
+) -> list[DecodedRecord]:
+    """The records between position and end, and the position moved past them."""
+    position, end = reading.positions[topic_partition], reading.ends[topic_partition]
+    found: list[DecodedRecord] = []
+    aborted: list[AbortedTransaction] = []
+    if reading.isolation_level != READ_UNCOMMITTED:
+        listed = answer.aborted_transactions or ()
+        aborted = [AbortedTransaction(int(each.producer_id), int(each.first_offset)) for each in listed]
+    try:
+        for batch, is_visible in visible_batches(decode_batches(answer.records or b"", limits), aborted):
+            if is_visible:
+                found += [record for record in batch.records if position <= record.offset < end]
+            position = max(position, batch.last_offset + 1)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(f"{topic_partition}: {error}") from error
+    reading.positions[topic_partition] = position
+    return found
+
+
+class TopicTail:
+    """Reads on `client`, which must share `metadata`. A topic that is not there is waited for until the timer runs
+    out: UnknownTopicOrPartitionError. Without permission: TopicAuthorizationError.
+    """
+
+    def __init__(self, client: RequestClient, metadata: TopicsMetadata, clock: Clock, retry_backoff_ms: int) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._clock = clock
+        self._retry_backoff_ms = retry_backoff_ms
+
+    def list_offsets(
+        self,
+        topic_partitions: Sequence[TopicPartition],
+        timestamp: int,
+        timer: Timer,
+        isolation_level: int = READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """The partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP (with READ_COMMITTED the last
+        stable offset) or ms since the epoch, for which -1 means that no record is as late.
+        """
+        with _permission("DESCRIBE"):
+            self._find(topic_partitions, timer)
+            reader = self._reader(timer, ", ".join(map(str, topic_partitions)))
+            return reader.offsets(topic_partitions, timestamp, isolation_level)
+
+    def read_from(
+        self, topic_partition: TopicPartition, offset: int, timer: Timer, isolation_level: int = READ_COMMITTED
+    ) -> list[DecodedRecord]:
+        """The records from `offset` to the end of now, in order. Raises OffsetOutOfRangeError where the partition
+        begins later.
+        """
+        with _permission("READ"):
+            self._find([topic_partition], timer)
+        return self._read(topic_partition, offset, timer, isolation_level)
+
+    def read_last(
+        self, topic_partition: TopicPartition, count: int, timer: Timer, isolation_level: int = READ_COMMITTED
+    ) -> list[DecodedRecord]:
+        """The last `count` records, in order; fewer only where the partition has no more.
+
+        With READ_COMMITTED the end is the last stable offset, before any transaction that is open.
+        """
+        window = 2 * count + 2  # a transaction of one record takes two offsets
+        while True:
+            first = self.list_offsets([topic_partition], EARLIEST_TIMESTAMP, timer)[topic_partition]
+            end = self.list_offsets([topic_partition], LATEST_TIMESTAMP, timer, isolation_level)[topic_partition]
+            start = max(first, end - window)
+            try:
+                found = self._read(topic_partition, start, timer, isolation_level)
+            except OffsetOutOfRangeError:
+                continue  # retention moved the beginning meanwhile
+            if len(found) >= count or start == first:
+                return found[-count:] if count else []
+            window *= 4  # markers, aborted records and compaction leave gaps
+
+    def last_of_key(self, topic_partition: TopicPartition, key: bytes, timer: Timer) -> DecodedRecord | None:
+        """`last_of_keys` of one key."""
+        return self.last_of_keys(topic_partition, [key], timer)[key]
+
+    def last_of_keys(
+        self, topic_partition: TopicPartition, keys: Sequence[bytes], timer: Timer
+    ) -> dict[bytes, DecodedRecord | None]:
+        """The newest committed record of each key, None where there is none. The search begins at the end, and is over
+        once a record of the first key with a value is found: of the other keys only what came after that is told.
+
+        Where somebody's transaction is open, what is committed behind it cannot be seen yet: that is waited for, up to
+        the end of now. Raises KafkaTimeoutError.
+        """
+        wanted = [topic_partition]
+        stable = self._stable_end(topic_partition, timer)
+        first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+        window = _FIRST_TAIL
+        while True:
+            start = max(first, stable - window)
+            try:
+                found = self._read(topic_partition, start, timer, READ_COMMITTED)
+            except OffsetOutOfRangeError:
+                first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+                continue
+            newest = {key: next((each for each in reversed(found) if each.key == key), None) for key in keys}
+            chief = newest[keys[0]]
+            if start == first or (chief is not None and chief.value is not None) or None not in newest.values():
+                return newest
+            window *= 8
+
+    def _stable_end(self, topic_partition: TopicPartition, timer: Timer) -> int:
+        """The end of now, once nothing before it is open."""
+        wanted = [topic_partition]
+        end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
+        while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
+            self._clock.sleep_ms(min(_UNSTABLE_BACKOFF_MS, timer.remaining_ms))
+            timer.update()
+            if timer.is_expired:
+                raise KafkaTimeoutError(
+                    f"{topic_partition}: a transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and"
+                    " what was committed behind it cannot be read. It ends with its own time-out."
+                )
+        return stable
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _reader(self, timer: Timer, wanted: str) -> TopicReader:
+        """A reader for the time that is left. Raises KafkaTimeoutError where none is."""
+        timer.update()
+        if timer.is_expired:
+            raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")
+        return TopicReader(
+            self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms, limits=_TAIL_LIMITS
+        )
+
+    def _find(self, topic_partitions: Iterable[TopicPartition], timer: Timer) -> None:
+        """Let metadata follow the topics. Raises UnknownTopicOrPartitionError where one is not there."""
+        for topic in sorted({each.topic for each in topic_partitions}):
+            there = self._reader(timer, topic).partitions(topic)
+            for missing in {each for each in topic_partitions if each.topic == topic}.difference(there):
+                raise UnknownTopicOrPartitionError(f"{missing}: the topic has {len(there)} partitions.")
+
+    def _read(
+        self, topic_partition: TopicPartition, start: int, timer: Timer, isolation_level: int
+    ) -> list[DecodedRecord]:
+        found: list[DecodedRecord] = []
+        with _permission("READ"):
+            reader = self._reader(timer, str(topic_partition))
+            for chunk in reader.read_partitions([topic_partition], isolation_level, {topic_partition: start}):
+                found += chunk.records
+                timer.update()
+                if timer.is_expired:
+                    raise KafkaTimeoutError(f"{topic_partition} was not read to its end within {timer.timeout_ms} ms.")
+        return found
+
+
+@contextmanager
+def _permission(operation: str) -> Iterator[None]:
+    """Names the permission that reading needs; the error's own sentence thinks of writing."""
+    try:
+        yield
+    except TopicAuthorizationError as error:
+        raise TopicAuthorizationError(f"{error} To read, {operation} is enough.") from error
+
+
+# ---- which batches a reader may see ----------------------------------------------------------------------------------
+
+
+class AbortedTransaction(NamedTuple):
+    """The producer, and the offset of the transaction's first record in the partition."""
+
+    producer_id: int
+    first_offset: int
+
+
+def is_abort_marker(batch: DecodedBatch) -> bool:
+    """Whether the batch ends a transaction that was aborted."""
+    if not batch.is_control or not batch.records:
+        return False
+    key = batch.records[0].key
+    return key is not None and int.from_bytes(key[2:4], "big") == _ABORT_KEY_TYPE
+
+
+def visible_batches(
+    batches: Iterable[DecodedBatch], aborted: Iterable[AbortedTransaction]
+) -> Iterator[tuple[DecodedBatch, bool]]:
+    """Return each batch, in the order of offsets, with whether a reader sees its records: none of control batches, none
+    of a transaction that was aborted. `aborted` are those that the fetch named; nothing is kept between fetches.
+    """
+    waiting = sorted(aborted, key=lambda transaction: transaction.first_offset, reverse=True)
+    aborting: set[int] = set()
+    for batch in batches:
+        while waiting and waiting[-1].first_offset <= batch.last_offset:
+            aborting.add(waiting.pop().producer_id)
+        if is_abort_marker(batch):
+            aborting.discard(batch.producer_id)
+        is_aborted = batch.is_transactional and batch.producer_id in aborting
+        yield batch, not batch.is_control and not is_aborted

@@ -1,0 +1,220 @@
+"""Topics by name: their metadata, whether one is gone, and how one is created and asked for its settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Cluster
+from spark_kafka_sink.common.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    TopicExistsError,
+    UnknownTopicOrPartitionError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
+
+ABSENCE_LIMIT_MS: Final = 10_000
+"""A node that has just started may not know every topic yet."""
+_NOT_CONTROLLER: Final = 41
+_THROTTLING_QUOTA_EXCEEDED: Final = 89
+"""Nothing was created: a client waits for as long as it is told, and asks again (KIP-599)."""
+_BACKOFF_MS: Final = 100
+_MOST_MS: Final = 2**31 - 1
+"""The longest time that a request can give a broker; max.block.ms may be longer."""
+
+
+class TopicsMetadata(Metadata):
+    """Follows the topics it was told of; with none, the brokers alone."""
+
+    def __init__(
+        self,
+        topics: Iterable[str],
+        refresh_backoff_ms: int,
+        refresh_backoff_max_ms: int,
+        metadata_expire_ms: int,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
+        self._topics = self._asked_for = frozenset(topics)
+        self._new_topics: frozenset[str] = frozenset()
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        """Follow these as well; those not followed yet are asked for at once. From now on it is their refusals that are
+        raised: others came with somebody else's use of this client, and each update brings them again.
+        """
+        with self._lock:
+            self._asked_for = frozenset(topics)
+            new = self._asked_for - self._topics
+            if new:
+                self._topics |= new
+                self._new_topics |= new
+                self.request_update_for_new_topics()
+
+    def maybe_raise_any_error(self) -> None:
+        with self._lock:
+            unauthorized, invalid = self._unauthorized_topics, self._invalid_topics
+            self._unauthorized_topics = self._invalid_topics = frozenset()  # who asks again gets another answer
+            self._raise_once(unauthorized & self._asked_for, invalid & self._asked_for)
+
+    def retain_topic(self, topic: str, now_ms: int) -> bool:  # noqa: ARG002
+        return topic in self._topics
+
+    def new_metadata_request_builder(self) -> MetadataRequest:
+        return MetadataRequest(topics=tuple(sorted(self._topics)), allow_auto_topic_creation=False)
+
+    def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
+        new = self._new_topics - self.fetch().topics
+        return MetadataRequest(topics=tuple(sorted(new)), allow_auto_topic_creation=False) if new else None
+
+
+class TopicAbsence:
+    """Measures how long metadata has not named a topic. For one call that waits for the topic."""
+
+    def __init__(self, metadata: Metadata, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._since_ms: dict[str, int] = {}
+
+    def check(self, topics: Iterable[str]) -> None:
+        """Raise UnknownTopicOrPartitionError for a topic that no metadata response has named for 10 s."""
+        now_ms, cluster = self._clock.now_ms(), self._metadata.fetch()
+        for topic in topics:
+            if cluster.is_bootstrap_configured or cluster.partitions_for_topic(topic):  # else no node has answered
+                self._since_ms.pop(topic, None)
+            elif now_ms - self._since_ms.setdefault(topic, now_ms) >= ABSENCE_LIMIT_MS:
+                raise UnknownTopicOrPartitionError(
+                    f"Topic {topic!r} is not in the cluster any more: no node has named it for {ABSENCE_LIMIT_MS} ms."
+                )
+
+
+class TopicCreation:
+    """Asks and creates on `client`, which must share `metadata`."""
+
+    def __init__(self, client: RequestClient, metadata: TopicsMetadata, clock: Clock) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._clock = clock
+
+    @property
+    def cluster(self) -> Cluster:
+        """What was heard last of the nodes and of the topics that were asked for. Asks nothing."""
+        return self._metadata.fetch()
+
+    def wait_for(self, topic: str, timer: Timer) -> int:
+        """The topic's number of partitions, 0 where it did not appear before the timer ran out. Creates nothing. Raises
+        KafkaTimeoutError where no node answered.
+        """
+        found = self.count(topic, timer)
+        while not found and not timer.is_expired:
+            self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
+            self._client.await_metadata_update(timer)
+            found = len(self._metadata.fetch().partitions_for_topic(topic))
+            timer.update()
+        return found
+
+    def configs(self, topic: str, names: Sequence[str], timer: Timer) -> dict[str, str | None]:
+        """The settings of the topic by name; a setting that the node does not know is left out.
+
+        Raises TopicAuthorizationError without the DESCRIBE_CONFIGS permission, whatever else the node refuses with, and
+        KafkaTimeoutError.
+        """
+        request = DescribeTopicConfigsRequest(topic, tuple(names))
+        error: KafkaError = UnknownTopicOrPartitionError("No node could be asked.")
+        while not timer.is_expired:
+            answer = self._ask_for_configs(request, timer)
+            if not isinstance(answer, KafkaError):
+                return answer
+            if not answer.retriable:
+                raise answer
+            error = answer
+            self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
+            timer.update()
+        raise KafkaTimeoutError(f"The settings of topic {topic} were not read within {timer.timeout_ms} ms. {error}")
+
+    def count(self, topic: str, timer: Timer) -> int:
+        """The topic's number of partitions; 0 where the cluster does not have it. Raises KafkaTimeoutError."""
+        self._metadata.add_topics([topic])
+        if not self._client.await_metadata_update(timer):
+            why = self._metadata.connection_failure or "No answer came."
+            raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}")
+        return len(self._metadata.fetch().partitions_for_topic(topic))
+
+    def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
+        """The topic's number of partitions; where it is missing it is created first, with `most_replicas` replicas or
+        as many as there are brokers, of which all but one must be in sync.
+
+        Raises TopicAuthorizationError and whatever else the cluster refuses to create it with, InvalidTopicError,
+        KafkaTimeoutError.
+        """
+        self._metadata.add_topics([topic])
+        last = "No answer came."
+        is_new = True
+        while not timer.is_expired:
+            if found := self._metadata.fetch().partitions_for_topic(topic):
+                return len(found)
+            if is_new:
+                is_new = False  # metadata has not been asked for it yet
+            else:
+                error = self._create(topic, partitions, most_replicas, configs, timer)
+                if error is not None and not _may_pass(error):
+                    raise error
+                last = str(error) if error is not None else "It was created and is not shown yet."
+                self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
+            if not self._client.await_metadata_update(timer):
+                last = self._metadata.connection_failure or last
+            timer.update()
+        raise KafkaTimeoutError(f"Topic {topic} was neither found nor made within {timer.timeout_ms} ms. Last: {last}")
+
+    def _ask_for_configs(
+        self, request: DescribeTopicConfigsRequest, timer: Timer
+    ) -> dict[str, str | None] | KafkaError:
+        node = self._client.least_loaded_node()
+        if node is None:
+            return UnknownTopicOrPartitionError("No node could be asked.")
+        future = self._client.send(node, request)
+        if not self._client.poll_until(future, timer):
+            self._client.disconnect_async(node)
+            return KafkaTimeoutError(f"Node {node} did not answer.")
+        if future.failed():
+            return future.error
+        answer = next((each for each in future.value().body.results if each.resource_name == request.topic), None)
+        if answer is None:
+            return UnknownTopicOrPartitionError(f"Node {node} did not mention the topic.")
+        if code := int(answer.error_code):
+            return error_for_code(code, f"Topic {request.topic}: {error_for_code(code)}")
+        return {str(config.name): None if config.value is None else str(config.value) for config in answer.configs}
+
+    def _create(
+        self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer
+    ) -> KafkaError | None:
+        # Brokers with ZooKeeper pass nothing on to the controller; those without name any of them as it.
+        node = self._metadata.fetch().controller or self._client.least_loaded_node()
+        if node is None:
+            return UnknownTopicOrPartitionError("No node could be asked to create it.")
+        replicas = min(most_replicas, len(self._metadata.fetch().nodes))
+        in_sync = {"min.insync.replicas": str(max(1, replicas - 1))}
+        limit_ms = min(timer.remaining_ms, _MOST_MS)
+        request = CreateTopicRequest(topic, partitions, replicas, {**in_sync, **configs}, limit_ms)
+        future = self._client.send(node, request)
+        if not self._client.poll_until(future, timer):
+            self._client.disconnect_async(node)
+            return KafkaTimeoutError(f"Node {node} did not answer.")
+        if future.failed():
+            return future.error
+        answer = next((each for each in future.value().body.topics if each.name == topic), None)
+        if answer is None:
+            return UnknownTopicOrPartitionError(f"Node {node} was asked to create it, and did not mention it.")
+        code = int(answer.error_code)
+        return error_for_code(code, f"Topic {topic}: {answer.error_message or error_for_code(code)}") if code else None
+
+
+def _may_pass(error: KafkaError) -> bool:
+    passes = error.retriable or isinstance(error, TopicExistsError)
+    return passes or error.error_code in {_NOT_CONTROLLER, _THROTTLING_QUOTA_EXCEEDED}

@@ -1,0 +1,324 @@
+"""Transactions, asked of their coordinators: begin a new epoch, end open ones, describe, list.
+
+A broker checks only transactional id, producer id and epoch, so any process may end a transaction (KIP-98, KIP-890).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Final, NamedTuple
+
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.transaction_values import (
+    EndTxnOutcome,
+    EndTxnStatus,
+    OpenTransaction,
+    ProducerIdAndEpoch,
+    TransactionDescription,
+    TransactionListing,
+    TransactionState,
+)
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.errors import (
+    InvalidPidMappingError,
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    TransactionalIdNotFoundError,
+    UnsupportedVersionError,
+    error_for_code,
+)
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.coordinator_requests import (
+    TRANSACTION,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    ListTransactionsRequest,
+)
+from spark_kafka_sink.protocol.messages import Message, to_ms
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+
+_LISTING_ROUND_MS: Final = 2_000
+"""How long brokers are asked at first before metadata is asked which of them are still there."""
+_LISTING_ROUND_GROWTH: Final = 1.5
+"""A round's end cuts off who is slow: the next one gives it more time."""
+_MAY_NOT_WRITE: Final = "Not authorized for the transactional id: grant WRITE on it."
+_MAY_NOT_DESCRIBE: Final = "Not authorized for the transactional id: grant DESCRIBE on it, which WRITE includes."
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+class Transactions:
+    """The calls. Each returns when everything is known, or when the timer has run out."""
+
+    def __init__(self, calls: CoordinatorCalls) -> None:
+        self._calls = calls
+
+    def init_producer_id(
+        self,
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        timer: Timer,
+        held: ProducerIdAndEpoch | None = None,
+    ) -> ProducerIdAndEpoch:
+        """The next epoch of the id: fences whoever held it, and aborts what they left open. `held` asks for the next
+        epoch only if it is the current one (KIP-360).
+
+        Raises ProducerFencedError where it is not, InvalidTransactionTimeoutError, TransactionalIdAuthorizationError,
+        KafkaTimeoutError.
+        """
+        fenced = self.init_producer_ids([transactional_id], transaction_timeout_ms, timer, held)
+        return fenced[transactional_id].get()
+
+    def init_producer_ids(
+        self,
+        transactional_ids: Iterable[str],
+        transaction_timeout_ms: int,
+        timer: Timer,
+        held: ProducerIdAndEpoch | None = None,
+    ) -> dict[str, Outcome[ProducerIdAndEpoch]]:
+        """`init_producer_id` of many at once, each with its own outcome."""
+        claimed = held or ProducerIdAndEpoch(-1, -1)
+        requests = [InitProducerIdRequest(each, transaction_timeout_ms, *claimed) for each in transactional_ids]
+        outcomes = self._calls.run(_InitProducerId(), requests, timer)
+        return {str(request.transactional_id): outcome for request, outcome in outcomes.items()}
+
+    def end_txns(
+        self, transactions: Sequence[OpenTransaction], timer: Timer, *, committed: bool
+    ) -> list[EndTxnOutcome]:
+        """Commit or abort them all, in parallel over coordinators; outcomes in the order given. Raises for none.
+
+        A lost answer is followed by the same request again. An answer means that the outcome is decided; its markers
+        may reach the partitions later. Commit and abort of one transaction must not both be asked for.
+        """
+        outcomes = self._calls.run(_EndTxn(committed), transactions, timer)
+        return [end_txn_outcome(transaction, outcomes[transaction]) for transaction in transactions]
+
+    def describe_transactions(
+        self, transactional_ids: Iterable[str], timer: Timer
+    ) -> dict[str, TransactionDescription | None]:
+        """The transactions' states, None for an id that its coordinator does not know; one request a coordinator.
+
+        Raises TransactionalIdAuthorizationError, KafkaTimeoutError.
+        """
+        outcomes = self._calls.run(_DescribeTransactions(), transactional_ids, timer)
+        return {transactional_id: outcome.get().description for transactional_id, outcome in outcomes.items()}
+
+    def list_transactions(
+        self,
+        timer: Timer,
+        *,
+        states: Iterable[TransactionState] = (),
+        producer_ids: Iterable[int] = (),
+        longer_than_ms: int = -1,
+    ) -> list[TransactionListing]:
+        """The transactions of all live brokers, by transactional id, filtered by the brokers. `longer_than_ms`
+        (KIP-994) asks for those begun longer ago.
+
+        Transactions without the DESCRIBE permission are not in it. Raises KafkaTimeoutError naming the brokers that
+        did not answer, UnsupportedVersionError where one is too old for a filter.
+        """
+        request = ListTransactionsRequest(tuple(state.value for state in states), tuple(producer_ids), longer_than_ms)
+        round_ms: float = _LISTING_ROUND_MS
+        while True:
+            nodes = self._brokers(timer)
+            round_timer = Timer(self._calls.clock, min(timer.remaining_ms, int(round_ms)))
+            round_ms *= _LISTING_ROUND_GROWTH
+            outcomes = self._calls.run(_ListTransactions(request), nodes, round_timer)
+            timer.update()
+            # All in one round: what a broker coordinated that has gone meanwhile is with one that may have answered.
+            listings = [
+                outcome.get()
+                for outcome in outcomes.values()
+                if not isinstance(outcome.error, KafkaTimeoutError) or timer.is_expired
+            ]
+            if len(listings) == len(nodes):
+                break
+        found = {listing.transactional_id: listing for each in listings for listing in each}
+        return [found[transactional_id] for transactional_id in sorted(found)]
+
+    def _brokers(self, timer: Timer) -> Sequence[Node]:
+        """The brokers that are live now."""
+        if not self._calls.client.await_metadata_update(timer):
+            why = self._calls.metadata.connection_failure or "No answer came."
+            raise KafkaTimeoutError(f"The brokers were not told within {timer.timeout_ms} ms. Last: {why}")
+        return self._calls.metadata.fetch().nodes
+
+
+# ---- what each call asks, what its answers mean, and what to change where a coordinator refuses ----------------------
+
+
+class _InitProducerId(CoordinatorApi[InitProducerIdRequest, ProducerIdAndEpoch]):
+    key_type = TRANSACTION
+    advice: ClassVar[Mapping[int, str]] = {
+        50: "transaction.timeout.ms is larger than the broker's transaction.max.timeout.ms: lower the one or raise the"
+        " other.",
+        53: _MAY_NOT_WRITE,
+    }
+
+    def key(self, item: InitProducerIdRequest) -> str:
+        return str(item.transactional_id)
+
+    def describe(self, item: InitProducerIdRequest) -> str:
+        return f"InitProducerId of transactional id {item.transactional_id!r} ({item.transaction_timeout_ms} ms)"
+
+    def requests(
+        self, items: Sequence[InitProducerIdRequest]
+    ) -> Iterable[tuple[Request, Sequence[InitProducerIdRequest]]]:
+        return [(item, [item]) for item in items]
+
+    def answers(
+        self, items: Sequence[InitProducerIdRequest], body: Message
+    ) -> Mapping[InitProducerIdRequest, ProducerIdAndEpoch | KafkaError]:
+        code = int(body.error_code)
+        if code == InvalidProducerEpochError.error_code:  # how versions below 4 say it
+            code = ProducerFencedError.error_code or code
+        found = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+        return dict.fromkeys(items, error_for_code(code) if code else found)
+
+
+class _EndTxn(CoordinatorApi[OpenTransaction, ProducerIdAndEpoch]):
+    key_type = TRANSACTION
+    retried_codes = frozenset({-1})
+    advice: ClassVar[Mapping[int, str]] = {53: _MAY_NOT_WRITE}
+
+    def __init__(self, committed: bool) -> None:
+        self._committed = committed
+
+    def key(self, item: OpenTransaction) -> str:
+        return item.transactional_id
+
+    def describe(self, item: OpenTransaction) -> str:
+        return f"{'Commit' if self._committed else 'Abort'} of {item}"
+
+    def requests(self, items: Sequence[OpenTransaction]) -> Iterable[tuple[Request, Sequence[OpenTransaction]]]:
+        for item in items:
+            yield (
+                EndTxnRequest(
+                    item.transactional_id,
+                    item.producer_id,
+                    item.producer_epoch,
+                    self._committed,
+                    item.transaction_version,
+                ),
+                [item],
+            )
+
+    def answers(
+        self, items: Sequence[OpenTransaction], body: Message
+    ) -> Mapping[OpenTransaction, ProducerIdAndEpoch | KafkaError]:
+        code = int(body.error_code)
+        return {item: error_for_code(code) if code else _next_producer(item, body) for item in items}
+
+
+def _next_producer(ended: OpenTransaction, body: Message) -> ProducerIdAndEpoch:
+    """From version 5 on the coordinator tells the next id and epoch."""
+    if getattr(body, "producer_id", -1) >= 0:
+        return ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+    return ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
+
+
+_STATUS_BY_ERROR: Final[tuple[tuple[type[KafkaError], EndTxnStatus], ...]] = (
+    (InvalidTxnStateError, EndTxnStatus.INVALID_TXN_STATE),
+    (ProducerFencedError, EndTxnStatus.PRODUCER_FENCED),
+    (InvalidProducerEpochError, EndTxnStatus.PRODUCER_FENCED),
+    (InvalidPidMappingError, EndTxnStatus.INVALID_PID_MAPPING),
+    (KafkaTimeoutError, EndTxnStatus.UNRESOLVED),
+)
+
+
+def end_txn_outcome(transaction: OpenTransaction, outcome: Outcome[ProducerIdAndEpoch]) -> EndTxnOutcome:
+    error = outcome.error
+    if error is None:
+        return EndTxnOutcome(transaction, EndTxnStatus.DONE, *outcome.get())
+    found = next((status for kind, status in _STATUS_BY_ERROR if isinstance(error, kind)), None)
+    status = found or (EndTxnStatus.UNRESOLVED if outcome.is_in_doubt else EndTxnStatus.REFUSED)
+    return EndTxnOutcome(transaction, status, transaction.producer_id, transaction.producer_epoch, error)
+
+
+class _Described(NamedTuple):
+    description: TransactionDescription | None
+
+
+class _DescribeTransactions(CoordinatorApi[str, _Described]):
+    key_type = TRANSACTION
+    advice: ClassVar[Mapping[int, str]] = {53: _MAY_NOT_DESCRIBE}
+
+    def key(self, item: str) -> str:
+        return item
+
+    def describe(self, item: str) -> str:
+        return f"DescribeTransactions of transactional id {item!r}"
+
+    def requests(self, items: Sequence[str]) -> Iterable[tuple[Request, Sequence[str]]]:
+        return [(DescribeTransactionsRequest(tuple(items)), items)]
+
+    def answers(self, items: Sequence[str], body: Message) -> Mapping[str, _Described | KafkaError]:
+        found = {str(state.transactional_id): state for state in body.transaction_states}
+        return {item: _described(found[item]) for item in items if item in found}
+
+
+def _described(state: Message) -> _Described | KafkaError:
+    code = int(state.error_code)
+    if code == TransactionalIdNotFoundError.error_code:
+        return _Described(None)
+    if code:
+        return error_for_code(code)
+    start_time_ms = (state.transaction_start_time - _EPOCH) // timedelta(milliseconds=1)
+    return _Described(
+        TransactionDescription(
+            str(state.transactional_id),
+            TransactionState.of(state.transaction_state),
+            int(state.producer_id),
+            int(state.producer_epoch),
+            to_ms(state.transaction_timeout),
+            start_time_ms or None,
+            frozenset(
+                TopicPartition(str(topic.topic), int(partition))
+                for topic in state.topics
+                for partition in topic.partitions
+            ),
+        )
+    )
+
+
+class _ListTransactions(CoordinatorApi[Node, list[TransactionListing]]):
+    key_type = TRANSACTION
+
+    def __init__(self, request: ListTransactionsRequest) -> None:
+        self._request = request
+
+    def key(self, item: Node) -> str:
+        return item.id_string
+
+    def node(self, item: Node) -> Node | None:
+        return item
+
+    def describe(self, item: Node) -> str:
+        return f"ListTransactions of node {item}"
+
+    def requests(self, items: Sequence[Node]) -> Iterable[tuple[Request, Sequence[Node]]]:
+        return [(self._request, items)]
+
+    def answers(self, items: Sequence[Node], body: Message) -> Mapping[Node, list[TransactionListing] | KafkaError]:
+        code = int(body.error_code)
+        if code:
+            return dict.fromkeys(items, error_for_code(code))
+        if body.unknown_state_filters:
+            unknown = ", ".join(body.unknown_state_filters)
+            return dict.fromkeys(items, UnsupportedVersionError(f"The broker knows no transaction state {unknown}."))
+        return {
+            node: [
+                TransactionListing(
+                    str(each.transactional_id),
+                    TransactionState.of(each.transaction_state),
+                    int(each.producer_id),
+                    node,
+                )
+                for each in body.transaction_states
+            ]
+            for node in items
+        }

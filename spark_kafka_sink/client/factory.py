@@ -1,0 +1,124 @@
+"""Build a network client from a configuration, and find the addresses that its metadata begins with."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.connection_states import ClusterConnectionStates, Resolver
+from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
+from spark_kafka_sink.client.network_client import NetworkClient
+from spark_kafka_sink.client.seams import Selectable
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import BootstrapResolutionError
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.network.resolver import canonical_names, resolve
+from spark_kafka_sink.network.sasl.login import AuthenticatorFactory
+from spark_kafka_sink.network.selector import Selector
+from spark_kafka_sink.network.tls import transport_factory
+
+CanonicalNames = Callable[[str], Sequence[str]]
+"""Host → the full name of each of its addresses. Raises BootstrapResolutionError where it has none."""
+log = logging.getLogger(__name__)
+
+
+def network_client(
+    config: ProducerConfig,
+    metadata: Metadata,
+    clock: Clock,
+    rng: random.Random,
+    api_versions: ApiVersions,
+    *,
+    selector: Selectable | None = None,
+    resolve: Resolver = resolve,
+    max_in_flight_requests: int | None = None,
+) -> NetworkClient:
+    """Build a network client that keeps `metadata` fresh and notes what each node speaks in `api_versions`.
+
+    `selector` is one over sockets, unless another is given. `max_in_flight_requests` is a limit for each node; the
+    configuration's if None.
+    """
+    states = ClusterConnectionStates(
+        config.reconnect_backoff_ms,
+        config.reconnect_backoff_max_ms,
+        config.socket_connection_setup_timeout_ms,
+        config.socket_connection_setup_timeout_max_ms,
+        resolve,
+        rng,
+    )
+    updater = DefaultMetadataUpdater(
+        metadata,
+        config.request_timeout_ms,
+        config.reconnect_backoff_ms,
+        config.metadata_recovery_strategy,
+        config.metadata_recovery_rebootstrap_trigger_ms,
+    )
+    return NetworkClient(
+        _selector(config, clock, rng) if selector is None else selector,
+        updater,
+        config.client_id,
+        max_in_flight_requests or config.max_in_flight_requests_per_connection,
+        states,
+        clock,
+        rng,
+        config.request_timeout_ms,
+        config.send_buffer_bytes,
+        config.receive_buffer_bytes,
+        api_versions,
+    )
+
+
+def _selector(config: ProducerConfig, clock: Clock, rng: random.Random) -> Selector:
+    return Selector(
+        clock,
+        config.connections_max_idle_ms,
+        make_authenticator=AuthenticatorFactory(config, clock, rng) if config.uses_sasl else None,
+        make_transport=transport_factory(config),
+    )
+
+
+def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
+    """Let `metadata` begin from bootstrap.servers. Raises BootstrapResolutionError where none resolves."""
+    metadata.bootstrap(
+        bootstrap_addresses(config.bootstrap_servers, config.client_dns_lookup, resolve, canonical_names)
+    )
+
+
+def bootstrap_addresses(
+    servers: Sequence[tuple[str, int]], dns_lookup: str, resolve: Resolver, canonical_names: CanonicalNames
+) -> list[tuple[str, int]]:
+    """The (host, port) pairs that resolve; one that does not is passed over with a warning.
+
+    `dns_lookup` (client.dns.lookup): with resolve_canonical_bootstrap_servers_only each name gives way to the full
+    names of its addresses, as Kerberos wants them; with use_all_dns_ips it stays.
+    Raises BootstrapResolutionError where no server resolves.
+    """
+    is_canonical = dns_lookup == "resolve_canonical_bootstrap_servers_only"
+    found: list[tuple[str, int]] = []
+    failures: list[str] = []
+
+    def pass_over(host: str, port: int, error: BootstrapResolutionError) -> None:
+        log.warning("Passing over %s:%d of bootstrap.servers: %s", one_line(host), port, error)
+        failures.append(str(error))
+
+    for host, port in servers:
+        try:
+            names = canonical_names(host) if is_canonical else [host]
+        except BootstrapResolutionError as error:
+            pass_over(host, port, error)
+            continue
+        for name in names:
+            try:
+                resolve(name, port)
+                found.append((name, port))
+            except BootstrapResolutionError as error:
+                pass_over(name, port, error)
+    if not found:
+        raise BootstrapResolutionError(
+            f"No host of bootstrap.servers can be resolved: correct the names or the DNS. {' '.join(failures)}"
+        )
+    return list(dict.fromkeys(found))

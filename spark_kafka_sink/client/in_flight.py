@@ -1,0 +1,125 @@
+"""What is on the wire: per node, in the order sent, because a node answers in that order. Owned by the I/O thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.client.seams import ClientRequest, ClientResponse
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.network.frames import NetworkSend
+from spark_kafka_sink.protocol.messages import Message, MessageType
+
+
+@dataclass(slots=True)
+class InFlightRequest:
+    """A request that was handed to the selector. `is_internal`: the client's own, whose response nobody else gets."""
+
+    request: ClientRequest
+    version: int
+    request_type: MessageType
+    send: NetworkSend
+    sent_ms: int
+    is_internal: bool
+    times_out_ms: int = field(init=False)
+    """The last moment at which it has not timed out; a throttle puts it off."""
+
+    def __post_init__(self) -> None:
+        self.times_out_ms = self.sent_ms + self.request.request_timeout_ms
+
+    def completed(self, body: Message, now_ms: int) -> ClientResponse:
+        return ClientResponse(self.request, received_ms=now_ms, version=self.version, body=body)
+
+    def disconnected(
+        self,
+        now_ms: int,
+        timed_out: bool = False,
+        authentication_error: KafkaError | None = None,
+        protocol_error: KafkaError | None = None,
+    ) -> ClientResponse:
+        return ClientResponse(
+            self.request,
+            received_ms=now_ms,
+            version=self.version,
+            disconnected=True,
+            timed_out=timed_out,
+            authentication_error=authentication_error,
+            protocol_error=protocol_error,
+        )
+
+
+class InFlightRequests:
+    """At most `max_per_connection` a node (org.apache.kafka.clients.InFlightRequests)."""
+
+    def __init__(self, max_per_connection: int) -> None:
+        self._max_per_connection = max_per_connection
+        self._queues: dict[str, deque[InFlightRequest]] = {}
+
+    def add(self, request: InFlightRequest) -> None:
+        self._queues.setdefault(request.request.destination, deque()).append(request)
+
+    def oldest(self, node_id: str) -> InFlightRequest | None:
+        """The request that the node answers next."""
+        queue = self._queues.get(node_id)
+        return queue[0] if queue else None
+
+    def newest(self, node_id: str) -> InFlightRequest | None:
+        """The request sent last."""
+        queue = self._queues.get(node_id)
+        return queue[-1] if queue else None
+
+    def complete_oldest(self, node_id: str) -> InFlightRequest:
+        return self._queue(node_id).popleft()
+
+    def complete_newest(self, node_id: str) -> InFlightRequest:
+        return self._queue(node_id).pop()
+
+    def can_send_more(self, node_id: str) -> bool:
+        """The newest request has left us whole, and there is room for one more."""
+        queue = self._queues.get(node_id)
+        return not queue or (queue[-1].send.remaining == 0 and len(queue) < self._max_per_connection)
+
+    def count(self, node_id: str | None = None) -> int:
+        """Requests in flight to the node, or to all."""
+        if node_id is not None:
+            return len(self._queues.get(node_id, ()))
+        return sum(map(len, self._queues.values()))
+
+    def clear(self, node_id: str) -> list[InFlightRequest]:
+        """Take out all of the node's, in the order sent."""
+        return list(self._queues.pop(node_id, ()))
+
+    def add_throttle(self, node_id: str, throttle_ms: int) -> None:
+        """The node holds its answers back: that time does not count against the time-out of what is in flight."""
+        for request in self._queues.get(node_id, ()):
+            request.times_out_ms += throttle_ms
+
+    def nodes_with_timed_out_requests(self, now_ms: int) -> list[str]:
+        if now_ms <= self._first_timeout_ms():
+            return []
+        return [
+            node_id
+            for node_id, queue in self._queues.items()
+            if any(now_ms > request.times_out_ms for request in queue)
+        ]
+
+    def next_timeout_ms(self, now_ms: int) -> int:
+        """How long until a request will have timed out."""
+        first_ms = self._first_timeout_ms()
+        return FOREVER_MS if first_ms == FOREVER_MS else max(first_ms + 1 - now_ms, 0)
+
+    def _first_timeout_ms(self) -> int:
+        """Asked twice in each turn of a loop, so it makes nothing."""
+        first_ms = FOREVER_MS
+        for queue in self._queues.values():
+            for request in queue:
+                if request.times_out_ms < first_ms:
+                    first_ms = request.times_out_ms
+        return first_ms
+
+    def _queue(self, node_id: str) -> deque[InFlightRequest]:
+        queue = self._queues.get(node_id)
+        if not queue:
+            raise IllegalStateError(f"Nothing is in flight to node {node_id}.")
+        return queue

@@ -1,0 +1,195 @@
+"""The two seams of this room, and the values that cross them.
+
+`Selectable` is what the network client needs of a selector, `KafkaClient` what other rooms need of the network client.
+Fakes stand here; nothing is patched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.windows import Windows
+from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend, SetupStep
+from spark_kafka_sink.network.selector_sample import SelectorSample
+from spark_kafka_sink.network.transport import Address
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.messages import Message
+
+RequestCallback = Callable[["ClientResponse"], None]
+"""Called once with the response, by the thread that polls, after everything else of that poll."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request for the node `destination` (id string), not yet bound to a version. Times in ms of the client's
+    clock.
+    """
+
+    destination: str
+    request: Request
+    correlation_id: int
+    created_ms: int
+    expect_response: bool
+    request_timeout_ms: int
+    callback: RequestCallback | None = None
+
+    def __str__(self) -> str:
+        return f"{self.request!r} with correlation id {self.correlation_id} to node {self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResponse:
+    """What became of `request`: at most one of the errors is set, or `body` (kio's response of `version`; None where
+    none was expected).
+
+    `disconnected` is true whenever the connection went before an answer could be had; then `timed_out` tells that we
+    closed it because the answer took too long, `protocol_error` that we closed it because what came was not an answer
+    to this request, and `authentication_error` that the node refused us. `version_mismatch` means that nothing was
+    sent.
+    """
+
+    request: ClientRequest
+    received_ms: int
+    version: int = -1
+    disconnected: bool = False
+    timed_out: bool = False
+    version_mismatch: KafkaError | None = None
+    authentication_error: KafkaError | None = None
+    protocol_error: KafkaError | None = None
+    body: Message = None
+
+    @property
+    def destination(self) -> str:
+        return self.request.destination
+
+    @property
+    def latency_ms(self) -> int:
+        """From the request's making to this."""
+        return self.received_ms - self.request.created_ms
+
+    def complete(self) -> None:
+        """Hand this to the request's callback."""
+        if self.request.callback is not None:
+            self.request.callback(self)
+
+
+class Selectable(Protocol):
+    """Connections by node id (org.apache.kafka.common.network.Selectable). The four results are those of the last
+    poll. One thread uses it, but for `wakeup`.
+    """
+
+    @property
+    def completed_sends(self) -> Sequence[NetworkSend]: ...
+
+    @property
+    def completed_receives(self) -> Sequence[NetworkReceive]: ...
+
+    @property
+    def disconnected(self) -> Mapping[str, ChannelState]: ...
+
+    @property
+    def connected(self) -> Sequence[str]: ...
+
+    @property
+    def counts(self) -> Windows[SelectorSample]: ...
+
+    @property
+    def connection_count(self) -> int: ...
+
+    def connect(self, connection_id: str, address: Address, send_buffer: int, receive_buffer: int) -> None:
+        """Begin to connect; how it ends is a result of a later poll."""
+        ...
+
+    def send(self, send: NetworkSend) -> None: ...
+
+    def poll(self, timeout_ms: int) -> None: ...
+
+    def wakeup(self) -> None: ...
+
+    def is_channel_ready(self, connection_id: str) -> bool: ...
+
+    def setup_step(self, connection_id: str) -> SetupStep | None:
+        """What a connection waits for before it is ready; None where it has been ready, or is not there."""
+        ...
+
+    def close(self, connection_id: str) -> None:
+        """Close a connection, if it is there. No result tells of it."""
+        ...
+
+    def close_all(self) -> None: ...
+
+
+class KafkaClient(Protocol):
+    """Requests to nodes and their responses (org.apache.kafka.clients.KafkaClient). One thread uses it, but for
+    `wakeup` and `new_client_request`, which any thread may call.
+    """
+
+    def ready(self, node: Node, now_ms: int) -> bool:
+        """Whether a request to the node can be sent now; begins to connect where that is possible. No node is ready
+        while a metadata update is due: it goes first.
+        """
+        ...
+
+    def poll_delay_ms(self, node: Node, now_ms: int) -> int:
+        """ms until the node's connection can change by itself, or a throttle ends; FOREVER_MS while it is connected and
+        not throttled.
+        """
+        ...
+
+    def connection_failed(self, node: Node) -> bool:
+        """Whether the node was tried and is not connected."""
+        ...
+
+    def authentication_error(self, node: Node) -> KafkaError | None:
+        """Why the node refused us, None where it did not."""
+        ...
+
+    def new_client_request(
+        self,
+        node_id: str,
+        request: Request,
+        now_ms: int,
+        expect_response: bool,
+        request_timeout_ms: int | None = None,
+        callback: RequestCallback | None = None,
+    ) -> ClientRequest:
+        """A request with the next correlation id; the time-out is the client's own where none is given."""
+        ...
+
+    def send(self, request: ClientRequest, now_ms: int) -> None:
+        """Queue the request. Raises IllegalStateError where the node is not ready."""
+        ...
+
+    def poll(self, timeout_ms: int, now_ms: int) -> list[ClientResponse]:
+        """Read and write sockets, for up to `timeout_ms` where nothing happens. Callbacks have run when it returns."""
+        ...
+
+    def least_loaded_node(self, now_ms: int) -> Node | None: ...
+
+    def in_flight_request_count(self, node_id: str | None = None) -> int: ...
+
+    def has_in_flight_requests(self, node_id: str | None = None) -> bool: ...
+
+    def disconnect(self, node_id: str) -> None:
+        """Close the connection; what is in flight there comes back as disconnected from the next poll."""
+        ...
+
+    def wakeup(self) -> None:
+        """End a poll that waits. From any thread."""
+        ...
+
+    def metrics(self, now_ms: int) -> dict[str, float]:
+        """Those of all connections together, by Kafka's names. From any thread."""
+        ...
+
+    def node_metrics(self, now_ms: int) -> dict[str, dict[str, float]]:
+        """Those of each node's connection, by "node-" and the node's id. From any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close every connection."""
+        ...

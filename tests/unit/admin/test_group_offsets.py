@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+from support.scripted_broker.transaction_coordinator import Commit
+from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0
+
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    GroupAuthorizationError,
+    KafkaTimeoutError,
+    TopicAuthorizationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+
+OFFSET_FETCH = int(ApiKey.OFFSET_FETCH)
+OTHER = TopicPartition("u", 3)
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    made = CoordinatorBench()
+    made.cluster.transactions.offsets = {
+        "g": {("t", 0): Commit(5, "rows=5"), ("u", 3): Commit(0, None)},
+        "h": {("t", 0): Commit(7, "")},
+    }
+    made.cluster.coordinators.update({"g": 0, "h": 1})
+    return made
+
+
+def test_offsets_and_texts_of_several_groups_come_from_their_coordinators(bench: CoordinatorBench) -> None:
+    wanted = {"g": [PLACE, OTHER, TopicPartition("t", 9)], "h": [PLACE]}
+    assert bench.coordinator.groups.fetch_offsets(wanted, bench.timer()) == {
+        "g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, ""), wanted["g"][2]: None},
+        "h": {PLACE: CommittedOffset(7, "")},
+    }
+    asked = bench.asked(OFFSET_FETCH)
+    assert sorted((exchange.node_id, exchange.request.groups[0].group_id) for exchange in asked) == [
+        (0, "g"),
+        (1, "h"),
+    ]
+    assert all(exchange.request.require_stable for exchange in asked)
+
+
+def test_an_offset_whose_markers_are_on_their_way_is_waited_for(bench: CoordinatorBench) -> None:
+    bench.cluster.transactions.marker_delay_ms = 200
+    (open_,) = bench.open("id")
+    bench.raw.mark(open_, "g", PLACE, 6, "rows=6")
+    bench.commit(open_)
+    started_ms = bench.rig.now_ms
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(6, "rows=6")}}
+    assert 150 <= bench.rig.now_ms - started_ms <= 500
+    assert len(bench.asked(OFFSET_FETCH)) > 2
+
+
+def test_an_unstable_offset_does_not_hide_another_error(bench: CoordinatorBench) -> None:
+    def spoil(values: dict[str, Any]) -> dict[str, Any]:
+        (group,) = values["groups"]
+        codes = iter([88, 29])
+        topics = [
+            topic | {"partitions": [each | {"error_code": next(codes)} for each in topic["partitions"]]}
+            for topic in group["topics"]
+        ]
+        return {"groups": [group | {"topics": topics}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(spoil), times=None)
+    with pytest.raises(TopicAuthorizationError, match=r"group 'g'.*grant DESCRIBE"):
+        bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
+
+
+def test_an_error_of_the_whole_group_is_no_answer_without_offsets(bench: CoordinatorBench) -> None:
+    def refuse(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"topics": [], "error_code": 14}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(refuse), times=2)
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
+    assert len(bench.asked(OFFSET_FETCH)) == 3
+
+
+def test_a_refusal_of_the_whole_group_is_told_though_no_partition_is_mentioned(bench: CoordinatorBench) -> None:
+    def refuse(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"topics": [], "error_code": 30}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(refuse), times=None)
+    with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*grant DESCRIBE on it"):
+        bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert len(bench.asked(OFFSET_FETCH)) == 1
+
+
+def test_who_may_not_read_the_group_is_told_what_to_grant(bench: CoordinatorBench) -> None:
+    bench.cluster.on(OFFSET_FETCH, faults.fail_with(30))
+    with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*broker-0.*grant DESCRIBE on it, which READ"):
+        bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+
+
+def test_a_group_that_moved_is_asked_for_at_its_new_coordinator(bench: CoordinatorBench) -> None:
+    bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    bench.cluster.coordinators["g"] = 2
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert found["g"][PLACE] == CommittedOffset(5, "rows=5")
+    assert [exchange.node_id for exchange in bench.asked(OFFSET_FETCH)] == [0, 0, 2]
+
+
+def test_an_answer_about_another_group_is_none(bench: CoordinatorBench) -> None:
+    def rename(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"group_id": "h"}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(rename), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"group 'g'.*does not mention"):
+        bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer(500))
+
+
+def test_a_partition_that_an_answer_leaves_out_is_asked_for_again(bench: CoordinatorBench) -> None:
+    def shorten(values: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": [values["groups"][0] | {"topics": values["groups"][0]["topics"][:1]}]}
+
+    bench.cluster.on(OFFSET_FETCH, faults.change(shorten), times=2)
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, "")}}
+    assert len(bench.asked(OFFSET_FETCH)) == 3
+
+
+def test_a_broker_of_one_group_a_request_is_understood(bench: CoordinatorBench) -> None:
+    bench.cluster.versions = {**KAFKA_3_0, OFFSET_FETCH: (0, 7)}
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
+
+
+def test_a_broker_that_cannot_wait_for_stable_offsets_is_refused(bench: CoordinatorBench) -> None:
+    bench.cluster.versions = KAFKA_2_1
+    with pytest.raises(UnsupportedVersionError, match=r"group .g.*versions 0 to 5 of OFFSET_FETCH"):
+        bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())

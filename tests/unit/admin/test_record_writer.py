@@ -1,0 +1,186 @@
+"""Single records into a transaction, on scripted nodes."""
+
+from __future__ import annotations
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import NO_LEADER
+
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    KafkaTimeoutError,
+    ProducerFencedError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+
+PRODUCE = int(ApiKey.PRODUCE)
+ADD_PARTITIONS, FETCH, LIST_OFFSETS = int(ApiKey.ADD_PARTITIONS_TO_TXN), int(ApiKey.FETCH), int(ApiKey.LIST_OFFSETS)
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest) -> CoordinatorBench:
+    return CoordinatorBench(version=request.param)
+
+
+def begin(bench: CoordinatorBench) -> OpenTransaction:
+    bench.coordinator.creation.ensure("t", 1, 1, {}, bench.timer())
+    return bench.raw.begin("driver")
+
+
+def write(
+    bench: CoordinatorBench, open_: OpenTransaction, value: str, sequence: int = 0, limit_ms: int = 60_000
+) -> None:
+    bench.coordinator.writer.write(open_, PLACE, b"k", value.encode(), sequence, bench.timer(limit_ms))
+
+
+def committed(bench: CoordinatorBench) -> list[bytes | None]:
+    return [record.value for record in bench.cluster.log("t", 0).committed_records()]
+
+
+def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    write(bench, open_, "first")
+    assert len(bench.asked(ADD_PARTITIONS)) == 2 - open_.transaction_version  # from version 2 on the leader does it
+    assert committed(bench) == []
+    outcome = bench.commit(open_)
+    assert committed(bench) == [b"first"]
+    following = OpenTransaction("driver", outcome.producer_id, outcome.producer_epoch, open_.transaction_version)
+    write(bench, following, "second", 0 if open_.transaction_version == 2 else 1)
+    assert bench.commit(following).status is EndTxnStatus.DONE
+    assert committed(bench) == [b"first", b"second"]
+
+
+def test_a_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.lose_response())
+    write(bench, open_, "once")
+    bench.commit(open_)
+    assert len(bench.asked(PRODUCE)) == 2
+    assert committed(bench) == [b"once"]
+
+
+def test_what_repeats_itself_goes_compressed_and_is_read_whole(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    value = ",".join(f"spark-kafka-sink-{'0' * 24}/{number}" for number in range(40_000))
+    write(bench, open_, value)
+    bench.commit(open_)
+    assert len(value) > 1 << 20
+    assert len(bench.cluster.log("t", 0).batches[0].data) < 1 << 18
+    assert newest(bench, b"k") == value.encode()
+
+
+def test_a_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.move_leader("t", 0, 1)
+    write(bench, open_, "moved")
+    bench.commit(open_)
+    assert committed(bench) == [b"moved"]
+    assert bench.asked(PRODUCE)[-1].node_id == 1
+
+
+def test_who_was_fenced_writes_nothing_and_is_told_so(bench: CoordinatorBench) -> None:
+    """Bug: under version 2 it was a leader's InvalidProducerEpochError, of the place and not of the id."""
+    open_ = begin(bench)
+    bench.raw.begin("driver")
+    with pytest.raises(ProducerFencedError, match=r"'driver'.*newer producer with the same transactional id"):
+        write(bench, open_, "late")
+    assert bench.cluster.log("t", 0).batches == []
+
+
+def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.lose_request(), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"t-0: no record was written within 3000 ms"):
+        write(bench, open_, "unheard", limit_ms=3_000)
+
+
+def test_what_was_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -> None:
+    bench.cluster.coordinators["driver"] = 1
+    open_ = begin(bench)
+    bench.rig.network.hanging.add(0)
+    bench.rig.network.cut(0)
+    with pytest.raises(KafkaTimeoutError):
+        write(bench, open_, "given up", limit_ms=500)
+    bench.rig.network.hanging.clear()
+    bench.end([open_], committed=False)
+    bench.rig.poll_until(lambda: bench.client.pending_request_count() == 0)
+    assert bench.asked(PRODUCE) == []
+
+
+def test_a_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.move_leader("t", 0, NO_LEADER)
+    bench.client.await_metadata_update(bench.timer())
+    bench.rig.selector.at(bench.rig.now_ms + 500, lambda: bench.cluster.move_leader("t", 0, 0))
+    write(bench, open_, "led again")
+    bench.commit(open_)
+    assert committed(bench) == [b"led again"]
+
+
+def test_an_answer_that_does_not_mention_the_partition_is_none(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.change(lambda _: {"responses": []}))
+    write(bench, open_, "once")
+    assert len(bench.asked(PRODUCE)) == 2
+
+
+def test_a_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    bench.cluster.on(PRODUCE, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match="t-0"):
+        write(bench, open_, "refused")
+
+
+# ---- the newest record of a key --------------------------------------------------------------------------------------
+
+
+def newest(bench: CoordinatorBench, key: bytes, limit_ms: int = 60_000) -> bytes | None:
+    found = bench.coordinator.topics.last_of_key(PLACE, key, bench.timer(limit_ms))
+    return None if found is None else found.value
+
+
+def test_the_newest_record_of_a_key_is_found_behind_many_others(bench: CoordinatorBench) -> None:
+    assert newest(bench, b"mine") is None
+    open_ = begin(bench)
+    bench.coordinator.writer.write(open_, PLACE, b"mine", b"old", 0, bench.timer())
+    bench.coordinator.writer.write(open_, PLACE, b"mine", b"new", 1, bench.timer())
+    for sequence in range(2, 90):
+        bench.coordinator.writer.write(open_, PLACE, b"other", b"x", sequence, bench.timer())
+    assert bench.commit(open_).status is EndTxnStatus.DONE
+    assert newest(bench, b"mine") == b"new"
+    assert newest(bench, b"nobody's") is None
+
+
+def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: CoordinatorBench) -> None:
+    blocking = bench.raw.begin("blocking")
+    begin(bench)
+    bench.raw.write(blocking, PLACE, "open")
+    open_ = bench.raw.begin("driver")
+    bench.coordinator.writer.write(open_, PLACE, b"mine", b"decided", 0, bench.timer())
+    bench.commit(open_)
+    with pytest.raises(KafkaTimeoutError, match="a transaction stayed open at offset 0"):
+        newest(bench, b"mine", 2_000)
+    assert len(bench.asked(LIST_OFFSETS)) < 150  # every 20 ms, not as fast as the broker answers
+    bench.end([blocking], committed=False)
+    assert newest(bench, b"mine") == b"decided"
+
+
+def test_a_beginning_that_compaction_moves_meanwhile_is_asked_for_again(bench: CoordinatorBench) -> None:
+    open_ = begin(bench)
+    for sequence in range(4):
+        bench.coordinator.writer.write(open_, PLACE, b"mine", b"%d" % sequence, sequence, bench.timer())
+    bench.commit(open_)
+    bench.cluster.on(FETCH, faults.fail_with(1))
+    assert newest(bench, b"mine") == b"3"
+    assert len(bench.asked(FETCH)) == 2
+
+
+def test_another_partition_is_not_looked_at(bench: CoordinatorBench) -> None:
+    bench.cluster.create_topic("u", 2)
+    open_ = bench.raw.begin("driver")
+    bench.raw.write(open_, TopicPartition("u", 1), "elsewhere")
+    bench.commit(open_)
+    assert bench.coordinator.topics.last_of_key(TopicPartition("u", 0), b"k", bench.timer()) is None

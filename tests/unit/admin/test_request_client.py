@@ -1,0 +1,506 @@
+"""Requests with futures over the network client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
+from support.scripted_broker import faults
+
+from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, RequestFuture, WakeupError
+from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.client.seams import ClientResponse
+from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.errors import (
+    DisconnectError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotCoordinatorError,
+    SaslAuthenticationError,
+    TopicAuthorizationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest, ListOffsetsRequest
+
+
+def test_a_completed_future_has_its_value() -> None:
+    future: RequestFuture[int] = RequestFuture()
+    assert future.should_block()
+    assert not future.is_done()
+    assert not future.succeeded()
+    future.complete(3)
+    assert future.is_done()
+    assert future.succeeded()
+    assert not future.failed()
+    assert not future.should_block()
+    assert future.value() == 3
+
+
+def test_a_failed_future_has_its_error() -> None:
+    future: RequestFuture[int] = RequestFuture()
+    future.fail(DisconnectError())
+    assert future.failed()
+    assert not future.succeeded()
+    with pytest.raises(DisconnectError):
+        future.value()
+
+
+@pytest.mark.parametrize("no_error", [None, ValueError("not ours"), KafkaError])
+def test_failure_without_a_kafka_error_is_refused(no_error: object) -> None:
+    future: RequestFuture[int] = RequestFuture()
+    with pytest.raises(TypeError, match="KafkaError"):
+        future.fail(no_error)  # type: ignore[arg-type]
+    assert not future.is_done()
+
+
+def test_none_is_a_value() -> None:
+    future: RequestFuture[None] = RequestFuture()
+    heard: list[None] = []
+    future.add_listener(heard.append, lambda error: pytest.fail(str(error)))
+    future.complete(None)
+    assert heard == [None]
+    assert future.succeeded()
+
+
+def test_what_is_not_there_yet_is_refused() -> None:
+    future: RequestFuture[int] = RequestFuture()
+    with pytest.raises(IllegalStateError):
+        future.value()
+    with pytest.raises(IllegalStateError):
+        _ = future.error
+    future.complete(1)
+    with pytest.raises(IllegalStateError):
+        _ = future.error
+
+
+@pytest.mark.parametrize("first", ["complete", "fail"])
+@pytest.mark.parametrize("second", ["complete", "fail"])
+def test_a_future_ends_once_only(first: str, second: str) -> None:
+    future: RequestFuture[int] = RequestFuture()
+    ends = {"complete": lambda: future.complete(1), "fail": lambda: future.fail(DisconnectError())}
+    ends[first]()
+    with pytest.raises(IllegalStateError, match="twice"):
+        ends[second]()
+    assert future.succeeded() == (first == "complete")
+
+
+def test_listeners_hear_once_in_order_whether_added_before_or_after() -> None:
+    future: RequestFuture[int] = RequestFuture()
+    heard: list[str] = []
+    for name in "ab":
+        future.add_listener(lambda value, name=name: heard.append(f"{name}{value}"), lambda _: heard.append("no"))
+    future.complete(5)
+    future.add_listener(lambda value: heard.append(f"late{value}"), lambda _: heard.append("no"))
+    assert heard == ["a5", "b5", "late5"]
+
+
+def test_listeners_hear_of_a_failure() -> None:
+    future: RequestFuture[int] = RequestFuture()
+    heard: list[KafkaError] = []
+    future.add_listener(lambda _: pytest.fail("no value"), heard.append)
+    error = NotCoordinatorError()
+    future.fail(error)
+    future.add_listener(lambda _: pytest.fail("no value"), heard.append)
+    assert heard == [error, error]
+
+
+def test_a_chained_future_ends_the_same_way() -> None:
+    for end in (lambda each: each.complete(1), lambda each: each.fail(DisconnectError("gone"))):
+        source: RequestFuture[int] = RequestFuture()
+        other: RequestFuture[int] = RequestFuture()
+        source.chain(other)
+        assert not other.is_done()
+        end(source)
+        assert other.succeeded() == source.succeeded()
+        assert other.failed() == source.failed()
+
+
+def test_another_thread_can_wait_for_it() -> None:
+    future: RequestFuture[int] = RequestFuture()
+    assert not future.await_done(0)
+    waiter = threading.Thread(target=lambda: future.complete(1))
+    waiter.start()
+    assert future.await_done(10_000)
+    waiter.join()
+
+
+ASK = InitProducerIdRequest()
+INIT_PRODUCER_ID = int(ApiKey.INIT_PRODUCER_ID)
+
+
+class Bench:
+    """A consumer client whose metadata has come."""
+
+    def __init__(self, node_count: int = 1) -> None:
+        self.rig = ClientRig(node_count, ["t"])
+        self.rig.await_metadata()
+        self.rig.client.disconnect("-1")
+        self.client: RequestClient = self.rig.consumer()
+
+    def timer(self, timeout_ms: int = 60_000) -> Timer:
+        return Timer(self.rig.clock, timeout_ms)
+
+    def finish(self, future: RequestFuture[ClientResponse], timeout_ms: int = 60_000) -> None:
+        assert self.client.poll_until(future, self.timer(timeout_ms))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_request_is_sent_when_its_node_is_ready_and_its_future_gets_the_response(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    future = bench.client.send(node, ASK)
+    assert bench.client.pending_request_count(node) == bench.client.pending_request_count() == 1
+    assert bench.client.pending_request_count(node) == 1
+    bench.finish(future)
+    assert future.value().body.producer_id == 1000
+    assert bench.client.pending_request_count() == 0
+    assert bench.client.pending_request_count() == 0
+
+
+def test_requests_to_one_node_are_sent_in_order(bench: Bench) -> None:
+    futures = [bench.client.send(bench.rig.node(0), ASK) for _ in range(12)]
+    bench.finish(futures[-1])
+    assert [future.value().body.producer_id for future in futures] == list(range(1000, 1012))
+
+
+def test_a_node_that_is_not_ready_holds_no_other_up() -> None:
+    bench = Bench(2)
+    bench.rig.network.hanging.add(0)
+    waiting = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(bench.client.send(bench.rig.node(1), ASK), timeout_ms=100)
+    assert not waiting.is_done()
+    assert bench.client.pending_request_count(bench.rig.node(0)) == 1
+    assert bench.client.pending_request_count(bench.rig.node(1)) == 0
+
+
+def test_nothing_is_sent_before_a_poll(bench: Bench) -> None:
+    bench.rig.connect(0)
+    future = bench.client.send(bench.rig.node(0), ASK)
+    assert not bench.rig.client.has_in_flight_requests()
+    bench.client.poll(bench.timer(0))
+    assert bench.rig.client.has_in_flight_requests()
+    assert not future.is_done()
+
+
+def test_a_request_goes_out_in_the_poll_that_makes_its_node_ready(bench: Bench) -> None:
+    bench.client.send(bench.rig.node(0), ASK)
+    while not bench.rig.states.is_ready("0", bench.rig.now_ms):
+        assert not bench.rig.client.has_in_flight_requests("0") or bench.rig.states.is_preparing("0")
+        bench.client.poll(bench.timer(1_000))
+    assert bench.rig.client.in_flight_request_count("0") == 1
+
+
+def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
+    bench.finish(bench.client.send(bench.rig.node(0), ASK))
+    assert bench.client._unsent._queues == {}
+
+
+# ---- how a request can fail ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.close_before())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert isinstance(future.error, DisconnectError)
+    assert future.error.retriable
+
+
+def test_a_connection_that_cannot_be_made_fails_what_was_not_sent(bench: Bench) -> None:
+    bench.rig.network.refusing.add(0)
+    node = bench.rig.node(0)
+    future = bench.client.send(node, ASK)
+    bench.finish(future, timeout_ms=1_000)
+    assert isinstance(future.error, DisconnectError)
+    assert "broker-0" in str(future.error)
+    assert bench.client.pending_request_count() == 0
+
+
+def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.wrong_correlation_id())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert isinstance(future.error, DisconnectError)
+    assert "correlation id" in str(future.error)
+
+
+def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    future = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
+    bench.finish(future)
+    assert isinstance(future.error, KafkaTimeoutError)
+    assert "700 ms" in str(future.error)
+
+
+def test_a_request_that_could_not_be_sent_in_time_fails_with_its_limit(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.network.stalled.add(0)
+    first = bench.client.send(bench.rig.node(0), ASK)
+    second = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
+    started_ms = bench.rig.now_ms
+    while not second.is_done():
+        bench.client.poll(bench.timer(50))
+    assert 700 < bench.rig.now_ms - started_ms <= 800
+    assert isinstance(second.error, KafkaTimeoutError)
+    assert "700 ms" in str(second.error)
+    assert not first.is_done()
+
+
+def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    rig = bench.rig
+    node = rig.connect(0)
+    sent = bench.client.send(node, ASK)
+    bench.client.poll(bench.timer(0))
+    rig.network.stalled.add(0)
+    unsent = bench.client.send(node, ASK)
+    error = SaslAuthenticationError("wrong password")
+    rig.selector.close("0")
+    rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
+        bench.client.poll(bench.timer(10))
+    assert sent.error is error
+    assert unsent.error is error
+
+
+def test_a_node_too_old_fails_it_with_the_versions(bench: Bench) -> None:
+    bench.rig.cluster.versions = {**bench.rig.cluster.versions, 2: (0, 0)}
+    future = bench.client.send(bench.rig.node(0), ListOffsetsRequest({}))
+    bench.finish(future)
+    assert isinstance(future.error, UnsupportedVersionError)
+
+
+def test_disconnect_async_fails_what_is_pending_to_the_node_with_the_next_poll() -> None:
+    bench = Bench(2)
+    node, other = bench.rig.connect(0), bench.rig.connect(1)
+    bench.rig.network.held |= {0, 1}
+    sent = bench.client.send(node, ASK)
+    kept = bench.client.send(other, ASK)
+    bench.client.poll(bench.timer(0))
+    unsent = bench.client.send(node, ASK)
+    bench.client.disconnect_async(node)
+    assert not sent.is_done()
+    bench.client.poll(bench.timer(0))
+    bench.client.poll(bench.timer(0))
+    assert isinstance(sent.error, DisconnectError)
+    assert isinstance(unsent.error, DisconnectError)
+    assert not kept.is_done()
+    assert bench.rig.client.connection_failed(node)
+
+
+# ---- polling -------------------------------------------------------------------------------------------------------
+
+
+def waited(bench: Bench, timeout_ms: int, condition: RequestFuture[ClientResponse] | None = None) -> int:
+    before_ms = bench.rig.now_ms
+    bench.client.poll(bench.timer(timeout_ms), condition)
+    return bench.rig.now_ms - before_ms
+
+
+def test_with_nothing_in_flight_a_poll_waits_no_longer_than_the_retry_backoff(bench: Bench) -> None:
+    assert waited(bench, 60_000) == 100
+
+
+def test_with_something_in_flight_a_poll_waits_longer_but_not_beyond_its_maximum(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.client.poll(bench.timer(60_000))
+    assert waited(bench, 60_000, future) == MAX_POLL_MS
+    assert waited(bench, 30) == 30
+
+
+def test_reconnect_backoff_of_a_node_with_something_unsent_bounds_the_poll(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.client.send(bench.rig.node(0), ASK)  # in flight: else the retry backoff would bound the poll
+    bench.client.poll(bench.timer(0))
+    down = Node(7, "broker-7", 9092)
+    bench.rig.states.connecting("7", down.host, down.port, bench.rig.now_ms)
+    bench.rig.states.disconnected("7", bench.rig.now_ms)
+    left_ms = bench.rig.client.poll_delay_ms(down, bench.rig.now_ms)
+    assert 0 < left_ms < 100
+    bench.rig.client.connection_failed = lambda node: False  # type: ignore[method-assign]  # it is to stay queued
+    bench.client.send(down, ASK)
+    bench.rig.selector._is_woken = False
+    assert waited(bench, 60_000) == left_ms
+
+
+def test_all_requests_to_a_ready_node_go_in_one_turn(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.selector.polls = 0
+    sent: list[object] = []
+    real_send, real_ready = bench.rig.client.send, bench.rig.client.ready
+    bench.rig.client.send = lambda request, now_ms: sent.append(request)  # type: ignore[method-assign]
+    for _ in range(3):
+        bench.client.send(bench.rig.node(0), ASK)
+    bench.rig.client.ready = lambda node, now_ms: bench.rig.selector.polls == 0 and real_ready(node, now_ms)  # type: ignore[method-assign]
+    bench.client.poll(bench.timer(0))
+    assert len(sent) == 3
+    bench.rig.client.send = real_send  # type: ignore[method-assign]
+
+
+def test_requests_to_a_node_that_is_not_ready_stay_queued(bench: Bench) -> None:
+    node = bench.rig.connect(0)
+    bench.rig.client.ready = lambda node, now_ms: False  # type: ignore[method-assign]
+    future = bench.client.send(node, ASK)
+    bench.client.poll(bench.timer(0))
+    assert bench.client.pending_request_count(node) == 1
+    assert not bench.rig.client.has_in_flight_requests()
+    del bench.rig.client.ready
+    bench.finish(future)
+
+
+def test_wakeup_ends_a_poll_that_waits(bench: Bench) -> None:
+    bench.rig.connect(0)
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.client.send(bench.rig.node(0), ASK)
+    bench.client.poll(bench.timer(0))
+    before_ms = bench.rig.now_ms
+    bench.rig.selector.at(before_ms + 30, bench.client.wakeup)
+    with pytest.raises(WakeupError):
+        bench.client.poll(bench.timer(60_000))
+    assert bench.rig.now_ms - before_ms == 30
+
+
+def test_late_request_expires_behind_one_that_is_not_late(bench: Bench) -> None:
+    bench.rig.network.hanging.add(0)
+    node = bench.rig.node(0)
+    patient = bench.client.send(node, ASK, request_timeout_ms=5_000)
+    late = bench.client.send(node, ASK, request_timeout_ms=50)
+    bench.client.poll(bench.timer(60))
+    bench.client.poll(bench.timer(60))
+    assert isinstance(late.error, KafkaTimeoutError)
+    assert not patient.is_done()
+
+
+def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    node, error = bench.rig.connect(0), SaslAuthenticationError("wrong password")
+    bench.rig.selector.close("0")
+    bench.rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
+        bench.client.poll(bench.timer(0))
+    again = bench.client.send(node, ASK)
+    bench.client.poll(bench.timer(0))
+    assert again.error is error
+
+
+def test_whatever_another_thread_queues_wakes_the_poll(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    assert waited(bench, 50) == 50
+    bench.client.send(node, ASK)
+    assert bench.rig.selector._is_woken
+    bench.client.poll(bench.timer(0))
+    assert not bench.rig.selector._is_woken
+    bench.client.disconnect_async(node)
+    assert bench.rig.selector._is_woken
+
+
+def test_a_fired_future_wakes_the_poll_of_whoever_waits_for_it(bench: Bench) -> None:
+    bench.rig.connect(0)
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert waited(bench, 50) == 0
+    assert waited(bench, 50) == 50
+
+
+def test_a_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
+    done: RequestFuture[ClientResponse] = RequestFuture()
+    done.fail(DisconnectError())
+    assert waited(bench, 60_000, done) == 0
+
+
+def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    before_ms = bench.rig.now_ms
+    future = bench.client.send(bench.rig.node(0), ASK)
+    assert not bench.client.poll_until(future, bench.timer(2_000))
+    assert bench.rig.now_ms - before_ms == 2_000
+
+
+def test_listeners_run_outside_the_lock(bench: Bench) -> None:
+    held: list[bool] = []
+    other: list[int] = []
+
+    def on_success(_: ClientResponse) -> None:
+        thread = threading.Thread(target=lambda: other.append(bench.client.pending_request_count()))
+        thread.start()
+        thread.join(5)
+        held.append(thread.is_alive())
+
+    future = bench.client.send(bench.rig.node(0), ASK)
+    future.add_listener(on_success, lambda error: pytest.fail(str(error)))
+    bench.finish(future)
+    assert held == [False]
+    assert other == [0]
+
+
+def test_a_listener_may_send_the_next_request(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    futures: list[RequestFuture[ClientResponse]] = []
+    first = bench.client.send(node, ASK)
+    first.add_listener(lambda _: futures.append(bench.client.send(node, ASK)), lambda error: pytest.fail(str(error)))
+    bench.finish(first)
+    bench.finish(futures[0])
+    assert futures[0].succeeded()
+
+
+def test_wakeup_ends_the_next_poll_once_and_loses_no_response(bench: Bench) -> None:
+    bench.rig.connect(0)
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.client.wakeup()
+    with pytest.raises(WakeupError):
+        bench.client.poll(bench.timer())
+    bench.finish(future)
+    assert future.succeeded()
+
+
+def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
+    values = {"topics": [{"name": "t", "error_code": 29}]}
+    bench.rig.cluster.on(int(ApiKey.METADATA), faults.change(lambda answer: answer | values))
+    with pytest.raises(TopicAuthorizationError, match="t"):
+        bench.client.await_metadata_update(bench.timer())
+
+
+# ---- metadata and nodes --------------------------------------------------------------------------------------------
+
+
+def test_a_metadata_update_can_be_waited_for(bench: Bench) -> None:
+    version = bench.rig.metadata.update_version
+    assert bench.client.await_metadata_update(bench.timer())
+    assert bench.rig.metadata.update_version == version + 1
+    bench.rig.cluster.on(int(ApiKey.METADATA), faults.lose_request())
+    assert not bench.client.await_metadata_update(bench.timer(1_000))
+
+
+def test_fresh_metadata_is_not_waited_for(bench: Bench) -> None:
+    requests = len(bench.rig.cluster.requests)
+    assert bench.client.ensure_fresh_metadata(bench.timer())
+    assert len(bench.rig.cluster.requests) == requests
+    bench.rig.metadata.request_update()
+    version = bench.rig.metadata.update_version
+    assert bench.client.ensure_fresh_metadata(bench.timer())
+    assert bench.rig.metadata.update_version == version + 1
+
+
+def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:
+    node = bench.rig.node(0)
+    assert bench.client.least_loaded_node() == node
+    bench.rig.connect(0)
+    bench.client.close()
+    with pytest.raises(DisconnectError):
+        bench.rig.poll()
+
+
+def test_the_default_time_out_is_the_clients(bench: Bench) -> None:
+    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    future = bench.client.send(bench.rig.node(0), ASK)
+    bench.finish(future)
+    assert f"{REQUEST_TIMEOUT_MS} ms" in str(future.error)

@@ -1,0 +1,598 @@
+"""Topics read whole, the newest records of a partition, and which batches a reader sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.client_rig import ClientRig
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.versions import KAFKA_4_1
+
+from spark_kafka_sink.admin.topic_reader import (
+    AbortedTransaction,
+    PartitionRecords,
+    TopicReader,
+    is_abort_marker,
+    visible_batches,
+)
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
+    CorruptBatchError,
+    KafkaTimeoutError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.record.batch import seal
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.decoder import DecodedBatch, DecodedRecord
+from spark_kafka_sink.record.encoder import encode_rows
+
+FETCH = int(ApiKey.FETCH)
+LIST_OFFSETS = int(ApiKey.LIST_OFFSETS)
+TIMEOUT_MS = 10_000
+
+
+def batch_bytes(values: Sequence[str], codec: str = "none", **state: Any) -> bytes:
+    run = encode_rows(None, list(values), None, [1_000 + index for index in range(len(values))], 0, 1_000)
+    sealed = seal([run.chunk], run.count, 1_000, run.max_timestamp_ms, codec_for(codec), **state)
+    return b"".join(sealed.buffers)
+
+
+class Bench:
+    """A reader of topic `t`, one partition a node, over a scripted cluster."""
+
+    def __init__(self, node_count: int = 1, max_partition_bytes: int = 1 << 20) -> None:
+        self.rig = ClientRig(node_count)
+        self.rig.cluster.create_topic("t", partitions=node_count)
+        self.client = self.rig.consumer()
+        self.reader = TopicReader(self.client, self.rig.metadata, self.rig.clock, 100, TIMEOUT_MS, max_partition_bytes)
+
+    def append(self, partition: int, *values: str, codec: str = "none", **state: Any) -> None:
+        epoch = self.rig.cluster.topics["t"].partitions[partition].leader_epoch
+        result = self.rig.cluster.log("t", partition).append(batch_bytes(values, codec, **state), epoch)
+        assert result.error_code == 0
+
+    def read(self, **arguments: Any) -> dict[int, list[str]]:
+        return by_partition(self.reader.read(["t"], **arguments))
+
+    def fetches(self) -> list[Exchange]:
+        return self.rig.cluster.requests_of(FETCH)
+
+
+def by_partition(found: Any) -> dict[int, list[str]]:
+    values: dict[int, list[str]] = {}
+    for each in found:
+        assert isinstance(each, PartitionRecords)
+        offsets = [record.offset for record in each.records]
+        assert offsets == sorted(offsets)
+        values.setdefault(each.topic_partition.partition, []).extend(record.value.decode() for record in each.records)
+    return values
+
+
+def test_every_partition_is_read_from_its_beginning_to_its_end() -> None:
+    bench = Bench(3)
+    for partition in range(3):
+        for index in range(5):
+            bench.append(partition, f"{partition}-{index}a", f"{partition}-{index}b")
+    expected = {
+        partition: [f"{partition}-{index}{letter}" for index in range(5) for letter in "ab"] for partition in range(3)
+    }
+    assert bench.read() == expected
+
+
+def test_an_empty_topic_gives_nothing_and_asks_for_nothing() -> None:
+    bench = Bench(2)
+    assert bench.read() == {}
+    assert bench.fetches() == []
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_read(codec: str) -> None:
+    bench = Bench()
+    bench.append(0, *["same"] * 100, codec=codec)
+    assert bench.read() == {0: ["same"] * 100}
+
+
+def test_what_is_written_after_the_reading_began_is_not_read() -> None:
+    bench = Bench(max_partition_bytes=1)
+    bench.append(0, "a")
+    bench.append(0, "b")
+    found = bench.reader.read(["t"])
+    first = next(found)
+    bench.append(0, "late")
+    assert by_partition([first, *found]) == {0: ["a", "b"]}
+
+
+def test_a_given_start_is_used_even_in_the_middle_of_a_batch() -> None:
+    bench = Bench(2)
+    for partition in (0, 1):
+        bench.append(partition, "a", "b", "c")
+    assert bench.read(start={TopicPartition("t", 1): 2}) == {0: ["a", "b", "c"], 1: ["c"]}
+    assert bench.read(start={TopicPartition("t", 0): 3, TopicPartition("t", 1): 7}) == {}
+    assert bench.read(start={TopicPartition("t", 0): 2, TopicPartition("other", 0): 1})[0] == ["c"]
+
+
+def test_an_end_in_the_middle_of_a_batch_cuts_it() -> None:
+    bench = Bench()
+    bench.append(0, "a", "b", "c")
+
+    def earlier(values: dict[str, Any]) -> dict[str, Any]:
+        partition = values["topics"][0]["partitions"][0] | {"offset": 2}
+        return values | {"topics": [{"name": "t", "partitions": [partition]}]}
+
+    bench.rig.cluster.on(LIST_OFFSETS, faults.change(earlier))
+    assert bench.read() == {0: ["a", "b"]}
+
+
+def test_a_batch_larger_than_the_limit_is_read_all_the_same() -> None:
+    bench = Bench(max_partition_bytes=10)
+    bench.append(0, "x" * 1_000)
+    bench.append(0, "y" * 1_000)
+    assert bench.read() == {0: ["x" * 1_000, "y" * 1_000]}
+    assert len(bench.fetches()) == 2
+
+
+def test_offsets_are_those_of_the_log() -> None:
+    bench = Bench(2)
+    bench.append(0, "a", "b")
+    bench.append(0, "c")
+    bench.rig.cluster.log("t", 0).delete_records_before(2)
+    partitions = bench.reader.partitions("t")
+    assert partitions == [TopicPartition("t", 0), TopicPartition("t", 1)]
+    assert bench.reader.offsets(partitions, EARLIEST_TIMESTAMP) == {partitions[0]: 2, partitions[1]: 0}
+    assert bench.reader.offsets(partitions, LATEST_TIMESTAMP) == {partitions[0]: 3, partitions[1]: 0}
+    assert bench.reader.offsets(partitions, 5_000) == {partitions[0]: -1, partitions[1]: -1}
+
+
+# ---- transactions --------------------------------------------------------------------------------------------------
+
+
+def write_transactions(bench: Bench) -> None:
+    bench.append(0, "kept", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
+    bench.append(0, "dropped", producer_id=6, producer_epoch=0, base_sequence=0, is_transactional=True)
+    bench.append(0, "plain")
+    log = bench.rig.cluster.log("t", 0)
+    log.end_transaction(6, 0, committed=False, leader_epoch=0)
+    log.end_transaction(5, 0, committed=True, leader_epoch=0)
+
+
+def test_read_committed_leaves_out_aborted_transactions() -> None:
+    bench = Bench()
+    write_transactions(bench)
+    assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
+    assert {exchange.request.isolation_level for exchange in bench.fetches()} == {1}
+    assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.isolation_level == 1
+
+
+def test_read_uncommitted_sees_them() -> None:
+    bench = Bench()
+    write_transactions(bench)
+    assert bench.read() == {0: ["kept", "dropped", "plain"]}
+
+
+# ---- trouble -------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_topic_is_named_within_the_limit_and_never_created() -> None:
+    bench = Bench()
+    bench.rig.cluster.auto_create_topics = True
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nope'"):
+        list(bench.reader.read(["nope"]))
+    assert TIMEOUT_MS <= bench.rig.now_ms - started_ms <= TIMEOUT_MS * 1.1
+    assert "nope" not in bench.rig.cluster.topics
+
+
+def test_without_any_broker_the_error_says_why() -> None:
+    bench = Bench()
+    bench.rig.network.refusing.add(0)
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"'t'.*Connection refused"):
+        bench.reader.partitions("t")
+
+
+def test_a_topic_that_appears_in_time_is_read() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.topics["t"].visible_from_ms = bench.rig.now_ms + 3_000
+    assert bench.read() == {0: ["a"]}
+
+
+def test_a_topic_that_may_not_be_read_is_named() -> None:
+    bench = Bench()
+    bench.rig.cluster.on(int(ApiKey.METADATA), faults.fail_with(29), times=None)
+    with pytest.raises(TopicAuthorizationError, match="t"):
+        bench.read()
+
+
+def test_a_partition_that_may_not_be_read_is_named() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(FETCH, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match="t-0"):
+        bench.read()
+
+
+def test_a_leader_that_moves_in_the_middle_is_followed() -> None:
+    bench = Bench(2, max_partition_bytes=1)
+    for index in range(6):
+        bench.append(0, f"a{index}")
+    found = bench.reader.read(["t"])
+    first = next(found)
+    bench.rig.cluster.move_leader("t", 0, 1)
+    assert by_partition([first, *found]) == {0: [f"a{index}" for index in range(6)]}
+    assert {exchange.node_id for exchange in bench.fetches()} == {0, 1}
+
+
+def test_the_leaders_epoch_goes_with_the_request() -> None:
+    bench = Bench(2)
+    bench.append(0, "a")
+    bench.rig.cluster.move_leader("t", 0, 0)
+    assert bench.read() == {0: ["a"]}
+    (fetch,) = bench.fetches()
+    assert fetch.request.topics[0].partitions[0].current_leader_epoch == 1
+    assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.topics[0].partitions[0].current_leader_epoch in (0, 1)
+
+
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 75])
+def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(api, faults.fail_with(code), times=5)
+    started_ms = bench.rig.now_ms
+    assert bench.read() == {0: ["a"]}
+    assert bench.rig.now_ms - started_ms >= 400, "a pause before each of the five further requests"
+
+
+def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(LIST_OFFSETS, faults.fail_with(78), times=2)
+    assert bench.read() == {0: ["a"]}
+
+
+@pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.reader._timeout_ms = 60_000
+    bench.append(0, "a")
+    bench.rig.cluster.on(api, fault)
+    with caplog.at_level("CRITICAL"):
+        assert bench.read() == {0: ["a"]}
+
+
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+def test_trouble_that_does_not_pass_ends_at_the_limit_and_names_partition_and_cause(api: int) -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(api, faults.fail_with(6), times=None)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(KafkaTimeoutError, match=r"t-0.*not the leader"):
+        bench.read()
+    assert TIMEOUT_MS <= bench.rig.now_ms - started_ms <= TIMEOUT_MS * 1.2
+
+
+def test_the_limit_counts_from_the_last_progress() -> None:
+    bench = Bench(max_partition_bytes=1)
+    for index in range(6):
+        bench.append(0, f"a{index}")
+    bench.rig.cluster.on(FETCH, faults.delay(TIMEOUT_MS // 2), times=None)
+    assert len(bench.read()[0]) == 6
+
+
+def test_the_time_the_caller_takes_does_not_count() -> None:
+    bench = Bench(max_partition_bytes=1)
+    for index in range(4):
+        bench.append(0, f"a{index}")
+    count = 0
+    for found in bench.reader.read(["t"]):
+        count += len(found.records)
+        bench.rig.clock.advance(TIMEOUT_MS * 2)
+    assert count == 4
+
+
+def test_records_deleted_under_the_reader_are_an_error_that_names_the_partition() -> None:
+    bench = Bench(max_partition_bytes=1)
+    for index in range(6):
+        bench.append(0, f"a{index}")
+    found = bench.reader.read(["t"])
+    next(found)
+    bench.rig.cluster.log("t", 0).delete_records_before(5)
+    with pytest.raises(OffsetOutOfRangeError, match="t-0"):
+        list(found)
+
+
+def test_a_corrupt_batch_is_an_error() -> None:
+    bench = Bench()
+    bench.append(0, "abcdefgh")
+    bench.rig.cluster.on(FETCH, faults.corrupt(lambda frame: frame.replace(b"abcdefgh", b"abcdefgX")))
+    with pytest.raises(CorruptBatchError):
+        bench.read()
+
+
+def test_a_partition_the_answer_leaves_out_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": ()}), times=2)
+    bench.rig.cluster.on(LIST_OFFSETS, faults.change(lambda values: values | {"topics": ()}))
+    assert bench.read() == {0: ["a"]}
+
+
+def test_an_error_of_the_whole_answer_is_waited_out() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": (), "error_code": 6}))
+    assert bench.read() == {0: ["a"]}
+
+
+def test_a_refusal_of_the_whole_answer_ends_the_reading_at_once() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    refusal = faults.change(lambda values: values | {"responses": (), "error_code": 31})
+    bench.rig.cluster.on(FETCH, refusal, times=None)
+    with pytest.raises(ClusterAuthorizationError):
+        bench.read()
+
+
+@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+def test_a_broker_too_old_for_a_request_ends_the_reading_at_once(api: int) -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != api}
+    with pytest.raises(UnsupportedVersionError):
+        bench.read()
+
+
+def test_an_answer_without_records_or_a_list_of_aborts_is_an_empty_one() -> None:
+    bench = Bench()
+    write_transactions(bench)
+
+    def without(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        nothing = [each | {"records": None, "aborted_transactions": None} for each in topic["partitions"]]
+        return values | {"responses": [topic | {"partitions": nothing}]}
+
+    bench.rig.cluster.on(FETCH, faults.change(without))
+    assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
+
+
+def test_partitions_that_were_not_asked_for_are_passed_over() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+
+    def add(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        other = {"topic": "t", "partitions": [each | {"partition_index": 9} for each in topic["partitions"]]}
+        return values | {"responses": [other, topic, topic, topic | {"topic": "x"}]}
+
+    bench.rig.cluster.on(FETCH, faults.change(add))
+    assert bench.read() == {0: ["a"]}
+
+
+def test_a_node_is_asked_again_only_when_it_has_answered() -> None:
+    bench = Bench(max_partition_bytes=1)
+    bench.rig.cluster.add_partitions("t", 1)
+    for index in range(4):
+        bench.append(1, f"b{index}")
+    bench.append(0, "a")
+
+    def refuse_first(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        first, second = topic["partitions"]
+        return values | {"responses": [topic | {"partitions": [first | {"error_code": 5, "records": b""}, second]}]}
+
+    bench.rig.cluster.on(FETCH, faults.change(refuse_first))
+    bench.rig.cluster.on(FETCH, faults.delay(6_000), times=None)
+    assert bench.read() == {0: ["a"], 1: ["b0", "b1", "b2", "b3"]}
+    asked = [each.partition for fetch in bench.fetches() for each in fetch.request.topics[0].partitions]
+    assert asked.count(1) == 4
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    made = CoordinatorBench()
+    append(made, *[f"value {number}" for number in range(40)])
+    return made
+
+
+def append(bench: CoordinatorBench, *values: str) -> None:
+    for value in values:
+        run = encode_rows(None, [value], None, [1_000], 0, 1_000)
+        sealed = seal([run.chunk], 1, 1_000, 1_000, codec_for("none"))
+        assert bench.cluster.log("t", 0).append(b"".join(sealed.buffers), 0).error_code == 0
+
+
+def last(bench: CoordinatorBench, count: int, timeout_ms: int = 60_000) -> list[str]:
+    records = bench.coordinator.topics.read_last(PLACE, count, bench.timer(timeout_ms))
+    return [(record.value or b"").decode() for record in records]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40, 41])
+def test_the_last_records_come_in_order(bench: CoordinatorBench, count: int) -> None:
+    expected = [f"value {number}" for number in range(40)]
+    assert last(bench, count) == (expected[-count:] if count else [])
+
+
+def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
+    last(bench, 1)
+    assert [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(FETCH)] == [36]
+
+
+def test_a_partition_without_records_has_an_empty_tail() -> None:
+    bench = CoordinatorBench()
+    assert last(bench, 5) == []
+    assert bench.asked(FETCH) == []
+
+
+def test_the_search_goes_back_over_what_readers_do_not_see(bench: CoordinatorBench) -> None:
+    for _ in range(12):
+        open_ = bench.raw.begin("id")
+        bench.raw.write(open_, PLACE, "dropped")
+        bench.end([open_], committed=False)
+    assert last(bench, 2) == ["value 38", "value 39"]
+    assert len(bench.asked(FETCH)) == 3
+
+
+def test_batch_of_more_records_than_any_decision_is_refused(bench: CoordinatorBench) -> None:
+    rows = [b""] * 100_001
+    run = encode_rows(None, rows, None, [1_000] * len(rows), 0, 1_000)
+    sealed = seal([run.chunk], len(rows), 1_000, 1_000, codec_for("gzip"))
+    assert bench.cluster.log("t", 0).append(b"".join(sealed.buffers), 0).error_code == 0
+    with pytest.raises(CorruptBatchError, match=r"^t-0: .* has 100001 records, more than the 100000 that are read"):
+        last(bench, 1)
+
+
+def test_a_beginning_that_retention_moves_meanwhile_is_asked_for_again(bench: CoordinatorBench) -> None:
+    def trim(cluster: object, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        answer = proceed()
+        bench.cluster.log("t", 0).delete_records_before(39)
+        return answer
+
+    bench.cluster.on(LIST_OFFSETS, trim, skip=1)
+    assert last(bench, 3) == ["value 39"]
+
+
+def test_reading_from_an_offset_goes_to_the_end(bench: CoordinatorBench) -> None:
+    records = bench.coordinator.topics.read_from(PLACE, 37, bench.timer())
+    assert [record.offset for record in records] == [37, 38, 39]
+    assert bench.coordinator.topics.read_from(PLACE, 40, bench.timer()) == []
+
+
+def test_reading_from_before_the_beginning_is_refused(bench: CoordinatorBench) -> None:
+    bench.cluster.log("t", 0).delete_records_before(10)
+    with pytest.raises(OffsetOutOfRangeError, match="t-0"):
+        bench.coordinator.topics.read_from(PLACE, 9, bench.timer())
+
+
+def test_offsets_are_asked_for_by_time(bench: CoordinatorBench) -> None:
+    topics = bench.coordinator.topics
+    assert topics.list_offsets([PLACE], EARLIEST_TIMESTAMP, bench.timer()) == {PLACE: 0}
+    assert topics.list_offsets([PLACE], LATEST_TIMESTAMP, bench.timer()) == {PLACE: 40}
+    assert topics.list_offsets([PLACE], 999, bench.timer()) == {PLACE: 0}
+    assert topics.list_offsets([PLACE], 1_001, bench.timer()) == {PLACE: -1}
+
+
+def test_a_partition_that_the_topic_does_not_have_is_named_at_once(bench: CoordinatorBench) -> None:
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"t-1: the topic has 1 partitions"):
+        bench.coordinator.topics.read_from(TopicPartition("t", 1), 0, bench.timer())
+    assert bench.rig.now_ms - started_ms < 1_000
+
+
+def test_a_missing_topic_is_named_at_the_limit(bench: CoordinatorBench) -> None:
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nope'"):
+        bench.coordinator.topics.read_last(TopicPartition("nope", 0), 1, bench.timer(2_000))
+    assert 2_000 <= bench.rig.now_ms - started_ms <= 2_200
+
+
+@pytest.mark.parametrize(("api_key", "operation"), [(LIST_OFFSETS, "DESCRIBE"), (FETCH, "READ")])
+def test_who_may_not_read_the_topic_is_told_what_to_grant(
+    bench: CoordinatorBench, api_key: int, operation: str
+) -> None:
+    bench.cluster.on(api_key, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match=rf"t-0.*To read, {operation} is enough"):
+        last(bench, 1)
+
+
+def test_a_leader_that_does_not_answer_is_given_up_at_the_limit(bench: CoordinatorBench) -> None:
+    bench.cluster.on(FETCH, faults.lose_response(), times=None)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(KafkaTimeoutError, match="t-0"):
+        last(bench, 1, timeout_ms=3_000)
+    assert 3_000 <= bench.rig.now_ms - started_ms <= 3_300
+
+
+def test_a_tail_that_takes_too_long_is_given_up_though_it_comes(bench: CoordinatorBench) -> None:
+    bench.coordinator.topics._retry_backoff_ms = 1
+    append(bench, *["x" * 400_000] * 40)
+    bench.cluster.on(FETCH, faults.delay(400), times=None)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(KafkaTimeoutError, match=r"t-0.*2000 ms"):
+        last(bench, 40, timeout_ms=2_000)
+    assert bench.rig.now_ms - started_ms <= 2_500
+
+
+def test_a_partition_that_shrinks_again_and_again_is_given_up_at_the_limit(bench: CoordinatorBench) -> None:
+    bench.cluster.on(FETCH, faults.fail_with(1), times=None)
+    with pytest.raises(KafkaTimeoutError, match="t-0"):
+        last(bench, 1, timeout_ms=500)
+    assert bench.rig.now_ms == pytest.approx(1_000_500, abs=50)
+
+
+def test_a_limit_that_is_over_already_reads_nothing(bench: CoordinatorBench) -> None:
+    with pytest.raises(KafkaTimeoutError, match=r"t was not read within 0 ms"):
+        last(bench, 1, timeout_ms=0)
+    assert bench.cluster.requests == []
+
+
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+ABORT, COMMIT = 0, 1
+
+
+def batch(base: int, producer_id: int = -1, attributes: int = 0, key: bytes | None = None) -> DecodedBatch:
+    records = [DecodedRecord(base, 0, key, b"v", ())]
+    return DecodedBatch(base, 0, 0, attributes, 0, 0, producer_id, 0, 0, 0, records)
+
+
+def data(base: int, producer_id: int) -> DecodedBatch:
+    return batch(base, producer_id, TRANSACTIONAL)
+
+
+def marker(base: int, producer_id: int, kind: int) -> DecodedBatch:
+    return batch(base, producer_id, TRANSACTIONAL | CONTROL, bytes([0, 0, 0, kind]))
+
+
+def seen(batches: list[DecodedBatch], *aborted: tuple[int, int]) -> list[int]:
+    transactions = [AbortedTransaction(*each) for each in aborted]
+    return [each.base_offset for each, is_visible in visible_batches(batches, transactions) if is_visible]
+
+
+def test_control_batches_are_never_seen() -> None:
+    assert seen([batch(0), marker(1, 7, COMMIT), marker(2, 7, ABORT), batch(3)]) == [0, 3]
+
+
+def test_records_of_an_aborted_transaction_are_left_out_up_to_its_end() -> None:
+    log = [data(0, 7), marker(1, 7, COMMIT), data(2, 7), data(3, 7), marker(4, 7, ABORT), data(5, 7)]
+    assert seen(log, (7, 2)) == [0, 5]
+
+
+def test_transactions_of_several_producers_are_told_apart() -> None:
+    log = [data(0, 7), data(1, 8), batch(2), data(3, 7), marker(4, 7, ABORT), data(5, 8), data(6, 7)]
+    assert seen(log, (7, 0)) == [1, 2, 5, 6]
+
+
+def test_one_producer_may_abort_more_than_once_in_whatever_order_that_is_told() -> None:
+    log = [data(0, 7), marker(1, 7, ABORT), data(2, 7), marker(3, 7, COMMIT), data(4, 7), marker(5, 7, ABORT)]
+    assert seen(log, (7, 4), (7, 0)) == [2]
+
+
+def test_a_transaction_that_began_before_the_fetch_is_left_out_too() -> None:
+    assert seen([data(10, 7), marker(11, 7, ABORT), data(12, 7)], (7, 3)) == [12]
+
+
+def test_several_that_began_before_the_fetch_are_left_out_from_its_first_batch_on() -> None:
+    assert seen([data(10, 9), data(11, 8), data(12, 7), data(13, 6)], (7, 3), (8, 4), (9, 5)) == [13]
+
+
+def test_records_outside_transactions_are_seen_whatever_their_producer() -> None:
+    assert seen([batch(0, 7), data(1, 7)], (7, 0)) == [0]
+
+
+def test_a_commit_marker_or_an_empty_batch_is_no_abort() -> None:
+    assert is_abort_marker(marker(0, 7, ABORT))
+    assert not is_abort_marker(marker(0, 7, COMMIT))
+    assert not is_abort_marker(batch(0, 7, TRANSACTIONAL, bytes(4)))
+    assert not is_abort_marker(batch(0, 7, TRANSACTIONAL | CONTROL, None))
+    empty = DecodedBatch(0, 0, 0, CONTROL, 0, 0, 7, 0, 0, 0, [])
+    assert not is_abort_marker(empty)

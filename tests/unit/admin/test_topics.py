@@ -1,0 +1,296 @@
+"""The metadata of named topics, when a topic counts as gone, and how one is created, over scripted nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.faults import Proceed
+
+from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicAbsence, TopicsMetadata
+from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
+from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
+from spark_kafka_sink.common.errors import (
+    InvalidTopicError,
+    KafkaTimeoutError,
+    TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.requests import READ_UNCOMMITTED, MetadataRequest
+
+NODE = Node(0, "b", 9092)
+
+
+def follow(*topics: str) -> TopicsMetadata:
+    return TopicsMetadata(topics, 100, 1_000, 300_000, random.Random(1))
+
+
+def answer(*topics: str) -> MetadataResponse:
+    return MetadataResponse(
+        {0: NODE},
+        tuple(TopicMetadata(name, partitions=(PartitionMetadata(TopicPartition(name, 0), 0, 0),)) for name in topics),
+    )
+
+
+def test_only_its_topics_are_asked_for_and_none_is_created() -> None:
+    request = follow("b", "a").new_metadata_request_and_version(0).request
+    assert request == MetadataRequest(("a", "b"), allow_auto_topic_creation=False)
+
+
+def test_without_topics_the_brokers_alone_are_asked_for() -> None:
+    assert follow().new_metadata_request_and_version(0).request.topics == ()
+
+
+def test_a_topic_added_later_is_asked_for_alone_and_at_once() -> None:
+    metadata = follow("a")
+    metadata.update(0, answer("a"), False, 1_000)
+    metadata.add_topics(["a"])
+    assert not metadata.update_requested()
+    metadata.add_topics(["a", "b"])
+    assert metadata.time_to_next_update(1_000) == 0
+    asked = metadata.new_metadata_request_and_version(1_000)
+    assert asked.is_partial
+    assert asked.request.topics == ("b",)
+    metadata.update(asked.request_version, answer("b", "x"), True, 1_000)
+    assert metadata.fetch().topics == {"a", "b"}
+    assert metadata.new_metadata_request_and_version(1_000).request.topics == ("a", "b")
+
+
+def test_a_topic_that_was_refused_while_another_was_asked_for_is_not_so_before_it_is_asked_for_again() -> None:
+    metadata = follow("a", "b")
+    metadata.add_topics(["a"])
+    metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
+    metadata.maybe_raise_any_error()
+    metadata.add_topics(["b"])
+    metadata.maybe_raise_any_error()
+    metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
+    with pytest.raises(TopicAuthorizationError, match="b"):
+        metadata.maybe_raise_any_error()
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    made = CoordinatorBench()
+    made.coordinator.creation.count("t", made.timer())
+    return made
+
+
+def update(bench: CoordinatorBench) -> None:
+    bench.coordinator.creation.count("t", bench.timer())
+
+
+def test_topic_counts_as_gone_after_ten_seconds(bench: CoordinatorBench) -> None:
+    absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
+    absence.check(["t"])
+    bench.cluster.delete_topic("t")
+    update(bench)
+    absence.check(["t"])
+    bench.rig.clock.sleep_ms(ABSENCE_LIMIT_MS - 1)
+    absence.check(["t"])
+    bench.rig.clock.sleep_ms(1)
+    with pytest.raises(UnknownTopicOrPartitionError, match="Topic 't' is not in the cluster any more"):
+        absence.check(["t"])
+
+
+def test_topic_that_comes_back_is_not_gone(bench: CoordinatorBench) -> None:
+    absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
+    topic = bench.cluster.topics["t"]
+    for is_visible in (False, True, False):
+        topic.is_visible = is_visible
+        update(bench)
+        absence.check(["t"])
+        bench.rig.clock.sleep_ms(ABSENCE_LIMIT_MS - 2_000)
+
+
+def test_topic_is_not_gone_where_no_node_answers(bench: CoordinatorBench) -> None:
+    """The client has begun again with its bootstrap addresses, and knows no topic."""
+    absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
+    bench.rig.metadata.bootstrap([("broker-0", 9092)])
+    for _ in range(2):
+        absence.check(["t"])
+        bench.rig.clock.sleep_ms(10 * ABSENCE_LIMIT_MS)
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.LIST_OFFSETS, ApiKey.FETCH])
+def test_topic_deleted_while_it_is_read_is_not_waited_for(bench: CoordinatorBench, api_key: ApiKey) -> None:
+    def delete(cluster: ScriptedCluster, _: Exchange, proceed: Proceed) -> Answer:
+        if "t" in cluster.topics:
+            cluster.delete_topic("t")
+        return proceed()
+
+    bench.open("somebody/0")
+    bench.cluster.on(api_key, delete)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match="Topic 't' is not in the cluster any more"):
+        bench.coordinator.topics.read_from(PLACE, 0, bench.timer(), READ_UNCOMMITTED)
+    assert ABSENCE_LIMIT_MS <= bench.rig.now_ms - started_ms < 2 * ABSENCE_LIMIT_MS
+
+
+CREATE_TOPICS = int(ApiKey.CREATE_TOPICS)
+
+
+def ensure(bench: CoordinatorBench, topic: str, limit_ms: int = 60_000) -> int:
+    return bench.coordinator.creation.ensure(topic, 5, 3, {"cleanup.policy": "compact"}, bench.timer(limit_ms))
+
+
+def test_a_missing_topic_is_created_once_with_as_many_replicas_as_there_are_nodes() -> None:
+    bench = CoordinatorBench(node_count=2)
+    assert ensure(bench, "decisions") == 5
+    assert ensure(bench, "decisions") == 5
+    (asked,) = bench.asked(CREATE_TOPICS)
+    (topic,) = asked.request.topics
+    assert (topic.num_partitions, topic.replication_factor) == (5, 2)
+    assert [(config.name, config.value) for config in topic.configs] == [
+        ("min.insync.replicas", "1"),
+        ("cleanup.policy", "compact"),
+    ]
+
+
+def test_a_topic_that_is_there_is_left_as_it_is() -> None:
+    bench = CoordinatorBench()
+    assert ensure(bench, "t") == 1
+    assert bench.asked(CREATE_TOPICS) == []
+
+
+def test_a_topic_that_somebody_else_creates_meanwhile_is_taken() -> None:
+    bench = CoordinatorBench()
+
+    exists = faults.fail_with(36)
+
+    def quicker(*arguments: Any) -> Any:
+        bench.cluster.create_topic("decisions", 7)
+        return exists(*arguments)
+
+    bench.cluster.on(CREATE_TOPICS, quicker)
+    assert ensure(bench, "decisions") == 7
+
+
+def test_a_refused_creation_is_raised_with_the_topic() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(CREATE_TOPICS, faults.fail_with(29))
+    with pytest.raises(TopicAuthorizationError, match="decisions"):
+        ensure(bench, "decisions")
+
+
+def test_a_topic_that_was_refused_before_is_nothing_to_who_wants_another() -> None:
+    """A client serves all queries of its process: one under the wrong decision.topic, and the same corrected."""
+    bench = CoordinatorBench()
+    with pytest.raises(InvalidTopicError, match="my decisions"):
+        ensure(bench, "my decisions")
+    assert ensure(bench, "decisions") == 5
+    assert bench.coordinator.transactions.list_transactions(bench.timer()) == []
+    with pytest.raises(InvalidTopicError, match="my decisions"):
+        ensure(bench, "my decisions")
+
+
+def test_a_missing_topic_is_created_by_the_controller_where_no_other_node_may() -> None:
+    """Brokers with ZooKeeper pass nothing on."""
+    bench = CoordinatorBench()
+    for controller in range(3):
+        bench.cluster.controller_id = controller
+        bench.cluster.scripts.clear()
+        for other in {0, 1, 2} - {controller}:
+            bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None, node_id=other)
+        assert ensure(bench, f"decisions-{controller}") == 5
+
+
+def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
+    """KIP-599: a broker refuses what goes beyond it, and says for how long."""
+    bench = CoordinatorBench(node_count=1)
+    exceeded = faults.fail_with(89)
+
+    def refuse(*arguments: Any) -> Answer:
+        answer = exceeded(*arguments)
+        return dataclasses.replace(answer, values={**(answer.values or {}), "throttle_time": 3_000})
+
+    bench.cluster.on(CREATE_TOPICS, refuse)
+    assert ensure(bench, "decisions") == 5
+    refused, created = bench.asked(CREATE_TOPICS)
+    assert created.now_ms - refused.now_ms >= 3_000
+
+
+def test_of_one_node_one_replica_is_in_sync() -> None:
+    bench = CoordinatorBench(node_count=1)
+    assert ensure(bench, "decisions") == 5
+    (topic,) = bench.asked(CREATE_TOPICS)[0].request.topics
+    assert ("min.insync.replicas", "1") in [(config.name, config.value) for config in topic.configs]
+
+
+@pytest.mark.parametrize("code", [41, 7], ids=["not the controller", "timed out"])
+def test_a_creation_that_fails_for_now_is_repeated_with_pauses(code: int) -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(CREATE_TOPICS, faults.fail_with(code), times=3)
+    assert ensure(bench, "decisions") == 5
+    times = [exchange.now_ms for exchange in bench.asked(CREATE_TOPICS)]
+    assert len(times) == 4
+    assert all(later - earlier >= 100 for earlier, later in pairwise(times))
+
+
+def test_a_creation_that_an_answer_does_not_mention_is_repeated() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(CREATE_TOPICS, lambda *_: Answer({"throttle_time": 0, "topics": []}))
+    assert ensure(bench, "decisions") == 5
+    assert len(bench.asked(CREATE_TOPICS)) == 2
+
+
+def test_a_creation_that_never_comes_through_ends_at_the_limit_and_says_why() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(
+        KafkaTimeoutError, match=r"Topic decisions was neither found nor made within 3000 ms\. .*not the controller"
+    ):
+        ensure(bench, "decisions", 3_000)
+    assert 3_000 <= bench.rig.now_ms - started_ms <= 3_200
+
+
+@pytest.mark.parametrize("limit_ms", [3 * 10**9, 2**63 - 1], ids=["beyond 32 bits", "Long.MAX_VALUE"])
+def test_a_topic_is_created_however_long_that_may_take(limit_ms: int) -> None:
+    bench = CoordinatorBench()
+    assert ensure(bench, "decisions", limit_ms) == 5
+
+
+def test_a_cluster_that_comes_back_in_time_is_asked() -> None:
+    bench = CoordinatorBench(node_count=1)
+    bench.rig.network.refusing.add(0)
+    bench.rig.selector.at(bench.rig.now_ms + 3_000, lambda: bench.rig.network.refusing.discard(0))
+    assert ensure(bench, "decisions") == 5
+
+
+# ---- counting --------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_counted_and_a_missing_topic_has_none_and_is_not_made() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.create_topic("decisions", 7)
+    assert bench.coordinator.creation.count("decisions", bench.timer()) == 7
+    assert bench.coordinator.creation.count("missing", bench.timer()) == 0
+    assert bench.asked(CREATE_TOPICS) == []
+
+
+def test_a_cluster_that_does_not_answer_is_no_missing_topic() -> None:
+    bench = CoordinatorBench(node_count=1)
+    bench.rig.network.refusing.add(0)
+    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was not looked up within 2000 ms\. .*refused"):
+        bench.coordinator.creation.count("decisions", bench.timer(2_000))
+
+
+def test_a_topic_that_is_made_because_it_is_missing_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    bench = CoordinatorBench()
+    assert ensure(bench, "decisions") == 5
+    assert caplog.text == ""
+
+
+def test_a_topic_that_nobody_could_be_asked_for_is_told_with_what_the_connection_failed_of() -> None:
+    bench = CoordinatorBench(node_count=1)
+    bench.rig.network.refusing.add(0)
+    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor made .* Connection refused"):
+        bench.coordinator.creation.ensure("decisions", 5, 3, {}, bench.timer(4_000))

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.scripted_broker import faults
+from support.scripted_broker.versions import KAFKA_3_0
+
+from spark_kafka_sink.admin.coordinator_calls import Outcome
+from spark_kafka_sink.admin.transaction_values import (
+    EndTxnOutcome,
+    EndTxnStatus,
+    OpenTransaction,
+    ProducerIdAndEpoch,
+    TransactionState,
+)
+from spark_kafka_sink.admin.transactions import end_txn_outcome
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    InvalidPidMappingError,
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    TransactionAbortableError,
+    TransactionalIdAuthorizationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.protocol.messages import ApiKey
+
+INIT, END, LIST = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.END_TXN), int(ApiKey.LIST_TRANSACTIONS)
+DESCRIBE, METADATA = int(ApiKey.DESCRIBE_TRANSACTIONS), int(ApiKey.METADATA)
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    return CoordinatorBench()
+
+
+@pytest.mark.parametrize(("is_in_doubt", "status"), [(True, EndTxnStatus.UNRESOLVED), (False, EndTxnStatus.REFUSED)])
+def test_an_end_that_was_refused_after_no_answer_may_have_come_about(is_in_doubt: bool, status: EndTxnStatus) -> None:
+    open_ = OpenTransaction("id", 5, 3, 2)
+    error = UnsupportedVersionError("a coordinator of an older release by then")
+    outcome = end_txn_outcome(open_, Outcome(None, error, is_in_doubt))
+    assert outcome == EndTxnOutcome(open_, status, 5, 3, error)
+
+
+# ---- producer ids --------------------------------------------------------------------------------------------------
+
+
+def test_the_first_epoch_of_an_id_is_zero_and_each_call_gives_the_next(bench: CoordinatorBench) -> None:
+    transactions = bench.coordinator.transactions
+    first = transactions.init_producer_id("id", 60_000, bench.timer())
+    assert first == (1000, 0)
+    assert transactions.init_producer_id("id", 50_000, bench.timer()) == (1000, 1)
+    assert transactions.init_producer_id("other", 60_000, bench.timer()) == (1001, 0)
+    asked = bench.asked(INIT)[1].request
+    assert (asked.transactional_id, asked.producer_id, asked.producer_epoch) == ("id", -1, -1)
+    assert bench.cluster.transactions.transactions["id"].timeout_ms == 50_000
+
+
+def test_an_open_transaction_is_aborted_and_waited_for(bench: CoordinatorBench) -> None:
+    bench.cluster.transactions.marker_delay_ms = 300
+    (open_,) = bench.open("id")
+    started_ms = bench.rig.now_ms
+    given = bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer())
+    assert given == (open_.producer_id, open_.producer_epoch + 2)
+    assert 300 <= bench.rig.now_ms - started_ms <= 700
+    assert bench.cluster.log("t", 0).committed_records() == []
+
+
+def test_an_open_transaction_that_does_not_end_is_reported_at_the_limit(bench: CoordinatorBench) -> None:
+    bench.cluster.on(INIT, faults.fail_with(51), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"'id'.*1500 ms.*previous transaction"):
+        bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(1_500))
+
+
+def test_many_ids_are_fenced_at_once_each_with_its_own_outcome(bench: CoordinatorBench) -> None:
+    opened = bench.open("a", "b", "c")
+    bench.cluster.on(INIT, faults.fail_with(53), times=None, node_id=1)
+    found = bench.coordinator.transactions.init_producer_ids("abc", 60_000, bench.timer())
+    assert list(found) == ["a", "b", "c"]
+    assert found["a"].get() == (opened[0].producer_id, opened[0].producer_epoch + 2)
+    with pytest.raises(TransactionalIdAuthorizationError, match=r"'b'.*broker-1.*grant WRITE"):
+        found["b"].get()
+    assert [bench.state(each) for each in "abc"] == ["Empty", "Ongoing", "Empty"]
+
+
+@pytest.mark.parametrize("error_code", [47, 90])
+def test_both_ways_to_say_fenced_are_one_error(bench: CoordinatorBench, error_code: int) -> None:
+    bench.cluster.on(INIT, faults.fail_with(error_code))
+    with pytest.raises(ProducerFencedError, match=r"'id'.*newer producer"):
+        bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(), ProducerIdAndEpoch(1000, 0))
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error_code", "status", "error_type"),
+    [
+        (47, EndTxnStatus.PRODUCER_FENCED, InvalidProducerEpochError),
+        (48, EndTxnStatus.INVALID_TXN_STATE, InvalidTxnStateError),
+        (49, EndTxnStatus.INVALID_PID_MAPPING, InvalidPidMappingError),
+        (90, EndTxnStatus.PRODUCER_FENCED, ProducerFencedError),
+        (53, EndTxnStatus.REFUSED, TransactionalIdAuthorizationError),
+        (120, EndTxnStatus.REFUSED, TransactionAbortableError),
+        (68, EndTxnStatus.REFUSED, BrokerError),
+    ],
+)
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_an_answer_means_is_told_apart(
+    bench: CoordinatorBench, error_code: int, status: EndTxnStatus, error_type: type[KafkaError], committed: bool
+) -> None:
+    (open_,) = bench.open("id")
+    bench.cluster.on(END, faults.fail_with(error_code))
+    (outcome,) = bench.end([open_], committed=committed)
+    assert outcome.status is status
+    assert type(outcome.error) is error_type
+    assert outcome.error is not None
+    assert outcome.error.error_code == error_code
+    what = "Commit" if committed else "Abort"
+    assert f"{what} of transactional id 'id' (producer id 1000, epoch 0, transaction version 2)" in str(outcome.error)
+    assert (outcome.producer_id, outcome.producer_epoch) == open_[1:3]
+    assert len(bench.asked(END)) == 1
+
+
+def test_a_decided_answer_after_a_lost_one_stays_what_it_is(bench: CoordinatorBench) -> None:
+    (open_,) = bench.open("id")
+    bench.cluster.on(END, faults.close_before())
+    bench.cluster.on(END, faults.fail_with(90))
+    assert bench.commit(open_).status is EndTxnStatus.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize(("version", "request_version", "bump"), [(1, 4, 0), (2, 5, 1)])
+def test_a_transaction_ends_in_the_version_it_was_begun_under(version: int, request_version: int, bump: int) -> None:
+    bench = CoordinatorBench(version=version)
+    (open_,) = bench.open("id")
+    outcome = bench.commit(open_)
+    assert (outcome.status, outcome.producer_epoch) == (EndTxnStatus.DONE, open_.producer_epoch + bump)
+    assert [exchange.version for exchange in bench.asked(END)] == [request_version]
+
+
+def test_the_first_producer_id_of_all_has_a_next_epoch_too(bench: CoordinatorBench) -> None:
+    bench.cluster.next_producer_id = 0
+    (open_,) = bench.open("id")
+    outcome = bench.commit(open_)
+    assert (outcome.producer_id, outcome.producer_epoch) == (0, open_.producer_epoch + 1)
+
+
+def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: CoordinatorBench) -> None:
+    (open_,) = bench.open("id")
+    held = bench.cluster.transactions.transactions["id"]
+    held.epoch = 2**15 - 2
+    last = open_._replace(producer_epoch=held.epoch)
+    outcome = bench.commit(last)
+    assert outcome.status is EndTxnStatus.DONE
+    assert (outcome.producer_id, outcome.producer_epoch) == (1001, 0)
+    assert bench.commit(last) == outcome
+    following = OpenTransaction("id", 1001, 0, 2)
+    bench.raw.write(following, PLACE, "more")
+    assert bench.commit(following).status is EndTxnStatus.DONE
+
+
+# ---- describe and list ---------------------------------------------------------------------------------------------
+
+
+def test_who_may_not_describe_is_told_what_to_grant(bench: CoordinatorBench) -> None:
+    bench.open("a", "b")
+    bench.cluster.on(DESCRIBE, faults.fail_with(53), node_id=1)
+    with pytest.raises(TransactionalIdAuthorizationError, match=r"'b'.*grant DESCRIBE"):
+        bench.coordinator.transactions.describe_transactions(["a", "b"], bench.timer())
+
+
+def test_a_state_that_we_have_not_heard_of_is_unknown(bench: CoordinatorBench) -> None:
+    bench.open("id")
+
+    def rename(values: dict[str, Any]) -> dict[str, Any]:
+        states = [state | {"transaction_state": "Dreaming"} for state in values["transaction_states"]]
+        return values | {"transaction_states": states}
+
+    bench.cluster.on(DESCRIBE, faults.change(rename))
+    found = bench.coordinator.transactions.describe_transactions(["id"], bench.timer())["id"]
+    assert found is not None
+    assert found.state is TransactionState.UNKNOWN
+
+
+def listed(bench: CoordinatorBench, timeout_ms: int = 60_000, **filters: Any) -> list[tuple[str, int]]:
+    found = bench.coordinator.transactions.list_transactions(bench.timer(timeout_ms), **filters)
+    return [(each.transactional_id, each.coordinator.id) for each in found]
+
+
+def test_all_brokers_are_asked_and_what_they_know_is_one_list(bench: CoordinatorBench) -> None:
+    bench.open("c", "b", "a", "d")
+    assert listed(bench) == [("a", 2), ("b", 1), ("c", 0), ("d", 0)]
+    assert sorted(exchange.node_id for exchange in bench.asked(LIST)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error_code", [14, 15])
+def test_a_broker_that_is_loading_is_asked_again_alone(bench: CoordinatorBench, error_code: int) -> None:
+    bench.open("a", "b", "c")
+    bench.cluster.on(LIST, faults.fail_with(error_code), node_id=1)
+    assert len(listed(bench)) == 3
+    assert sorted(exchange.node_id for exchange in bench.asked(LIST)) == [0, 1, 1, 2]
+
+
+def test_a_broker_that_has_gone_is_not_waited_for_and_what_it_coordinated_is_listed(bench: CoordinatorBench) -> None:
+    """By the others, which have answered before they had it."""
+
+    def notice() -> None:
+        bench.cluster.live_node_ids.discard(1)
+        bench.cluster.coordinators["b"] = 2
+
+    bench.open("a", "b", "c")
+    bench.rig.network.stop(1)
+    bench.cluster.live_node_ids.add(1)  # the cluster has not noticed yet
+    bench.rig.selector.at(bench.rig.now_ms + 9_000, notice)
+    started_ms = bench.rig.now_ms
+    assert listed(bench) == [("a", 0), ("b", 2), ("c", 2)]
+    assert 9_000 <= bench.rig.now_ms - started_ms <= 13_000
+
+
+@pytest.mark.parametrize("delay_ms", [2_500, 8_000])
+def test_a_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, delay_ms: int) -> None:
+    bench.open("a", "b", "c")
+    bench.cluster.on(LIST, faults.delay(delay_ms), node_id=1, times=None)
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
+
+
+def test_a_list_that_lacks_a_broker_is_an_error_that_names_it(bench: CoordinatorBench) -> None:
+    bench.cluster.on(LIST, faults.lose_response(), node_id=1, times=None)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(KafkaTimeoutError, match=r"ListTransactions of node broker-1"):
+        listed(bench, 5_000)
+    assert 5_000 <= bench.rig.now_ms - started_ms <= 5_500
+
+
+def test_without_any_broker_the_list_ends_at_its_limit(bench: CoordinatorBench) -> None:
+    bench.rig.network.refusing.update({0, 1, 2})
+    with pytest.raises(KafkaTimeoutError, match=r"2000 ms.*Connection refused"):
+        listed(bench, 2_000)
+
+
+def test_a_client_that_starts_again_from_bootstrap_servers_asks_all_brokers(bench: CoordinatorBench) -> None:
+    """Not those addresses, which may be one of many."""
+    bench.open("a", "b", "c")
+    bench.cluster.on(METADATA, faults.delay(50))
+    bench.rig.selector.at(bench.rig.now_ms + 10, bench.rig.metadata.rebootstrap)
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
+
+
+def test_a_filter_that_a_broker_is_too_old_for_is_refused(bench: CoordinatorBench) -> None:
+    bench.cluster.versions = KAFKA_3_0
+    assert listed(bench, states=[TransactionState.ONGOING]) == []
+    with pytest.raises(UnsupportedVersionError, match="duration_filter"):
+        listed(bench, longer_than_ms=5)
+
+
+def test_a_state_that_a_broker_does_not_know_is_refused(bench: CoordinatorBench) -> None:
+    with pytest.raises(UnsupportedVersionError, match=r"broker-\d.*Unknown"):
+        listed(bench, states=[TransactionState.UNKNOWN])
+
+
+def test_listing_from_a_broker_before_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
+    bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != LIST}
+    with pytest.raises(UnsupportedVersionError) as refused:
+        bench.coordinator.transactions.list_transactions(bench.timer())
+    text = str(refused.value)
+    assert "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak LIST_TRANSACTIONS" in text
+    assert text.count("broker-") == 1
+    assert "Node " not in text
