@@ -32,14 +32,13 @@ def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
         for number, (part, first) in enumerate(zip(parts, firsts, strict=True)):
             part.close_for_appends()
             _hand_over(batch, part, first, number)
+        batch.split_parts, batch.thunks = parts, []
     except BaseException:  # no memory, say: the batch has its callbacks and futures again
         for thunk, first in bound:
             thunk.bind(batch.result, first)
         for part in parts:
             part.result.mark_done()  # a future that waits there already goes on to the batch's result
         raise
-    batch.thunks = []
-    batch.split_parts = parts
     return parts
 
 

@@ -28,8 +28,8 @@ class WaitSample(Sample):
 
 
 class Grant:
-    """Memory that a send has and no batch yet. It is changed in one statement with what it comes from or goes to, for
-    Ctrl-C comes between others; `BufferPool.take_back` may be asked wherever that was.
+    """Memory that a send or a batch has. It is changed in one statement with what it comes from or goes to, for Ctrl-C
+    comes between others; `BufferPool.take_back` may be asked wherever that was, and again.
     """
 
     __slots__ = ("size",)
@@ -122,19 +122,14 @@ class BufferPool:
                 self._waiters.remove(turn)
             self._notify_first()
 
-    def charge(self, size: int) -> None:
-        """Take `size` bytes that are in use already, be they free or not; who waits goes on waiting for others."""
+    def exchange(self, grant: Grant, size: int) -> None:
+        """Take back `grant` for one of `size` bytes, be they free or not; who waits goes on waiting for others."""
         with self._lock:
-            self._available -= size
-
-    def deallocate(self, size: int) -> None:
-        """Give `size` bytes back."""
-        with self._lock:
-            self._available += size
+            self._available, grant.size = self._available + grant.size - size, size
             self._notify_first()
 
     def take_back(self, grant: Grant) -> None:
-        """Take back what of `grant` has come to no batch: all, some or none of it."""
+        """Take back `grant`, or what of it has not moved to another one: all, some or none of it."""
         with self._lock:
             self._available, grant.size = self._available + grant.size, 0
             self._notify_first()
@@ -154,31 +149,22 @@ class BufferPool:
 class SharedAllocation:
     """Memory that several batches hold together, as slices of one encoded block do: given back when the last lets go
     of it.
+
+    `give_back` may be called more than once, and gives back once. So every call here may be made again where Ctrl-C or
+    a fault ended it. A holder is added while another one is there that the same thread lets go.
     """
 
-    __slots__ = ("_give_back", "_is_of_append", "_lock", "holders")
+    __slots__ = ("_give_back", "_holders")
 
-    def __init__(self, give_back: Callable[[], None], holders: int, is_of_append: bool = False) -> None:
+    def __init__(self, give_back: Callable[[], None], holder: object) -> None:
         self._give_back = give_back
-        self._is_of_append = is_of_append
-        self.holders = holders
-        """Raised without a lock while nobody but the thread that raises it can let go: in one append, one split."""
-        self._lock = threading.Lock()
+        self._holders = {holder}
 
-    def end_append(self) -> None:
-        """Let go of the share of the append that made this, if it has not: to be asked again where Ctrl-C ended it,
-        if the memory may be given back twice, as a `Grant` may.
-        """
-        with self._lock:
-            if self._is_of_append:
-                self._is_of_append, self.holders = False, self.holders - 1
-            is_last = self.holders == 0
-        if is_last:
-            self._give_back()
+    def hold(self, holder: object) -> None:
+        self._holders.add(holder)
 
-    def release(self) -> None:
-        with self._lock:
-            self.holders -= 1
-            is_last = self.holders == 0
-        if is_last:
+    def release(self, holder: object) -> None:
+        """`holder` lets go, if it has not."""
+        self._holders.discard(holder)
+        if not self._holders:
             self._give_back()

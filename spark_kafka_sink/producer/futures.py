@@ -94,10 +94,13 @@ class BatchResult:
         self.record_errors = record_errors
 
     def mark_done(self) -> None:
-        """Wake who waits: after the callbacks, so that a flush that returns has seen them all run."""
+        """Wake the threads that wait, after the callbacks: a flush that returns has seen them all run. May be called
+        again: it wakes those that a fault kept from being woken.
+        """
         self.is_done = True
-        for gate in tuple(self._waiting):  # a copy: who gives up takes its own away
-            gate.release()
+        for gate in tuple(self._waiting):  # a copy: a thread that gives up takes its own away
+            if gate.locked():  # by us still, or by the thread that has woken
+                gate.release()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether the batch has ended within that time."""
@@ -199,13 +202,16 @@ class RecordThunk:
         self.future.bind(result, first)
 
     def fire(self, harmless: Harmless = BaseException) -> None:
-        """Call the callback. One that raises harms nobody; on the caller's own thread only Exceptions are `harmless`,
-        for Ctrl-C is the caller's to hear.
+        """Call the callback, once however often this is called. One that raises harms nobody; on the caller's own
+        thread only Exceptions are `harmless`, for Ctrl-C is the caller's to hear.
         """
-        if self.callback is None:
+        callback = self.callback
+        if callback is None:
             return
+        metadata, error = self.future.metadata(), self.future.exception()
+        self.callback = None  # from here on it counts as called
         try:
-            self.callback(self.future.metadata(), self.future.exception())
+            callback(metadata, error)
         except harmless:
             log.exception("A send callback raised; the record's own outcome stands")
 
@@ -216,7 +222,7 @@ class RecordThunk:
 class RunThunk:
     """The callback of a run of rows."""
 
-    __slots__ = ("_result", "callback", "first", "record_count", "serialized_size")
+    __slots__ = ("_calls", "_result", "callback", "first", "record_count", "serialized_size")
 
     def __init__(self, callback: RunCallback, record_count: int, serialized_size: int) -> None:
         self.callback = callback
@@ -224,6 +230,8 @@ class RunThunk:
         self.serialized_size = serialized_size
         self.first = 0
         self._result: BatchResult | None = None
+        self._calls: list[tuple[RunMetadata, KafkaError | None]] | None = None
+        """What the callback has yet to be told, the last first."""
 
     def bind(self, result: BatchResult, first: int) -> None:
         self.first = first
@@ -239,24 +247,29 @@ class RunThunk:
         self.serialized_size += serialized_size
 
     def fire(self, harmless: Harmless = BaseException) -> None:
-        """Call the callback: once, or where single records failed (KIP-467) once for each stretch of one outcome. As
-        for what it raises see `RecordThunk.fire`.
+        """Call the callback: once, or where single records failed (KIP-467) once for each stretch of one outcome;
+        called again, only what is left. As for what it raises see `RecordThunk.fire`.
         """
-        result = self._result
-        assert result is not None
-        for first, count, error in self._stretches(result):
-            run = RunMetadata(
-                result.topic_partition.topic,
-                result.topic_partition.partition,
-                -1 if error is not None else result.offset_of(first),
-                count,
-                -1 if result.log_append_time_ms is None else result.log_append_time_ms,
-                self.serialized_size * count // self.record_count,
-            )
+        if self._calls is None:
+            self._calls = self._due_calls()
+        while self._calls:
+            run, error = self._calls.pop()
             try:
                 self.callback(run, error)
             except harmless:
                 log.exception("A send callback raised; the rows' own outcome stands")
+
+    def _due_calls(self) -> list[tuple[RunMetadata, KafkaError | None]]:
+        result = self._result
+        assert result is not None
+        topic, partition = result.topic_partition
+        stamped_ms = -1 if result.log_append_time_ms is None else result.log_append_time_ms
+        calls = []
+        for first, count, error in reversed(self._stretches(result)):
+            offset = -1 if error is not None else result.offset_of(first)
+            size = self.serialized_size * count // self.record_count
+            calls.append((RunMetadata(topic, partition, offset, count, stamped_ms, size), error))
+        return calls
 
     def _stretches(self, result: BatchResult) -> list[tuple[int, int, KafkaError | None]]:
         end = self.first + self.record_count

@@ -47,25 +47,28 @@ class IncompleteBatches:
             del self._batches[batch]
 
     def next_expiry_ms(self) -> int:
-        """When the first batch that has no outcome yet reaches delivery.timeout.ms. One that is still being filled does
-        not expire; who fills it wakes the Sender.
+        """When the first batch that has not ended reaches delivery.timeout.ms. One that is still being filled does not
+        expire; the thread that fills it wakes the Sender.
         """
         first_ms: int | None = None
         for batch in self._batches:
-            if not batch.is_done and batch.is_filled and (first_ms is None or batch.created_ms < first_ms):
+            if _can_expire(batch) and (first_ms is None or batch.created_ms < first_ms):
                 first_ms = batch.created_ms
                 if not self._parts:
                     break
         return FOREVER_MS if first_ms is None else first_ms + self._delivery_timeout_ms
 
     def expired(self, now_ms: int) -> list[ProducerBatch]:
-        """Those without an outcome that have reached it, queued or in flight."""
+        """Those that have reached it and not ended, queued or in flight."""
         if now_ms < self.next_expiry_ms():
             return []
         return [
             batch
             for batch in self._batches
-            if not batch.is_done
-            and batch.is_filled
-            and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+            if _can_expire(batch) and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
         ]
+
+
+def _can_expire(batch: ProducerBatch) -> bool:
+    """One with an outcome only waits for the end of its request, or a fault kept it from giving its memory back."""
+    return batch.is_filled and not (batch.is_done and batch.is_in_flight)

@@ -7,7 +7,7 @@ failBatch).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from types import MappingProxyType
@@ -114,11 +114,24 @@ class BatchOutcomes:
             self._note_answer(response, batches, outcomes, now_ms)
         except Exception as fault:
             faults.append(fault)
+        unsettled: dict[TopicPartition, Exception] = {}
         for topic_partition, batch in batches.items():
+            try:
+                self._settle(batch, outcomes.get(topic_partition) or _left_out(response, topic_partition), now_ms)
+            except Exception as fault:
+                unsettled[topic_partition] = fault
+        for topic_partition, met in unsettled.items():
+            faults.append(met)
             outcome = outcomes.get(topic_partition) or _left_out(response, topic_partition)
-            faults += self._settle_at_once(batch, outcome, now_ms)
+            self._give_up(batches[topic_partition], outcome, met, now_ms)
         if faults:
             raise faults[0]
+
+    def give_up(self, batches: Iterable[ProducerBatch], fault: Exception, now_ms: int) -> None:
+        """End `batches`, which have not come back, at once: `fault` kept them from being sent or settled."""
+        with ExitStack() as stack:
+            for batch in batches:
+                stack.callback(self._give_up, batch, None, fault, now_ms)
 
     def _note_answer(
         self,
@@ -157,19 +170,6 @@ class BatchOutcomes:
             },
         )
 
-    def _settle_at_once(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> list[Exception]:
-        """Settle a batch, whatever is raised meanwhile. Returns that."""
-        faults: list[Exception] = []
-        try:
-            self._settle(batch, outcome, now_ms)
-        except Exception as fault:
-            faults.append(fault)
-            try:
-                self._give_up(batch, outcome, fault, now_ms)
-            except Exception as second:
-                faults.append(second)
-        return faults
-
     def _settle(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         error = outcome.error
         if error is None or _is_taken(outcome):
@@ -188,13 +188,17 @@ class BatchOutcomes:
         if self._guarantees_order:
             self._accumulator.unmute(batch.topic_partition)
 
-    def _give_up(self, batch: ProducerBatch, outcome: PartitionOutcome, fault: Exception, now_ms: int) -> None:
-        """End a batch at once that `fault` kept from being settled: as acknowledged where its node said so."""
-        is_taken = _is_taken(outcome)
-        said = "acknowledged them" if is_taken else f"said: {outcome.error}"
+    def _give_up(self, batch: ProducerBatch, outcome: PartitionOutcome | None, fault: Exception, now_ms: int) -> None:
+        """End a batch at once that met a fault: as acknowledged where its node said so. `outcome`: None where no answer
+        was read.
+        """
+        is_taken = outcome is not None and _is_taken(outcome)
+        step = "send them, or to read the answer of their node"
+        if outcome is not None:
+            step = f"handle the answer of their node ({'acknowledged' if is_taken else outcome.error})"
         error = KafkaError(
-            f"{batch.record_count} records for {batch.topic_partition}: their node {said}. The producer failed to"
-            f" handle that: {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}"
+            f"{batch.record_count} records for {batch.topic_partition}: the producer failed to {step}:"
+            f" {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}"
         )
         error.__cause__ = fault
         log.error("%s", error)
@@ -202,7 +206,7 @@ class BatchOutcomes:
             if self._guarantees_order:
                 last_first.callback(self._accumulator.unmute, batch.topic_partition)
             last_first.callback(self._accumulator.give_up, batch, error)
-            if is_taken:
+            if outcome is not None and is_taken:
                 last_first.callback(self._acknowledge, batch, outcome)
             elif not batch.is_done:
                 self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
@@ -267,12 +271,13 @@ class BatchOutcomes:
         self._accumulator.deallocate(batch)
 
     def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], now_ms: int) -> None:
-        """Fail the batch; what others hear of it comes after what we know of it is set right."""
-        if batch.is_done:
-            return
-        if self._transaction_manager is not None:
-            self._transaction_manager.handle_failed_batch(batch, error)
-        self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
+        """Fail the batch; what others hear of it comes after what we know of it is set right. Of one that has ended:
+        do what a fault left undone of that.
+        """
+        if not batch.is_done:
+            if self._transaction_manager is not None:
+                self._transaction_manager.handle_failed_batch(batch, error)
+            self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
         batch.fail(error, record_errors)
 
     def fail_unsendable(self, batch: ProducerBatch, cause: Exception, now_ms: int) -> None:

@@ -8,7 +8,6 @@ accumulator's lock guards it; from then on the Sender thread owns it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -75,7 +74,8 @@ class ProducerBatch:
         self._row_runs: list[RowRun] = []
         self._open_row_run: RowRun | None = None
         self._allocations: list[SharedAllocation] = []
-        self._own_bytes = 0
+        self._own = Grant()
+        """Memory of rows, or of the compressed batch."""
         self._sealed: SealedBatch | None = None
         self._sealed_stale = False
 
@@ -130,8 +130,8 @@ class ProducerBatch:
         if grant is None:  # the part of a split batch has a share of that one's
             self.record_count, self.size = rows, new_size
             return
-        own = self._own_bytes + grant.size
-        self.record_count, self.size, self._own_bytes, grant.size = rows, new_size, own, 0
+        own = self._own.size + grant.size
+        self.record_count, self.size, self._own.size, grant.size = rows, new_size, own, 0
 
     def forget_uncounted(self) -> None:
         """Take out what came in of a row whose append ended early."""
@@ -155,7 +155,7 @@ class ProducerBatch:
         self._open_row_run = None
         place = len(self._chunks)
         self._allocations.append(allocation)
-        allocation.holders += 1
+        allocation.hold(self)
         self._empty_places += 1
         self._chunks.append(None)
         if on_completion is not None:
@@ -317,36 +317,54 @@ class ProducerBatch:
         record_errors: dict[int, KafkaError],
         harmless: Harmless = BaseException,
     ) -> bool:
-        if self.is_done:
-            return False
-        if self.is_open:
-            self.close_for_appends()
-        self.result.set(base_offset, log_append_time_ms, error, record_errors)
-        self.is_done = True
-        rest = iter(self.thunks)
+        is_news = not self.is_done
+        if is_news:
+            if self.is_open:
+                self.close_for_appends()
+            self.result.set(base_offset, log_append_time_ms, error, record_errors)
+            self.is_done = True
         try:
-            for thunk in rest:
-                thunk.fire(harmless)
+            self._fire_thunks(harmless)
         finally:
-            for thunk in rest:  # after one that raised
-                thunk.fire()
-            self.thunks = []
             self.result.mark_done()
-        return True
+        return is_news
 
-    def take_memory(self) -> tuple[int, Sequence[SharedAllocation]]:
-        """What the batch holds of the pool: bytes of its own, shares of blocks. Ask once: the batch forgets them, and
-        lets go of its records, which a flush that waits for it would otherwise keep.
+    def _fire_thunks(self, harmless: Harmless) -> None:
+        """Call the callbacks that were not called yet. What one raises is raised after the others."""
+        raised: BaseException | None = None
+        for attempt_harmless in (harmless, BaseException):  # a second time for those that a fault kept from it
+            for thunk in self.thunks:
+                try:
+                    thunk.fire(attempt_harmless)
+                except BaseException as error:
+                    raised = error if raised is None else raised
+            if raised is None:
+                break
+        self.thunks = []
+        if raised is not None:
+            raise raised
+
+    def forget_records(self) -> None:
+        """Let go of the records, which a flush that waits for the batch would otherwise keep. Under the accumulator's
+        lock.
         """
-        held = (self._own_bytes, tuple(self._allocations))
         if self._sealed is not None:
             self.size = self._sealed.size
             self._sealed = None
         self._chunks = [None] * len(self._chunks)  # a run that is still being encoded finds its place
         self._row_runs = []
-        self._own_bytes = 0
+
+    def give_memory_back(self, pool: BufferPool) -> None:
+        """Give back what the batch holds of the pool: memory of its own, shares of blocks. Called again it does what a
+        fault left undone.
+        """
+        pool.take_back(self._own)
+        self._leave_allocations()
+
+    def _leave_allocations(self) -> None:
+        for allocation in self._allocations:
+            allocation.release(self)
         self._allocations = []
-        return held
 
     def keep_compressed(self, pool: BufferPool) -> None:
         """The batch was sealed. Where that compressed it, hold as much of `pool` as it takes now: the records are gone,
@@ -354,15 +372,12 @@ class ProducerBatch:
         """
         if self.sealed.stamp.codec_id == 0:
             return
-        records, blocks = self._own_bytes, self._allocations
-        self._own_bytes, self._allocations = self.sealed.size, []
-        pool.charge(self.sealed.size)
-        pool.deallocate(records)
-        for block in blocks:
-            block.release()
+        pool.exchange(self._own, self.sealed.size)
+        self._leave_allocations()
 
     def share_memory(self, memory: SharedAllocation) -> None:
-        """Hold a share of memory that others hold too; the caller has counted this batch among the holders."""
+        """Hold a share of memory that others hold too."""
+        memory.hold(self)
         self._allocations.append(memory)
 
     def sealed_bytes(self) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
@@ -118,7 +118,7 @@ class RecordAccumulator:
         """
         block_size = block.size(0, block.num_rows)
         grant = Grant()
-        allocation = SharedAllocation(lambda: self.pool.take_back(grant), holders=1, is_of_append=True)
+        allocation = SharedAllocation(lambda: self.pool.take_back(grant), holder=grant)
         try:
             now_ms += self.pool.allocate(block_size, max_block_ms, grant)
             with self._lock:
@@ -129,9 +129,9 @@ class RecordAccumulator:
             raise
         finally:
             try:
-                allocation.end_append()
+                allocation.release(grant)
             except BaseException:  # Ctrl-C in there
-                allocation.end_append()
+                allocation.release(grant)
                 raise
 
     def _reserve_runs(
@@ -263,10 +263,10 @@ class RecordAccumulator:
                 return batches
             if self._rules.must_wait(batch):
                 continue
+            batch.is_in_flight = True
             queue.batches.popleft()
             batch.close_for_appends()
             self._rules.on_drain(batch)
-            batch.is_in_flight = True
             batch.drained_ms = now_ms
             size += batch_size
             batches.append(batch)
@@ -277,19 +277,18 @@ class RecordAccumulator:
         retry_at_ms = now_ms + self._retry_backoff.backoff_ms(batch.attempts)
         with self._lock:
             batch.mark_attempt(error, now_ms, retry_at_ms)
-            batch.is_in_flight = False
             self._queues[batch.topic_partition].put_back(batch)
+        batch.is_in_flight = False
 
     def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
         """Replace a batch that the broker finds too large by parts of at most half its size, in its place."""
         self.sizes.refused(batch.topic_partition.topic)
         parts = split_batch(batch, now_ms)
         with self._lock:
-            held: tuple[int, Sequence[SharedAllocation]] = (0, ())
-            memory = SharedAllocation(lambda: self._give_back(*held), holders=len(parts))
+            memory = SharedAllocation(lambda: batch.give_memory_back(self.pool), holder=parts[0])
             for part in parts:
                 part.share_memory(memory)
-            held = batch.take_memory()  # after all of them have their share: a fault in between loses nothing
+            batch.forget_records()
             self._incomplete.replace(batch, parts)
             queue = self._queues[batch.topic_partition]
             for part in reversed(parts):
@@ -297,6 +296,7 @@ class RecordAccumulator:
             for part in parts:
                 self._rules.on_split_part(part)
         batch.result.mark_done()
+        batch.is_in_flight = False
         return parts
 
     def mute(self, topic_partition: TopicPartition) -> None:
@@ -333,17 +333,18 @@ class RecordAccumulator:
             batch.close_for_appends()
 
     def deallocate(self, batch: ProducerBatch) -> None:
-        """The batch has ended and is not on the wire: give its memory back."""
+        """The batch has ended and is not on the wire: give its memory back. May be called again after a fault."""
+        with self._lock:
+            batch.forget_records()
+        batch.give_memory_back(self.pool)
+        batch.is_in_flight = False
         with self._lock:
             self._incomplete.remove(batch)
-            row_bytes, allocations = batch.take_memory()
-        self._give_back(row_bytes, allocations)
 
-    def _give_back(self, row_bytes: int, allocations: Iterable[SharedAllocation]) -> None:
-        if row_bytes:
-            self.pool.deallocate(row_bytes)
-        for allocation in allocations:
-            allocation.release()
+    def batches_in_flight(self) -> set[ProducerBatch]:
+        """Those that were drained and have not come back."""
+        with self._lock:
+            return {batch for batch in self._incomplete if batch.is_in_flight}
 
     @property
     def has_undrained(self) -> bool:
@@ -399,6 +400,13 @@ class RecordAccumulator:
 
     def _drop(self, batches: dict[ProducerBatch, None], error: KafkaError, harmless: Harmless = BaseException) -> None:
         """What a callback raises that is not `harmless` is raised when all have ended."""
+        try:
+            self._drop_once(batches, error, harmless)
+        except BaseException:
+            self._drop_once(batches, error, BaseException)  # what a fault kept from it
+            raise
+
+    def _drop_once(self, batches: dict[ProducerBatch, None], error: KafkaError, harmless: Harmless) -> None:
         with self._lock:
             self._unqueue(batches)
         with ExitStack() as last_first:

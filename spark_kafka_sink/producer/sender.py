@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
@@ -85,6 +86,8 @@ class Sender:
             delivery_timeout_ms=config.delivery_timeout_ms,
             guarantees_order=self._guarantees_order,
         )
+        self._on_wire: set[ProducerBatch] = set()
+        """In requests whose end the client will report."""
         self.has_ended = False
         """`run` is over."""
         self._until_end = threading.Lock()
@@ -127,13 +130,16 @@ class Sender:
 
     def _end(self, how: str) -> None:
         """The producer ended, and `how`."""
-        self._accumulator.close()
-        self._accumulator.abort_incomplete(ProducerClosedError(f"The producer {how} before this was acknowledged."))
-        if self._transaction_manager is not None:
-            self._transaction_manager.give_up(ProducerClosedError(f"The producer {how} before this had ended."))
-        self._metadata.close()
-        self._client.close()
-        self._metrics.requests_in_flight = 0
+        with ExitStack() as last_first:
+            last_first.callback(self._client.close)
+            last_first.callback(self._metadata.close)
+            if self._transaction_manager is not None:
+                unended = ProducerClosedError(f"The producer {how} before this had ended.")
+                last_first.callback(self._transaction_manager.give_up, unended)
+            lost = ProducerClosedError(f"The producer {how} before this was acknowledged.")
+            last_first.callback(self._accumulator.abort_incomplete, lost)
+            last_first.callback(self._accumulator.close)
+            self._metrics.requests_in_flight = 0
 
     def _has_work(self) -> bool:
         is_ending = self._transaction_manager is not None and self._transaction_manager.is_completing
@@ -148,10 +154,11 @@ class Sender:
             self._clock.sleep_ms(self._config.retry_backoff_ms)
 
     def _on_fault(self, fault: Exception, is_of_identity: bool) -> None:
-        """Mark the producer as failed. Where the fault is in what brokers know it by (an impossible state, say), it
-        ends: nothing that follows from that may reach a broker (KAFKA-14831).
+        """Mark the producer as failed, and end what the fault touched. Where the fault is in what brokers know it by
+        (an impossible state, say), the producer ends: nothing that follows from that may reach a broker (KAFKA-14831).
         """
-        self._failed_turn = fault, self._clock.now_ms()
+        now_ms = self._clock.now_ms()
+        self._failed_turn = fault, now_ms
         manager = self._transaction_manager
         if is_of_identity and manager is not None and not manager.has_fatal_error:
             error = KafkaError(
@@ -160,6 +167,10 @@ class Sender:
             )
             error.__cause__ = fault
             manager.fail(error)
+        try:
+            self._outcomes.give_up(self._accumulator.batches_in_flight() - self._on_wire, fault, now_ms)
+        except Exception:  # the producer has failed already
+            log.exception("Records that a fault had touched could not be failed; the close of the producer fails them")
 
     @property
     def has_failed_turn(self) -> bool:
@@ -424,6 +435,7 @@ class Sender:
         self._metrics.batches_sent(batches, now_ms)
 
         def settle(response: ClientResponse) -> None:
+            self._on_wire.difference_update(batches)
             try:
                 self._outcomes.handle_response(response, by_partition)
             except Exception as fault:
@@ -433,3 +445,4 @@ class Sender:
         self._client.send(
             self._client.new_client_request(str(node_id), request, now_ms, expects_response, None, settle), now_ms
         )
+        self._on_wire.update(batches)

@@ -122,7 +122,7 @@ def test_futures_follow_their_records() -> None:
 
 def test_a_run_across_the_cut_is_told_of_in_both_parts() -> None:
     batch = ProducerBatch(PLACE, 0, 10**6, 0)
-    allocation = SharedAllocation(lambda: None, 1)
+    allocation = SharedAllocation(lambda: None, "its append")
     runs: list[RunMetadata] = []
     for first, count in ((0, 3), (3, 5)):
         place = batch.reserve_run(count, 100, allocation, lambda run, error: runs.append(run))

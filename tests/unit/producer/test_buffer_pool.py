@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.buffer_memory import give_back
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.clock import SystemClock
@@ -45,25 +46,39 @@ def test_memory_is_counted_out_and_back() -> None:
     assert pool.available_memory == 40
     pool.allocate(40, 0, Grant())
     assert pool.available_memory == 0
-    pool.deallocate(100)
+    give_back(pool, 100)
     assert pool.available_memory == 100
     assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
 
 
-def test_what_is_in_use_already_is_charged_for_be_it_that_nothing_is_free() -> None:
+def test_memory_is_exchanged_for_more_though_nothing_is_free() -> None:
     pool = BufferPool(100, FakeClock())
-    pool.allocate(90, 0, Grant())
-    pool.charge(30)
+    pool.allocate(70, 0, Grant())
+    grant = Grant()
+    pool.allocate(20, 0, grant)
+    pool.exchange(grant, 50)
+    assert grant.size == 50
     assert pool.available_memory == 0
-    pool.deallocate(20)
+    give_back(pool, 20)
     assert pool.available_memory == 0
     with pytest.raises(BufferExhaustedError):
         pool.allocate(1, 0, Grant())
-    with pytest.raises(BufferExhaustedError):  # who waited, and gave up, has taken nothing
+    with pytest.raises(BufferExhaustedError):  # a send that waits, and gives up, takes nothing
         pool.allocate(1, 10, Grant())
-    pool.deallocate(100)
+    give_back(pool, 50)
+    pool.take_back(grant)
+    pool.take_back(grant)  # once only
     assert pool.available_memory == 100
     assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
+
+
+def test_an_exchange_for_less_wakes_a_send_that_waits() -> None:
+    clock = FakeClock()
+    pool = BufferPool(100, clock)
+    grant = Grant()
+    pool.allocate(100, 0, grant)
+    clock.on_wait = lambda _: pool.exchange(grant, 30)
+    assert pool.allocate(70, 1_000, Grant()) == 0
 
 
 def test_more_than_there_is_in_all_is_refused_at_once_and_names_the_option() -> None:
@@ -93,11 +108,11 @@ def test_who_has_to_wait_says_so_once() -> None:
     pool.allocate(70, 1_000, Grant())
     assert waits == []
 
-    def give_back(_: int) -> None:
+    def after_a_while(_: int) -> None:
         clock.advance(1)
-        pool.deallocate(10)
+        give_back(pool, 10)
 
-    clock.on_wait = give_back
+    clock.on_wait = after_a_while
     pool.allocate(60, 1_000, Grant())
     assert waits == [1]
 
@@ -117,11 +132,11 @@ def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
     pool.allocate(100, 0, Grant())
     pieces = iter([30, 30, 40])
 
-    def give_back(timeout_ms: int) -> None:
+    def after_a_while(timeout_ms: int) -> None:
         clock.advance(10)
-        pool.deallocate(next(pieces))
+        give_back(pool, next(pieces))
 
-    clock.on_wait = give_back
+    clock.on_wait = after_a_while
     assert pool.allocate(90, 1_000, Grant()) == 30  # ms waited
     assert pool.available_memory == 10
     assert pool.waits.read(clock.now_ms()).total.wait_ms == 30
@@ -137,10 +152,10 @@ def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
     served: list[str] = []
     first = waiting_thread(pool, 80, "first", served)
     second = waiting_thread(pool, 10, "second", served)
-    pool.deallocate(50)  # enough for the second, who has to wait all the same
+    give_back(pool, 50)  # enough for the second, who has to wait all the same
     until(lambda: pool.available_memory == 0)
     assert served == []
-    pool.deallocate(40)
+    give_back(pool, 40)
     first.join(JOIN_S)
     second.join(JOIN_S)
     assert served == ["first", "second"]
@@ -154,12 +169,12 @@ def test_nobody_overtakes_in_the_moment_before_the_first_wakes() -> None:
 
     def come_between(timeout_ms: int) -> None:
         clock.on_wait = None
-        pool.deallocate(60)
+        give_back(pool, 60)
         with pytest.raises(BufferExhaustedError):
             pool.allocate(10, 0, Grant())
         with pytest.raises(BufferExhaustedError):
             pool.allocate(10, 50, Grant())  # waits behind the first, and takes nothing that comes free meanwhile
-        pool.deallocate(20)
+        give_back(pool, 20)
 
     clock.on_wait = come_between
     assert pool.allocate(80, 1_000, Grant()) == 50
@@ -174,7 +189,7 @@ def test_a_small_request_does_not_overtake_one_that_waits() -> None:
     until(lambda: pool.available_memory == 0)
     with pytest.raises(BufferExhaustedError):
         pool.allocate(1, 0, Grant())
-    pool.deallocate(95)
+    give_back(pool, 95)
     thread.join(JOIN_S)
     assert served == ["first"]
     assert pool.available_memory == 50
@@ -214,7 +229,7 @@ def test_memory_that_comes_in_parts_does_not_lengthen_the_wait() -> None:
     def some_comes_free(timeout_ms: int) -> None:
         timeouts.append(timeout_ms)
         clock.advance(min(60, timeout_ms))
-        pool.deallocate(10)
+        give_back(pool, 10)
 
     clock.on_wait = some_comes_free
     with pytest.raises(BufferExhaustedError):
@@ -239,7 +254,7 @@ def test_many_threads_are_all_served_and_give_everything_back() -> None:
                 most[0] = max(most[0], pool.total_memory - pool._available)
                 assert grant.size == size
                 time.sleep(0)  # the others' turn
-                pool.deallocate(size)
+                give_back(pool, size)
         except BaseException as error:  # a thread's own would be lost
             failures.append(error)
 
@@ -266,17 +281,19 @@ def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
         thread.join(JOIN_S)
     assert sorted(served) == ["a closed", "b closed"]
     assert pool.queued == 0
-    pool.deallocate(10)
+    give_back(pool, 10)
     with pytest.raises(ProducerClosedError):
         pool.allocate(1, 1_000, Grant())
 
 
 def test_shared_memory_goes_back_with_its_last_holder() -> None:
     given_back: list[bool] = []
-    allocation = SharedAllocation(lambda: given_back.append(True), holders=1)
-    allocation.holders += 2
-    allocation.release()
-    allocation.release()
+    allocation = SharedAllocation(lambda: given_back.append(True), holder="a")
+    for holder in ("b", "b", "c"):
+        allocation.hold(holder)
+    allocation.release("a")
+    allocation.release("a")  # as after a fault
+    allocation.release("b")
     assert given_back == []
-    allocation.release()
+    allocation.release("c")
     assert given_back == [True]

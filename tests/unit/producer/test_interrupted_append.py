@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, Self
 
 import pytest
+from support.buffer_memory import give_back
 from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.transaction_harness import TransactionHarness
@@ -211,7 +212,7 @@ def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() 
 
         def give(gate: Lock = gate, pool: BufferPool = pool) -> None:
             gate.acquire()
-            pool.deallocate(10)
+            give_back(pool, 10)
 
         giver = Thread(target=give)
         giver.start()

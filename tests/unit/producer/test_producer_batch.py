@@ -38,7 +38,7 @@ def append(batch: ProducerBatch, value: bytes, size: int = 100, timestamp_ms: in
 
 
 def free_memory() -> SharedAllocation:
-    return SharedAllocation(lambda: None, 1)
+    return SharedAllocation(lambda: None, "its append")
 
 
 # ---- room ------------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their
     run = encode_rows([None], [b"x"], [()], [50], 2, 50)
     batch.fill_run(first, run.chunk, run.max_timestamp_ms, run.largest_record, 60)
     size = batch.wire_size
-    batch.take_memory()
+    batch.forget_records()
     batch.fill_run(
         second, run.chunk, run.max_timestamp_ms, run.largest_record, len(run.chunk)
     )  # a block was still being encoded
@@ -286,15 +286,16 @@ def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their
     size = sealed.seal(NONE).size
     bytes_of_it = weakref.ref(sealed.sealed.buffers[-1])
     assert bytes_of_it() is not None
-    sealed.take_memory()
+    sealed.forget_records()
     assert bytes_of_it() is None
     assert sealed.wire_size == size
 
 
 def test_a_compressed_batch_holds_what_it_takes_now_and_a_block_is_freed_by_its_last_batch() -> None:
     pool = BufferPool(10_000, FakeClock())
-    pool.allocate(4_000, 0, Grant())
-    block = SharedAllocation(lambda: pool.deallocate(4_000), holders=0)
+    grant = Grant()
+    pool.allocate(4_000, 0, grant)
+    block = SharedAllocation(lambda: pool.take_back(grant), holder=grant)
     batches = []
     for _ in range(2):
         batch = ProducerBatch(PLACE, 50, 5_000, 0)
@@ -302,32 +303,49 @@ def test_a_compressed_batch_holds_what_it_takes_now_and_a_block_is_freed_by_its_
         place = batch.reserve_run(1, 2_000, block, None)
         batch.fill_run(place, run.chunk, run.max_timestamp_ms, run.largest_record, 2_000)
         batches.append(batch)
+    block.release(grant)
     first, second = (batch.seal(codec_for("zstd")).size for batch in batches)
     assert first + second < 400
     batches[0].keep_compressed(pool)
     assert pool.available_memory == 10_000 - 4_000 - first
     batches[1].keep_compressed(pool)
     assert pool.available_memory == 10_000 - first - second
-    assert [batch.take_memory() for batch in batches] == [(first, ()), (second, ())]
+    batches[0].give_memory_back(pool)
+    assert pool.available_memory == 10_000 - second
+    batches[1].give_memory_back(pool)
+    assert pool.available_memory == 10_000
 
 
 def test_a_batch_that_is_not_compressed_holds_its_records_memory_on() -> None:
     pool = BufferPool(10_000, FakeClock())
-    block = free_memory()
+    grant = Grant()
+    pool.allocate(2_000, 0, grant)
+    block = SharedAllocation(lambda: pool.take_back(grant), holder=grant)
     batch = ProducerBatch(PLACE, 50, 5_000, 0)
     run = encode_rows([None], [bytes(1_900)], [()], [50], 0, 50)
     batch.fill_run(batch.reserve_run(1, 2_000, block, None), run.chunk, run.max_timestamp_ms, run.largest_record, 2_000)
+    block.release(grant)
     batch.seal(NONE)
     batch.keep_compressed(pool)
-    assert (pool.available_memory, batch.take_memory()) == (10_000, (0, (block,)))
+    assert pool.available_memory == 8_000
+    batch.give_memory_back(pool)
+    assert pool.available_memory == 10_000
 
 
-def test_memory_is_told_of_once() -> None:
-    batch = batch_of(b"a", b"b")
-    allocation = free_memory()
-    batch.reserve_run(1, 50, allocation, lambda *_: None)
-    assert batch.take_memory() == (200, (allocation,))
-    assert batch.take_memory() == (0, ())
+def test_memory_of_rows_and_blocks_is_given_back_once() -> None:
+    pool = BufferPool(1_000, FakeClock())
+    batch, rows, block = ProducerBatch(PLACE, 0, 1_000, 0), Grant(), Grant()
+    pool.allocate(100, 0, rows)
+    batch.append_row(None, b"v", (), 0, 100, None, rows)
+    pool.allocate(50, 0, block)
+    shared = SharedAllocation(lambda: pool.take_back(block), holder=block)
+    for _ in range(2):
+        batch.reserve_run(1, 25, shared, None)
+    shared.release(block)
+    assert pool.available_memory == 850
+    for _ in range(2):
+        batch.give_memory_back(pool)
+        assert pool.available_memory == 1_000
 
 
 def test_it_shows_its_state() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.buffer_memory import give_back
 from support.fake_clock import FakeClock
 from support.scripted_broker.batches import check_batch, read_records
 
@@ -194,7 +195,7 @@ def test_a_batch_that_waited_for_memory_is_as_old_as_its_memory() -> None:
     block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
     rig2 = Rig(memory=block.size(0, 1) + 10)
     rig2.accumulator.pool.allocate(20, 0, Grant())
-    rig2.clock.on_wait = lambda timeout_ms: (rig2.clock.advance(2_000), rig2.pool.deallocate(20))
+    rig2.clock.on_wait = lambda timeout_ms: (rig2.clock.advance(2_000), give_back(rig2.pool, 20))
     rig2.accumulator.append_block(TOPIC, block, block.groups, None, 60_000, rig2.now_ms)
     assert rig2.drain_one().created_ms == rig2.now_ms
 
@@ -322,6 +323,7 @@ def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained
             (expired,) = rig.accumulator.expired_batches(rig.now_ms)
             seen.append(expired.topic_partition)
             expired.fail(KafkaError("late"))
+            rig.accumulator.deallocate(expired)
             seen.append(rig.accumulator.next_expiry_ms())
             rig.accumulator._flushes.add("one")
             return block.encode(runs)
@@ -770,6 +772,9 @@ def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
     assert rig.drain_one(cluster_of(0, 0)).topic_partition == place(1)
     for batch in expired:
         batch.fail(KafkaError("late"))
+    assert rig.accumulator.expired_batches(rig.now_ms) == expired[1:], "its memory is not given back yet"
+    rig.accumulator.deallocate(expired[1])
+    assert rig.accumulator.expired_batches(rig.now_ms) == []
     assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
 
 
