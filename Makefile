@@ -13,7 +13,7 @@ SETUP := $(VENV)/.installed
 
 .PHONY: demo test test-all setup check unit loopback tests-that-compute tests-that-wait integration-brokers \
         integration-spark integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark \
-        benchmark format clean
+        benchmark exactly-once-cost format clean
 
 setup: $(SETUP)
 
@@ -114,6 +114,10 @@ benchmark:
 
 microbenchmark: $(SETUP)
 	$(BIN)/python jobs/microbenchmark.py
+
+# What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/exactly-once.md).
+exactly-once-cost: $(SETUP)
+	$(BIN)/python jobs/exactly_once_cost.py
 
 format: $(SETUP)
 	$(BIN)/ruff format .

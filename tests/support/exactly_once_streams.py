@@ -171,14 +171,19 @@ def check_content(
 
 
 def read_visible(servers: str, topic: str, timeout_s: float = 30.0) -> list[Message]:
-    """What readers under read_committed see once all markers are written: coordinators answer an EndTxn before that."""
+    """What readers under read_committed see once all markers are written."""
+    await_markers(servers, timeout_s)
+    return read_topic(servers, topic, PARTITIONS)
+
+
+def await_markers(servers: str, timeout_s: float = 30.0) -> None:
+    """Wait until the coordinators have written all end markers: they answer an EndTxn before that."""
     states = [TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT]
     deadline = time.monotonic() + timeout_s
     with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
         while left := coordinator.transactions.list_transactions(coordinator.timer(30_000), states=states):
             assert time.monotonic() < deadline, f"no markers within {timeout_s} s: {left}"
             time.sleep(0.02)
-    return read_topic(servers, topic, PARTITIONS)
 
 
 def visible_values(servers: str, topic: str) -> list[int]:

@@ -1,0 +1,80 @@
+"""Batches of an exactly-once query without Spark: the driver and the tasks in this process, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+from support.exactly_once_streams import await_markers, check_nothing_open
+from support.librdkafka import read_values
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.sink.decision import BatchChangedError
+from spark_kafka_sink.sink.driver_cluster import process_driver
+from spark_kafka_sink.sink.exactly_once import Committed
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.transactional_arrow import deliver_in_transaction
+from spark_kafka_sink.sink.transactional_task import TaskIdentity
+
+
+@contextmanager
+def own_pool() -> Iterator[ProducerPool]:
+    """Its producers are closed at the end, before their broker is stopped."""
+    pool = ProducerPool(KafkaProducer, SystemClock())
+    try:
+        yield pool
+    finally:
+        for *_, producer in pool.producers():
+            producer.close(10)
+
+
+class Query:
+    """A query that writes to a topic of one partition, under a prefix of the topic's name."""
+
+    def __init__(self, servers: str, topic: str, pool: ProducerPool) -> None:
+        self.servers = servers
+        self.topic = topic
+        self.prefix = f"prefix-of-{topic}"
+        self._pool = pool
+        options = {"kafka.bootstrap.servers": servers, "topic": topic, "delivery.guarantee": "exactly-once"}
+        self._config = SinkConfig.from_options(options | {"transactional.id.prefix": self.prefix})
+
+    def run(self, batch_id: int, *tasks: Sequence[str], transaction_version: int) -> Committed:
+        """Run a batch as Spark does; a task for each sequence of values."""
+        with process_driver(self._config, self.prefix) as driver:
+            mandate = driver.begin()
+            assert mandate.driver.transaction_version == transaction_version
+            outcomes = []
+            for partition, values in enumerate(tasks):
+                task = TaskIdentity(batch_id, "query", partition, 0)
+                rows = [pa.record_batch({"value": pa.array(values, pa.string())})]
+                outcomes.append(deliver_in_transaction(self._config, self._pool, mandate, task, rows).outcome)
+            return driver.commit(outcomes)
+
+    def visible(self) -> list[str]:
+        """What readers under read_committed see, sorted."""
+        await_markers(self.servers)
+        return sorted(read_values(self.servers, self.topic))
+
+
+def check_batches(servers: str, topic: str, transaction_version: int) -> None:
+    """A batch of two tasks is committed. It comes again in another layout and is skipped; it comes with other rows and
+    is refused. The next batch is committed.
+    """
+    with own_pool() as pool:
+        query = Query(servers, topic, pool)
+        first = query.run(0, ["a", "b"], ["c"], transaction_version=transaction_version)
+        assert (first.was_skipped, query.visible()) == (False, ["a", "b", "c"])
+        again = query.run(0, ["c"], ["b"], ["a"], transaction_version=transaction_version)
+        assert (again.was_skipped, query.visible()) == (True, ["a", "b", "c"])
+        with pytest.raises(BatchChangedError, match="with 3 rows, and now it comes with as many rows, but"):
+            query.run(0, ["a", "b"], ["other"], transaction_version=transaction_version)
+        second = query.run(1, ["d"], [], transaction_version=transaction_version)
+        assert (second.was_skipped, query.visible()) == (False, ["a", "b", "c", "d"])
+    written = read_values(servers, topic, isolation_level="read_uncommitted")
+    assert sorted(written) == ["a", "b", "c", "d"]  # nothing was written and aborted
+    check_nothing_open(servers, query.prefix)
