@@ -13,7 +13,7 @@ from benchmark_proxy import Counted
 from exactly_once_batches import VALUE_BYTES, MeasurementError, Query, Stage, blocks_of
 from read_topic import topic_reader
 
-from spark_kafka_sink.client.transaction_values import TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP, READ_COMMITTED
