@@ -17,7 +17,9 @@ SETUP := $(VENV)/.installed
 
 setup: $(SETUP)
 
-$(SETUP): setup.cfg setup.py pyproject.toml spark_kafka_sink/record/_kernel.c
+KERNEL := $(wildcard spark_kafka_sink/record/*.c)
+
+$(SETUP): setup.cfg setup.py pyproject.toml $(KERNEL) spark_kafka_sink/record/_kernel.h
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine]'
@@ -51,7 +53,7 @@ sanitizers: $(SETUP)
 	@mkdir -p $(dir $(SANITIZED))
 	gcc -shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
 	    -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
-	    spark_kafka_sink/record/_kernel.c -o $(SANITIZED)
+	    $(KERNEL) -o $(SANITIZED)
 	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \

@@ -6,7 +6,8 @@ from setuptools import Extension, setup
 
 KERNEL = Extension(
     "spark_kafka_sink.record._kernel",
-    ["spark_kafka_sink/record/_kernel.c"],
+    ["spark_kafka_sink/record/_kernel.c", "spark_kafka_sink/record/_rows.c"],
+    depends=["spark_kafka_sink/record/_kernel.h"],
     extra_compile_args=["-O3"],
     py_limited_api=True,
     optional=True,

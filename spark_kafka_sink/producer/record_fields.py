@@ -54,32 +54,44 @@ def checked_headers(headers: Headers | None) -> Headers:
     """The headers, values in bytes. Raises SerializationError for headers of a form that `header_pairs` does not take,
     and for a header that has no name, or a wrong value.
     """
-    if headers is None:
+    if headers is None or (type(headers) is list and not headers):
         return ()
     checked = []
-    for name, value in header_pairs(headers, "a record"):
-        if not isinstance(name, str):
-            raise SerializationError(f"A header of a record has the name {name!r}; give every header a str.")
-        to_bytes(name, "header name")
-        checked.append((name, to_bytes(value, f"header {name!r}")))
+    for pair in header_pairs(headers, "a record"):
+        name, value = pair
+        if not (type(name) is str and name.isascii()):  # it is, by far most often
+            if not isinstance(name, str):
+                raise SerializationError(f"A header of a record has the name {name!r}; give every header a str.")
+            to_bytes(name, "header name")
+        if type(value) is bytes:
+            checked.append(pair)
+        elif type(value) is str and value.isascii():
+            checked.append((name, value.encode()))
+        else:
+            checked.append((name, to_bytes(value, f"header {name!r}")))
     return checked
 
 
 def checked_place(partition: int | None, timestamp_ms: int | None) -> tuple[int | None, int | None]:
     """Partition and timestamp as Python's own ints. Raises SerializationError for one that no record can have."""
-    place = None if partition is None else _as_int(partition)
-    if partition is not None and (place is None or not 0 <= place <= _LAST_INT32):
-        raise SerializationError(
-            f"partition={_shown(partition)}: give an int from 0 to {_LAST_INT32}, or leave it out to have one chosen."
-        )
-    stamp = None if timestamp_ms is None else _as_int(timestamp_ms)
-    if timestamp_ms is not None and stamp is None:
-        raise SerializationError(
-            f"timestamp_ms={_shown(timestamp_ms)}: give milliseconds since 1970 as an int, or leave it out for now."
-        )
-    if stamp is not None and not 0 <= stamp <= LAST_MS:
-        raise SerializationError(_out_of_range("timestamp_ms", stamp))
-    return place, stamp
+    if partition is not None:
+        place = partition if type(partition) is int else _as_int(partition)
+        if place is None or not 0 <= place <= _LAST_INT32:
+            raise SerializationError(
+                f"partition={_shown(partition)}: give an int from 0 to {_LAST_INT32}, or leave it out to have one"
+                " chosen."
+            )
+        partition = place
+    if timestamp_ms is not None:
+        stamp = timestamp_ms if type(timestamp_ms) is int else _as_int(timestamp_ms)
+        if stamp is None:
+            raise SerializationError(
+                f"timestamp_ms={_shown(timestamp_ms)}: give milliseconds since 1970 as an int, or leave it out for now."
+            )
+        if not 0 <= stamp <= LAST_MS:
+            raise SerializationError(_out_of_range("timestamp_ms", stamp))
+        timestamp_ms = stamp
+    return partition, timestamp_ms
 
 
 class TimestampWatch:

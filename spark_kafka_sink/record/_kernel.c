@@ -5,9 +5,7 @@
  * it works. Every length is checked against the buffers before it is used; what does not fit is a ValueError, never a
  * write.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "_kernel.h"
 #include <stdint.h>
 #include <string.h>
 
@@ -482,7 +480,9 @@ static int start_module(PyObject *module)
 {
     state *own = PyModule_GetState(module);
     own->chunk_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &chunk_spec, NULL);
-    return own->chunk_type == NULL ? -1 : PyModule_AddType(module, own->chunk_type);
+    if (own->chunk_type == NULL || PyModule_AddType(module, own->chunk_type) < 0)
+        return -1;
+    return add_row_taker(module);
 }
 
 static int visit_module(PyObject *module, visitproc visit, void *arg)

@@ -37,6 +37,7 @@ Header = tuple[str, bytes | None]
 HEADERS = pa.list_(pa.struct([pa.field("key", BINARY), pa.field("value", BINARY)]))
 """What normalise_headers returns; the key is UTF-8."""
 
+_TOO_MANY: Final = "The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time."
 _STRING = pa.string()
 _EMPTY = binary_scalar(b"")
 
@@ -99,7 +100,7 @@ def _as_headers(array: pa.Array) -> pa.Array:
     counts = int_values(pc.list_value_length(array)).astype(np.int64)
     ends = np.cumsum(counts)
     if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
-        raise SerializationError("The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time.")
+        raise SerializationError(_TOO_MANY)
     keys, values = array.flatten().flatten()
     children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
     offsets = np.zeros(len(counts) + 1, np.int32)
@@ -196,18 +197,30 @@ def headers_from_rows(rows: Sequence[Sequence[Header] | None], numbers: Sequence
     SerializationError naming the row whose headers are not of a form that `header_pairs` takes.
     """
     numbers = range(len(rows)) if numbers is None else numbers
-    offsets = np.zeros(len(rows) + 1, np.int32)
+    counts: list[int] = []
     keys: list[Any] = []
     values: list[Any] = []
-    for index, row in enumerate(rows):
-        if row is not None:
-            for key, value in header_pairs(row, f"row {numbers[index]}"):
-                keys.append(key)
-                values.append(value)
-        offsets[index + 1] = len(keys)
-    bounds = offsets.tolist()
+    for number, row in zip(numbers, rows, strict=True):
+        pairs = () if row is None else header_pairs(row, f"row {number}")
+        counts.append(len(pairs))
+        for key, value in pairs:
+            keys.append(key)
+            values.append(value)
+    return headers_from_cells(counts, keys, values, numbers)
+
+
+def headers_from_cells(
+    counts: Sequence[int], keys: Sequence[Any], values: Sequence[Any], numbers: Sequence[int] | None = None
+) -> pa.Array:
+    """HEADERS of the keys and values of all rows, `counts[i]` of them for row i, each as `header_pairs` returns it;
+    `numbers` as for `headers_from_rows`. Raises SerializationError for text that UTF-8 cannot hold, with its row.
+    """
+    if len(keys) > np.iinfo(np.int32).max:
+        raise SerializationError(_TOO_MANY)
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(np.fromiter(counts, np.int32, len(counts)), out=offsets[1:])
     columns = (keys, "header key"), (values, "header value")
-    children = [binary_array(column, name, numbers, bounds) for column, name in columns]
+    children = [binary_array(column, name, numbers, offsets) for column, name in columns]
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
 
@@ -219,18 +232,26 @@ def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
     `headers`: an iterable of pairs (key, value) as tuples or lists, or of Rows, named tuples and mappings with the
     fields key and value in any order. Raises SerializationError, with the record in `whose`, for anything else.
     """
-    is_list = type(headers) is list or (
-        isinstance(headers, Iterable) and not isinstance(headers, _NOT_A_LIST) and field_names(headers) is None
-    )
-    if not is_list:
+    if not (type(headers) is list or _is_list(headers)):
         raise SerializationError(f"The headers of {whose} are a {_described(headers)}; {_FORMS}.")
-    return [_checked_pair(header, whose) for header in headers]
+    pairs = []
+    for header in headers:
+        if type(header) is tuple and len(header) == 2 and type(header[0]) is str and type(header[1]) in _FIXED:
+            pairs.append(header)  # by far most often; a call takes longer
+        else:
+            pairs.append(_checked_pair(header, whose))
+    return pairs
+
+
+def _is_list(headers: Any) -> bool:
+    return isinstance(headers, Iterable) and not isinstance(headers, _NOT_A_LIST) and field_names(headers) is None
 
 
 _NOT_A_LIST: Final = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
 """What Python can iterate over, but holds no headers, or holds them in no order."""
 _TEXT: Final = (str, bytes)
 _BYTES: Final = (bytes, bytearray, memoryview)
+_FIXED: Final = (bytes, str, type(None))
 _KEY_VALUE: Final = ["key", "value"]
 _FORMS: Final = (
     'give a list in which each header is a pair ("name", b"value"), or a Row, named tuple or dict with the fields'
@@ -239,15 +260,10 @@ _FORMS: Final = (
 
 
 def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
-    if type(header) is tuple and len(header) == 2:
-        key, value = header
-    else:
-        key, value = _pair_of(header, whose)
-    if type(key) is str and type(value) is bytes:  # by far most often; the next checks take longer
-        return key, value
-    if not isinstance(key, _TEXT):
+    key, value = _pair_of(header, whose)
+    if type(key) is not str and not isinstance(key, _TEXT):
         raise SerializationError(f"A header key of {whose} is a {type(key).__name__}; it must be a str.")
-    if value is None or type(value) is bytes or isinstance(value, str):  # text becomes UTF-8 with its column
+    if type(value) is bytes or value is None or isinstance(value, str):  # text becomes UTF-8 with its column
         return key, value
     if not isinstance(value, _BYTES):
         raise SerializationError(
@@ -258,14 +274,23 @@ def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
 
 def _pair_of(header: Any, whose: str) -> tuple[Any, Any]:
     """Key and value of a header, by the names of its fields where it has names."""
+    if type(header) is dict:
+        if len(header) == 2 and "key" in header and "value" in header:
+            return header["key"], header["value"]
+    elif isinstance(header, tuple) and len(header) == 2:
+        key, value = header
+        if type(header) is tuple or getattr(header, "__fields__", None) == _KEY_VALUE:
+            return key, value
+    return _pair_of_odd(header, whose)
+
+
+def _pair_of_odd(header: Any, whose: str) -> tuple[Any, Any]:
     names = field_names(header)
     if names is None:
-        if type(header) in (tuple, list) and len(header) == 2:
+        if type(header) is list and len(header) == 2:
             return header[0], header[1]
     elif len(names) == len(header) == 2:
         key, value = header if isinstance(header, tuple) else header.values()
-        if names == _KEY_VALUE:  # by far most often
-            return key, value
         fields = str(names[0]).lower(), str(names[1]).lower()
         if fields == ("key", "value"):
             return key, value

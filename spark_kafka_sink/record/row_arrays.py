@@ -22,16 +22,17 @@ from spark_kafka_sink.record.arrow_arrays import BINARY, MAX_COLUMN_BYTES, BoolA
 
 _NONE = type(None)
 _LONGEST_INT_BITS: Final = 300
+Bounds = Sequence[int] | npt.NDArray[np.int32]
+"""Where the cells of each row begin, in a column of which a row may hold several."""
 
 
 def binary_array(
-    rows: Sequence[Any], name: str, numbers: Sequence[int] | None = None, bounds: Sequence[int] | None = None
+    rows: Sequence[Any], name: str, numbers: Sequence[int] | None = None, bounds: Bounds | None = None
 ) -> pa.BinaryArray:
     """A `binary` array of bytes-like objects, str (as UTF-8) and None.
 
-    `numbers`: the number of each row in errors, its index where None. `bounds`: where the values of each row begin, for
-    a column of which a row may hold several. Raises SerializationError naming the column and the first row that does
-    not fit, or for more than 2 GiB.
+    `numbers`: the number of each row in errors, its index where None. `bounds`: None where each row holds one. Raises
+    SerializationError naming the column and the first row that does not fit, or for more than 2 GiB.
     """
     found: set[type] = set()
     joined = _joined(rows, name)
@@ -101,9 +102,7 @@ def _joined(rows: Sequence[Any], name: str) -> tuple[npt.NDArray[np.int32], byte
     return offsets, data
 
 
-def _encoded(
-    rows: Sequence[Any], name: str, numbers: Sequence[int] | None, bounds: Sequence[int] | None
-) -> list[bytes]:
+def _encoded(rows: Sequence[Any], name: str, numbers: Sequence[int] | None, bounds: Bounds | None) -> list[bytes]:
     """Each row as bytes."""
     if set(map(type, rows)) == {str}:
         try:

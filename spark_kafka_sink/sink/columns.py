@@ -2,7 +2,8 @@
 
 The rules and the words are those of Spark's own Kafka sink (KafkaWriter.scala of 4.x), and one column is more than
 it has: `timestamp`. The row interfaces know no schema: each row's values count by the names that this row itself has,
-and types are checked by Python value, for every chunk again. That costs one pass in C per column.
+and types are checked by Python value, for every row again. Most rows are taken by a `RowTaker`, in C; the way in Python
+takes every row, and all of them where the kernel was not compiled.
 
 Used by a task's thread alone.
 """
@@ -14,27 +15,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.types import Row
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.headers import field_names, header_pairs
-from spark_kafka_sink.record.row_arrays import int_text
+from spark_kafka_sink.record.headers import field_names, header_pairs, headers_from_cells
+from spark_kafka_sink.record.row_arrays import binary_array, int_array, int_text
+from spark_kafka_sink.record.row_taker import RowTaker, Step, bytes_step, headers_step, typed_step
 from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
+from spark_kafka_sink.record.topics import by_topic
 from spark_kafka_sink.sink.options import EARLY_OPTION
 
 Column = list[Any]
+Taken = tuple[tuple[Any, ...], Sequence[Any]]
+"""The names and the cells of a row as it was when it was taken."""
+
+BLOCK_ROWS: Final = 8_192
+BLOCK_BYTES: Final = 1 << 20
+"""A block with so many rows or bytes is full."""
 
 _NONE: Final = type(None)
-_FIELDS: Final = attrgetter("__fields__")
 _CHANGEABLE: Final = frozenset({bytearray, list, tuple})
 """Types of values that can be written, and whose contents their owner may change."""
-_BYTES_LIKE: Final = frozenset({str, bytes, bytearray, _NONE})
+_BYTES_LIKE: Final[frozenset[type]] = frozenset({str, bytes, bytearray, _NONE})
 
-_ALLOWED: Final = {
+_ALLOWED: Final[dict[str, tuple[frozenset[type], str]]] = {
     "value": (_BYTES_LIKE, "string or binary"),
     "key": (_BYTES_LIKE, "string or binary"),
     "topic": (frozenset({str, _NONE}), "string"),
@@ -66,6 +74,9 @@ So a block of 1 MiB has at most 16 MB of them.
 
 _DAYS_OF_400_YEARS: Final = 146_097
 
+MOST_LAYOUTS: Final = 256
+"""Layouts that are kept."""
+
 NULL_TOPIC: Final = (
     "[KAFKA_NULL_TOPIC_IN_DATA] The Kafka message data sent to the producer contains a null topic. Use the `topic`"
     " option for setting a default topic."
@@ -80,39 +91,37 @@ CAST_TIMESTAMP: Final = (
 ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
 
 
-class NamedCells(tuple[Any, ...]):
-    """A row as it was when it was taken: its values, with their names as `__fields__`, as a Row has them."""
-
-    __fields__: Sequence[Any]
-
-
-def taken(rows: Iterable[Any], first: int) -> list[Any]:
+def taken(rows: Iterable[Any], first: int) -> list[Taken]:
     """Take `rows`, of which `first` is the number of the first one, each as it is when it comes: an iterator may use
     one dict or bytearray for all of them. Raises SchemaError for a row without names.
     """
     are_fixed = _CHANGEABLE.isdisjoint  # here and not in a function: a call takes as long as the check
     return [
-        row if type(row) is Row and are_fixed(map(type, row)) else snapshot(row, number)
+        (tuple(names), row)
+        if type(row) is Row and type(names := getattr(row, "__fields__", None)) is list and are_fixed(map(type, row))
+        else _snapshot(row, number)
         for number, row in enumerate(rows, first)
     ]
 
 
-def snapshot(row: Any, number: int) -> Any:
+def _snapshot(row: Any, number: int) -> Taken:
     """Row `number`, which is a Row, a named tuple or a mapping, as it is now: its owner may change what it holds before
     it is sent. Raises SchemaError for a row without names.
     """
     names = field_names(row)
-    if names is None:
-        raise _nameless(row, number)
+    if not isinstance(names, Iterable):
+        raise SchemaError(
+            f"Row {number} is a {type(row).__name__} without names of columns. Give the rows of a DataFrame, or Rows,"
+            ' named tuples or dicts that have their columns by name: Row(value="v", key="k").'
+        )
+    own = tuple(names)
     values = row if isinstance(row, tuple) else row.values()
     cells = [bytes(cell) if type(cell) is bytearray else cell for cell in values]
-    if "headers" in names:
-        at = list(names).index("headers")
+    if "headers" in own:
+        at = own.index("headers")
         if at < len(cells) and type(cells[at]) in (list, tuple):
             cells[at] = _pairs(cells[at], number)
-    fixed = NamedCells(cells)
-    fixed.__fields__ = names
-    return fixed
+    return own, cells
 
 
 def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
@@ -120,13 +129,6 @@ def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
         return header_pairs(headers, f"row {number}")
     except SerializationError as unclear:
         raise SchemaError(str(unclear)) from None
-
-
-def _nameless(row: Any, number: int) -> SchemaError:
-    return SchemaError(
-        f"Row {number} is a {type(row).__name__} without names of columns. Give the rows of a DataFrame, or Rows,"
-        ' named tuples or dicts that have their columns by name: Row(value="v", key="k").'
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,79 +163,126 @@ class RowLayouts:
 
     def __init__(self, topic_option: str | None) -> None:
         self.topic_option = topic_option
+        self.last: RowLayout | None = None
+        """That of the last row."""
         self._known: dict[tuple[Any, ...], RowLayout] = {}
 
-    def runs_of(self, rows: Sequence[Any], first: int) -> Iterator[tuple[RowLayout, Sequence[Any]]]:
-        """`rows` cut where the names of their columns change; `first` is the number of the first one. Raises
-        SchemaError for a row that has no names, no `value`, or no topic.
+    def runs_of(self, rows: Sequence[Taken], first: int) -> Iterator[tuple[RowLayout, Sequence[Sequence[Any]]]]:
+        """The cells of `rows`, cut where the names of their columns change; `first` is the number of the first one.
+        Raises SchemaError for a row that has no `value`, or no topic.
         """
-        try:
-            names = list(map(_FIELDS, rows))
-        except AttributeError:
-            number = next(number for number, row in enumerate(rows) if field_names(row) is None)
-            raise _nameless(rows[number], first + number) from None
+        names, cells = zip(*rows, strict=True)
         if names.count(names[0]) == len(rows):  # by far most often, and then in C
-            yield self._layout(names[0], first), rows
+            yield self._layout(names[0], first), cells
             return
         at = 0
-        for own, run in groupby(names, key=tuple):
+        for own, run in groupby(names):
             end = at + len(list(run))
-            yield self._layout(own, first + at), rows[at:end]
+            yield self._layout(own, first + at), cells[at:end]
             at = end
 
-    def _layout(self, names: Sequence[Any], number: int) -> RowLayout:
-        key = tuple(names)
-        found = self._known.get(key)
+    def _layout(self, names: tuple[Any, ...], number: int) -> RowLayout:
+        found = self._known.get(names)
         if found is None:
-            found = self._known[key] = RowLayout.of(key, self.topic_option, number)
+            if len(self._known) >= MOST_LAYOUTS:  # dicts may have other keys in every row
+                self._known.clear()
+            found = self._known[names] = RowLayout.of(names, self.topic_option, number)
+        self.last = found
         return found
 
 
 class RowBlock:
-    """Rows, collected as columns. `first` is the number of the first row in its partition."""
+    """Rows, collected as columns. `first` is the number of the first row in its partition.
+
+    `taker` takes the rows that are like the last one, into this block; None where there is no kernel, or no last row.
+    """
 
     def __init__(self, layouts: RowLayouts, first: int = 0, *, allows_early: bool = False) -> None:
         self._layouts = layouts
         self._first = first
         self._allows_early = allows_early
-        self._columns: dict[str, Column] = {}
-        self.num_rows = 0
-        self.size = 0
-        """About the bytes held: keys, values and headers."""
+        self._columns: dict[str, Column] = {"value": []}
+        """Of `headers`: how many there are."""
+        self._header_keys: Column = []
+        self._header_values: Column = []
+        self._size = 0
+        """Without that of the taker's rows."""
+        self.taker: Any = None
+        self._make_taker()
 
-    def extend(self, rows: Sequence[Any]) -> int:
-        """Take `rows` in, which are fixed or snapshots; returns about how many bytes they hold. Raises SchemaError for
-        a row that lacks a column it needs, and for a value of a wrong type.
-        """
-        size = sum(
-            self._extend_run(layout, run) for layout, run in self._layouts.runs_of(rows, self._first + self.num_rows)
-        )
-        self.size += size
+    @property
+    def num_rows(self) -> int:
+        return len(self._columns["value"])
+
+    @property
+    def size(self) -> int:
+        """About the bytes held: keys, values and headers."""
+        size: int = self._size if self.taker is None else self._size + self.taker.size
         return size
 
-    def _extend_run(self, layout: RowLayout, rows: Sequence[Any]) -> int:
+    @property
+    def is_full(self) -> bool:
+        return self.num_rows >= BLOCK_ROWS or self.size >= BLOCK_BYTES
+
+    def extend(self, rows: Sequence[Taken]) -> int:
+        """Take `rows` in; returns about how many bytes they hold. Raises SchemaError for a row that lacks a column it
+        needs, and for a value of a wrong type.
+        """
+        self._size, self.taker = self.size, None
+        size = sum(self._extend_run(*run) for run in self._layouts.runs_of(rows, self._first + self.num_rows))
+        self._size += size
+        self._make_taker()
+        return size
+
+    def _make_taker(self) -> None:
+        layout = self._layouts.last
+        if layout is None or RowTaker is None:
+            return
+        plan = tuple(self._step(name, position) for name, position in layout.positions.items())
+        room = BLOCK_ROWS - self.num_rows, BLOCK_BYTES - self._size
+        self.taker = RowTaker(Row, layout.names, plan, *room, _HEADER_BYTES)
+
+    def _step(self, name: str, position: int) -> Step:
+        column = self._column(name, self.num_rows)
+        if name == "headers":
+            return headers_step(position, column, self._header_keys, self._header_values)
+        if name in ("value", "key"):
+            return bytes_step(position, column)
+        return typed_step(position, column, tuple(_ALLOWED[name][0]))
+
+    def _extend_run(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> int:
         """Take in rows of one layout."""
-        columns, before = self._columns, self.num_rows
+        before = self.num_rows
         fields = self._fields(layout, rows)
         size = 0
         for name, position in layout.positions.items():
             values = fields[position]
             _check_types(name, values)
-            column = columns.get(name)
-            if column is None:
-                column = columns[name] = [None] * before
+            column = self._column(name, before)
+            if name == "headers":
+                size += self._extend_headers(column, values)
+                continue
             column += values
             if name in ("value", "key"):
                 size += sum(map(len, filter(None, values)))
-            elif name == "headers":
-                size += _size_of_headers(values)
-        self.num_rows = before + len(rows)
-        if len(columns) > len(layout.positions):  # rows before these had columns that these do not have
-            for name in columns.keys() - layout.positions.keys():
-                columns[name] += [None] * len(rows)
         return size
 
-    def _fields(self, layout: RowLayout, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _column(self, name: str, num_rows: int) -> Column:
+        """The column `name` of `num_rows` rows, of which the last ones may have had no such column."""
+        column = self._columns.setdefault(name, [])
+        if len(column) < num_rows:
+            column += [0 if name == "headers" else None] * (num_rows - len(column))
+        return column
+
+    def _extend_headers(self, counts: Column, values: Sequence[Sequence[tuple[Any, Any]] | None]) -> int:
+        """Take in the pairs of each row; returns about their bytes."""
+        pairs = [pair for headers in values if headers for pair in headers]
+        counts += [len(headers) if headers else 0 for headers in values]
+        self._header_keys += [key for key, _ in pairs]
+        self._header_values += [value for _, value in pairs]
+        return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
+
+    def _fields(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         """The columns of `rows`. Raises SchemaError for a row with more values than names, or with fewer."""
         try:
             fields = list(zip(*rows, strict=True))
@@ -252,29 +301,33 @@ class RowBlock:
         """The rows of each topic, in their order. Raises SchemaError on a null topic, SerializationError on a value
         that cannot be written.
         """
-        columns = dict(self._columns)
+        columns = {name: self._column(name, self.num_rows) for name in self._columns}
         numbers = range(self._first, self._first + self.num_rows)
-        if self._layouts.topic_option is not None:
-            yield self._layouts.topic_option, self._record_columns(columns, numbers)
-            return
-        topics = columns.pop("topic")
+        option = self._layouts.topic_option
+        topics = columns.pop("topic") if option is None else [option]
         if None in topics:
             raise SchemaError(f"{NULL_TOPIC} Row {numbers[topics.index(None)]} has none.")
-        rows_of: dict[str, list[int]] = {}
-        for row, topic in enumerate(topics):
-            rows_of.setdefault(topic, []).append(row)
-        if len(rows_of) == 1:
-            yield topics[0], self._record_columns(columns, numbers)
-            return
-        for topic, rows in rows_of.items():
-            own = {name: [column[row] for row in rows] for name, column in columns.items()}
-            yield topic, self._record_columns(own, [numbers[row] for row in rows])
+        records = self._record_columns(columns, numbers)
+        if topics.count(topics[0]) == len(topics):
+            yield topics[0], records
+        else:
+            yield from by_topic(records, binary_array(topics, "topic", numbers), NULL_TOPIC)
 
     def _record_columns(self, columns: dict[str, Column], numbers: Sequence[int]) -> RecordColumns:
+        keys, counts, places = columns.get("key"), columns.get("headers"), columns.get("partition")
         timestamps = columns.get("timestamp")
-        times = None if timestamps is None else _epoch_ms(timestamps, numbers, allows_early=self._allows_early)
-        return RecordColumns.from_rows(
-            columns["value"], columns.get("key"), columns.get("headers"), times, columns.get("partition"), numbers
+        headers = times = None
+        if counts is not None:
+            headers = headers_from_cells(counts, self._header_keys, self._header_values, numbers)
+        if timestamps is not None:
+            found = _epoch_ms(timestamps, numbers, allows_early=self._allows_early)
+            times = int_array(found, pa.int64(), "timestamp_ms", numbers)
+        return RecordColumns(
+            value=binary_array(columns["value"], "value", numbers),
+            key=None if keys is None else binary_array(keys, "key", numbers),
+            headers=headers,
+            timestamp_ms=times,
+            partition=None if places is None else int_array(places, pa.int32(), "partition", numbers),
         )
 
 
@@ -285,11 +338,6 @@ def _check_types(name: str, values: Sequence[Any]) -> None:
         found = min(_SPARK_TYPES.get(found, found.__name__) for found in wrong)
         advice = CAST_TIMESTAMP if name == "timestamp" else ""
         raise SchemaError(f"{name} attribute unsupported type {found}. {name} must be a(n) {wanted}{advice}")
-
-
-def _size_of_headers(values: Sequence[Any]) -> int:
-    """About the bytes of the headers that `snapshot` took."""
-    return sum(_HEADER_BYTES + len(key) + len(value or b"") for headers in values if headers for key, value in headers)
 
 
 def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool) -> list[int | None]:

@@ -14,7 +14,7 @@ from pyspark.sql.types import TimestampType
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, RowBlock, RowLayouts, taken
+from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, MOST_LAYOUTS, RowBlock, RowLayouts, taken
 
 
 def block_of(*rows: Row, topic: str | None = "orders") -> RowBlock:
@@ -82,7 +82,7 @@ def test_a_wrong_type_is_refused_in_sparks_words(row: Row, text: str) -> None:
 def test_a_wrong_type_in_a_later_row_is_refused_too() -> None:
     block = block_of(Row(value="v"))
     with pytest.raises(SchemaError, match="value attribute unsupported type int"):
-        block.extend([Row(value="w"), Row(value=7)])
+        block.extend(taken([Row(value="w"), Row(value=7)], 1))
 
 
 def test_rows_with_different_fields_count_by_their_own_names() -> None:
@@ -90,6 +90,35 @@ def test_rows_with_different_fields_count_by_their_own_names() -> None:
     assert columns.key is not None
     assert columns.value.to_pylist() == [b"a", b"b", b"c", b"d"]
     assert columns.key.to_pylist() == [None, b"k", b"l", None]
+
+
+def test_columns_that_come_and_go_have_nulls_between() -> None:
+    headers = [("h", b"1")]
+    columns = columns_of(
+        Row(value="a", headers=headers),
+        Row(value="b", key="k"),
+        Row(value="c", partition=3),
+        Row(value="d", headers=headers, partition=4),
+        Row(value="e", timestamp=1_500_000_000_000),
+    )
+    every = (columns.key, columns.headers, columns.partition, columns.timestamp_ms)
+    assert [None if column is None else column.to_pylist() for column in every] == [
+        [None, b"k", None, None, None],
+        [[{"key": b"h", "value": b"1"}], [], [], [{"key": b"h", "value": b"1"}], []],
+        [None, None, 3, 4, None],
+        [None, None, None, None, 1_500_000_000_000],
+    ]
+
+
+def test_layouts_are_forgotten_where_rows_have_ever_new_columns() -> None:
+    """Bug: one was kept for each row of dicts with other keys."""
+    layouts = RowLayouts("orders")
+    block = RowBlock(layouts)
+    for number in range(3 * MOST_LAYOUTS):
+        block.extend(taken([{f"c{number}": 1, "value": str(number)}], number))
+    assert len(layouts._known) <= MOST_LAYOUTS
+    ((_, columns),) = block.by_topic()
+    assert columns.value.to_pylist() == [b"%d" % number for number in range(3 * MOST_LAYOUTS)]
 
 
 def test_a_row_with_other_values_than_names_is_refused_with_its_number() -> None:
@@ -125,7 +154,7 @@ def test_a_timestamp_in_another_unit_is_refused_by_rows(number: int, text: str) 
 
 def test_an_option_lets_early_numbers_pass() -> None:
     block = RowBlock(RowLayouts("orders"), allows_early=True)
-    block.extend([Row(value="v", timestamp=5)])
+    block.extend(taken([Row(value="v", timestamp=5)], 0))
     ((_, columns),) = block.by_topic()
     assert columns.timestamp_ms is not None
     assert columns.timestamp_ms.to_pylist() == [5]

@@ -18,10 +18,11 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
 from spark_kafka_sink.sink import foreach, running_query
+from spark_kafka_sink.sink.columns import BLOCK_ROWS
 from spark_kafka_sink.sink.driver_session import StreamBatch
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
-from spark_kafka_sink.sink.partition_writer import BLOCK_ROWS, PartitionWriter
+from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]

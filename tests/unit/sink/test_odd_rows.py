@@ -10,10 +10,12 @@ import datetime
 import re
 from collections import ChainMap, Counter, OrderedDict, UserDict, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from support.scripted_broker.batches import BrokerRecord
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.sink import columns as columns_module
 from spark_kafka_sink.sink.foreach import KafkaSink
 from spark_kafka_sink.sink.partition_writer import PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -386,8 +389,10 @@ def shown(value: Any) -> str:
 
 
 @st.composite
-def rows(draw: st.DrawFn, topic: str | None, *, is_odd: bool) -> OddRow:
-    """A row of any shape; an odd one has one thing in it that may be unclear."""
+def rows(draw: st.DrawFn, topic: str | None, *, is_odd: bool) -> list[OddRow]:
+    """Rows of any shape, alike but for their cells; the last one has one thing in it that may be unclear if `is_odd`.
+    The first one comes another way than those after it.
+    """
     optional = ["key", "partition", "headers", "timestamp"] + (["topic"] if topic is not None else [])
     names: list[Any] = ["value", *draw(st.lists(st.sampled_from(optional), unique=True))]
     names += ["topic"] if topic is None else []
@@ -403,12 +408,16 @@ def rows(draw: st.DrawFn, topic: str | None, *, is_odd: bool) -> OddRow:
         shapes = sorted(BY_POSITION)
     if fault == "shape":
         shapes = list(NAMELESS)
-    columns = []
-    for name in names:
-        ordinary, unusual = CELLS.get(name, (TEXTS + HEADERS, ODD_TEXTS + ODD_PARTITIONS))
-        is_unusual = (fault == "cell" and name == odd_one) or (name not in CELLS)
-        columns.append((name, draw(st.sampled_from(unusual if is_unusual else ordinary))()))
-    return built(draw(st.sampled_from(shapes)), columns, topic)
+    shape = draw(st.sampled_from(shapes))
+    made = []
+    for left in range(draw(st.sampled_from([0, 0, 1, 2, 3])), -1, -1):
+        columns = []
+        for name in names:
+            ordinary, unusual = CELLS.get(name, (TEXTS + HEADERS, ODD_TEXTS + ODD_PARTITIONS))
+            is_unusual = (fault == "cell" and name == odd_one and left == 0) or (name not in CELLS)
+            columns.append((name, draw(st.sampled_from(unusual if is_unusual else ordinary))()))
+        made.append(built(shape, columns, topic))
+    return made
 
 
 def filler(index: int, topic: str | None, *, is_large: bool) -> OddRow:
@@ -435,8 +444,9 @@ def partitions(draw: st.DrawFn) -> tuple[str | None, list[OddRow]]:
     others = draw(st.lists(rows(topic, is_odd=False), min_size=1, max_size=6))
     if draw(st.booleans()):
         others.append(draw(rows(topic, is_odd=True)))
-    for row in others:
-        every.insert(draw(st.integers(0, len(every))), row)
+    for alike in others:
+        at = draw(st.integers(0, len(every)))
+        every[at:at] = alike
     return topic, every
 
 
@@ -464,6 +474,11 @@ class HarnessSink(KafkaSink):
 
     def _new_writer(self) -> PartitionWriter:
         return PartitionWriter(self._config, self.pool)
+
+
+def compiled(by_kernel: bool) -> AbstractContextManager[object]:
+    """Rows are taken by the kernel, if there is one, or all of them in Python."""
+    return nullcontext() if by_kernel else patch.object(columns_module, "RowTaker", None)
 
 
 def handed_over(every: Iterable[OddRow]) -> Iterator[Any]:
@@ -546,10 +561,34 @@ def assert_as_meant(topic: str | None, every: Sequence[OddRow], *, one_by_one: b
 
 
 @SEED
-@given(partitions(), st.booleans())
-def test_odd_rows_are_written_as_meant_or_refused(partition: tuple[str | None, list[OddRow]], one_by_one: bool) -> None:
+@given(partitions(), st.booleans(), st.booleans())
+def test_odd_rows_are_written_as_meant_or_refused(
+    partition: tuple[str | None, list[OddRow]], one_by_one: bool, by_kernel: bool
+) -> None:
     topic, every = partition
-    assert_as_meant(topic, every, one_by_one=one_by_one)
+    with compiled(by_kernel):
+        assert_as_meant(topic, every, one_by_one=one_by_one)
+
+
+@pytest.mark.parametrize("by_kernel", [True, False], ids=["kernel", "python"])
+@pytest.mark.parametrize("shape", ["Row of a DataFrame", "dict", None])
+@pytest.mark.parametrize("index", [1, 70])
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_is_written_as_meant_or_refused_behind_rows_like_it(
+    name: str, index: int, shape: str | None, by_kernel: bool
+) -> None:
+    """In each shape for None."""
+    plain_columns = [("key", CELLS["key"][0][1]), ("value", CELLS["value"][0][1]), ("topic", CELLS["topic"][0][0])]
+    for at, make in enumerate(CELLS[name][0] + CELLS[name][1]):
+        own = shape or list(SHAPES)[at % len(SHAPES)]
+        columns = {**dict(plain_columns), name: make}
+        first = {**columns, name: CELLS[name][0][0]}
+        every = [
+            built(own, [(column, made()) for column, made in (columns if number == index else first).items()], None)
+            for number in range(index + 2)
+        ]
+        with compiled(by_kernel):
+            assert_as_meant(None, every, one_by_one=at % 2 == 0)
 
 
 @pytest.mark.parametrize("index", [0, 1, 5, 70])

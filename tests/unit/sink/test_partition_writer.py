@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import datetime
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import pytest
@@ -16,9 +18,25 @@ from spark_kafka_sink.common.errors import (
     SchemaError,
     error_for_code,
 )
+from spark_kafka_sink.record.runs import has_kernel
+from spark_kafka_sink.sink import columns as columns_module
+from spark_kafka_sink.sink.columns import BLOCK_BYTES, BLOCK_ROWS, Taken
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.partition_writer import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, PartitionWriter
+from spark_kafka_sink.sink.partition_writer import CHUNK_BYTES, CHUNK_ROWS, PartitionWriter
 from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.task_delivery import Tally
+
+NAMES = ["key", "value", "headers", "partition", "timestamp"]
+
+
+@pytest.fixture(params=[True, False], ids=["kernel", "python"])
+def by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether rows are taken by the kernel; otherwise all of them in Python."""
+    if not request.param:
+        monkeypatch.setattr(columns_module, "RowTaker", None)
+    elif not has_kernel():
+        pytest.skip("the kernel was not compiled")
+    return bool(request.param)
 
 
 class Bench:
@@ -42,6 +60,25 @@ class Bench:
     def values(self) -> list[bytes]:
         return [value for sent in self.producer.sent for value in sent.columns.value.to_pylist()]
 
+    def write(self, source: Iterable[object], *, one_by_one: bool) -> None:
+        """Write and finish."""
+        if one_by_one:
+            for row in source:
+                self.writer.add(row)
+        else:
+            self.writer.write(source)
+        self.writer.finish()
+
+    def records(self) -> list[tuple[object, ...]]:
+        """All that was sent: value, key, headers, timestamp and partition of each row."""
+        found: list[tuple[object, ...]] = []
+        for sent in self.producer.sent:
+            columns = sent.columns
+            parts = (columns.value, columns.key, columns.headers, columns.timestamp_ms, columns.partition)
+            lists = [[None] * columns.num_rows if part is None else part.to_pylist() for part in parts]
+            found += [(sent.topic, *record) for record in zip(*lists, strict=True)]
+        return found
+
 
 def rows(count: int, size: int = 10) -> list[Row]:
     return [Row(key=str(n), value=f"{n:0{size}}") for n in range(count)]
@@ -64,6 +101,147 @@ def test_every_row_is_sent_once_and_in_order(count: int, one_by_one: bool) -> No
     assert bench.values() == values(count)
     assert bench.producer.flushes == 1
     assert bench.released
+
+
+def row_of(names: Sequence[str], *cells: object) -> Row:
+    made: Row = Row(*cells)  # type: ignore[arg-type]
+    made.__fields__ = names
+    return made
+
+
+ALIKE = {
+    "str": lambda n: row_of(NAMES[:2], f"k{n}", f"v{n}"),
+    "binary": lambda n: row_of(NAMES[:2], bytearray(b"k"), bytearray(b"v")),
+    "names of its own": lambda n: Row(key=None, value=b"v"),
+    "headers as Rows": lambda n: row_of(NAMES[:3], "k", "v", [row_of(["key", "value"], "h", bytearray(b"1"))] * 3),
+    "headers as pairs": lambda n: row_of(NAMES[:3], "k", "v", (("h", b"1"),)),
+    "headers as dicts": lambda n: row_of(NAMES[:3], "k", "v", [{"key": "h", "value": None}]),
+    "all columns": lambda n: row_of(NAMES, "k", "v", None, n % 3, datetime.datetime(2013, 1, 1)),
+    "dict": lambda n: {"value": "v", "key": "k", "partition": None, "timestamp": 1_500_000_000_000},
+}
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("shape", ALIKE)
+def test_rows_like_the_first_one_are_taken_by_the_kernel(
+    shape: str, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel():
+        pytest.skip("the kernel was not compiled")
+    in_python: list[object] = []
+
+    def taken(source: Iterable[object], first: int) -> list[Taken]:
+        found = columns_module.taken(source, first)
+        in_python.extend(found)
+        return found
+
+    monkeypatch.setattr("spark_kafka_sink.sink.partition_writer.taken", taken)
+    bench = Bench()
+    bench.write(map(ALIKE[shape], range(BLOCK_ROWS + 100)), one_by_one=one_by_one)
+    assert len(bench.values()) == BLOCK_ROWS + 100
+    assert len(in_python) == 1
+
+
+CELLS: dict[str, list[object]] = {
+    "key": [None, "k", "ü" * 30, b"\xff", "", bytearray(b"kk")],
+    "value": [None, "v" * 100, b"", "", bytearray(b"vv"), b"v"],
+    "headers": [
+        *(None, [], (), [("a", b"1")], [["b", "ü"]], ({"key": "c", "value": None}, {"value": b"4", "key": "d"})),
+        *([row_of(["key", "value"], "e", bytearray(b"5"))] * 2, [row_of(["VALUE", "key"], memoryview(b"6"), "f")]),
+    ],
+    "partition": [None, 0, 2**31 - 1],
+    "timestamp": [None, -1, 1_500_000_000_123, datetime.datetime(2013, 5, 6, 7, 8, 9, 999_999)],
+    "other": [None, 1, [2]],
+    "topic": ["a", "b", "a"],
+}
+ODD: dict[str, list[object]] = {
+    "key": [5, "\ud800", memoryview(b"1")],
+    "value": [True, "v\udfff", ["v"]],
+    "headers": [{"a": b"1"}, [("a", 5)], [("a",)], [("\ud800", b"1")], [(b"\xff", b"1")], [("a", "\ud800")]],
+    "partition": [True, 1.5, 2**31, "1"],
+    "timestamp": [-5, 1.5, 10, datetime.date(2013, 1, 1)],
+    "topic": [None, 5, "\ud800"],
+}
+
+
+def mixed(chance: random.Random) -> list[object]:
+    """Rows whose columns change now and then, of every cell that there is; in some lists one cell is odd."""
+    found: list[object] = []
+    count = chance.choice([1, 5, 70, 400])
+    odd_at = chance.choice([None, chance.randrange(count)])
+    names, shape = ["value", "topic"], 0
+    for number in range(count):
+        if chance.random() < 0.1:
+            names = ["value", "topic", *chance.sample(["key", "headers", "partition", "timestamp", "other"], 3)]
+            chance.shuffle(names)
+            shape = chance.randrange(5)
+        cells = [chance.choice(CELLS[name]) for name in names]
+        if number == odd_at:
+            at = chance.choice([index for index, name in enumerate(names) if name in ODD])
+            cells[at] = chance.choice(ODD[names[at]])
+        own = names if shape else list(names)
+        found.append(dict(zip(names, cells, strict=True)) if shape == 4 else row_of(own, *cells))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kernel_and_python_send_the_same_or_raise_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = mixed(random.Random(seed))
+
+    def outcome() -> tuple[str, list[tuple[object, ...]]]:
+        bench = Bench(topic=None)  # type: ignore[arg-type]
+        try:
+            bench.write(iter(source), one_by_one=seed % 2 == 0)
+        except KafkaError as error:
+            return f"{type(error).__name__}: {error}", []
+        return "", bench.records()
+
+    by_kernel = outcome()
+    monkeypatch.setattr(columns_module, "RowTaker", None)
+    assert by_kernel == outcome()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.usefixtures("by_kernel")
+def test_an_iterator_may_use_its_objects_again(one_by_one: bool) -> None:
+    """Bug: 64 records had the bytes of the last one."""
+    value, header = bytearray(6), bytearray(6)
+    names, fields, headers = ["value", "headers"], ["key", "value"], []
+    as_dict: dict[str, object] = {}
+
+    def source() -> Iterator[object]:
+        for n in range(300):
+            value[:] = header[:] = b"%06d" % n
+            headers[:] = [row_of(fields, "h", header)]
+            as_dict.update(value=value, headers=headers)
+            yield as_dict if n % 100 > 50 else row_of(names, value, headers)
+        value[:] = header[:] = b"______"
+
+    bench = Bench()
+    bench.write(source(), one_by_one=one_by_one)
+    numbers = [b"%06d" % n for n in range(300)]
+    assert [(record[1], record[3]) for record in bench.records()] == [
+        (number, [{"key": b"h", "value": number}]) for number in numbers
+    ]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.usefixtures("by_kernel")
+def test_names_that_change_after_their_row_change_nothing(one_by_one: bool) -> None:
+    """Bug: a row waited with others, and was read by the names that it had then."""
+    names = ["key", "value"]
+
+    def source() -> Iterator[Row]:
+        for n in range(200):
+            yield row_of(names, f"k{n}", f"v{n}")
+        for n in range(200, 400):
+            names.reverse()
+            yield row_of(names, *([f"k{n}", f"v{n}"] if n % 2 else [f"v{n}", f"k{n}"]))
+        names[:] = ["other", "value"]
+
+    bench = Bench()
+    bench.write(source(), one_by_one=one_by_one)
+    assert [record[1:3] for record in bench.records()] == [(b"v%d" % n, b"k%d" % n) for n in range(400)]
 
 
 def test_an_empty_partition_makes_no_producer() -> None:
@@ -170,8 +348,9 @@ def test_an_error_is_raised_at_the_next_row() -> None:
     bench = Bench(ScriptedProducer(on_send=lambda sent: sent.report(KafkaError("no"))))
     for row in rows(BLOCK_ROWS):
         bench.writer.add(row)
-    while not bench.producer.sent:
-        bench.writer.add(rows(1)[0])
+    for _ in range(CHUNK_ROWS):
+        if not bench.producer.sent:
+            bench.writer.add(rows(1)[0])
     with pytest.raises(KafkaError, match="orders-0: no"):
         bench.writer.add(rows(1)[0])
 
@@ -275,6 +454,45 @@ def test_who_goes_on_after_a_send_that_failed_is_not_told_that_all_rows_are_writ
             bench.writer.add(row)
     with pytest.raises(KafkaTimeoutError):
         bench.writer.finish()
+
+
+@pytest.mark.usefixtures("by_kernel")
+def test_finish_raises_the_first_error_again() -> None:
+    """Its block holds another row that cannot be written."""
+    bench = Bench()
+    names = ["key", "value", "timestamp"]
+    source = [row_of(names, "k", "v", None)] * 100 + [row_of(names, "k", "v", -5), row_of(names, 1, "v", None)]
+    with pytest.raises(SchemaError, match="key attribute unsupported type int"):
+        bench.writer.write(iter(source))
+    with pytest.raises(SchemaError, match="key attribute unsupported type int"):
+        bench.writer.finish()
+    assert bench.values() == []
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 100, BLOCK_ROWS, BLOCK_ROWS + 100])
+@pytest.mark.usefixtures("by_kernel")
+def test_an_error_has_the_number_of_its_row_in_the_partition(count: int, one_by_one: bool) -> None:
+    source = [*rows(count), ("k", "v")]
+    with pytest.raises(SchemaError, match=f"Row {count} is a tuple without names"):
+        Bench().write(iter(source), one_by_one=one_by_one)
+    source = [*rows(count), Row(value="v", timestamp=-5)]
+    with pytest.raises(SchemaError, match=f"timestamp of row {count} is -5"):
+        Bench().write(iter(source), one_by_one=one_by_one)
+
+
+@pytest.mark.usefixtures("by_kernel")
+def test_small_rows_are_taken_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+
+    monkeypatch.setattr(Tally, "check", lambda tally: check())
+    bench.write(iter(rows(6_400)), one_by_one=False)
+    assert 100 <= checks <= 120
 
 
 def test_finish_fails_after_an_error_of_the_iterator() -> None:

@@ -1,0 +1,12 @@
+/* What the files of the kernel have of each other. */
+#ifndef SPARK_KAFKA_SINK_KERNEL_H
+#define SPARK_KAFKA_SINK_KERNEL_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+/* Adds the type RowTaker. Returns -1 with an exception where that fails. */
+int add_row_taker(PyObject *module);
+
+#endif
