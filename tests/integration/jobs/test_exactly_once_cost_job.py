@@ -90,16 +90,16 @@ def test_apis_of_a_batch_are_counted_by_phase(measured: dict[str, Any]) -> None:
     assert 0 < rows["bytes_down"] < rows["bytes_up"]
 
 
-def test_first_batch_of_a_prefix_makes_eight_requests_more(measured: dict[str, Any]) -> None:
+def test_first_batch_of_a_prefix_makes_eight_or_nine_requests_more(measured: dict[str, Any]) -> None:
     """Of a query that comes after another one in its process."""
     first, *_, last = measured["batches"][str(MORE)]
     begin, later = (
         Counter({api: counted["requests"] for api, counted in batch["phases"]["begin"].items()})
         for batch in (first, last)
     )
-    assert begin - later == Counter(
-        DescribeConfigs=1, DescribeTransactions=1, FindCoordinator=1, ListOffsets=4, Produce=1
-    )
+    more = begin - later
+    assert more.pop("Fetch", 0) in (0, 1)  # where the first query has the same partition of the decision topic
+    assert more == Counter(DescribeConfigs=1, DescribeTransactions=1, FindCoordinator=1, ListOffsets=4, Produce=1)
     assert first["phases"]["tasks"]["FindCoordinator"]["requests"] == 3 * MORE
 
 
