@@ -6,11 +6,10 @@ Every call blocks, on the caller's thread and no longer than its `Timer`. One th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.admin.group_offsets import GroupOffsets
 from spark_kafka_sink.admin.record_writer import RecordWriter
 from spark_kafka_sink.admin.request_client import RequestClient
@@ -21,11 +20,8 @@ from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaTimeoutError
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.messages import Message
 
 TRANSACTION_VERSION: Final = "transaction.version"
 _FIRST_BACKOFF_MS: Final = 20
@@ -94,31 +90,3 @@ class ClusterClient:
                 why = self._metadata.connection_failure or "No answer came."
                 raise KafkaTimeoutError(f"No broker was reached within {timer.timeout_ms} ms. Last: {why}")
         return self._api_versions.finalized_feature(TRANSACTION_VERSION)
-
-    def find_coordinators(self, key_type: int, keys: Iterable[str], timer: Timer) -> dict[str, Outcome[Node]]:
-        """The nodes that coordinate these groups (`key_type` GROUP) or transactional ids (TRANSACTION), from memory
-        where they are known.
-        """
-        return self._calls.run(_FindCoordinator(key_type), keys, timer)
-
-
-class _FindCoordinator(CoordinatorApi[str, Node]):
-    """Asks nothing of the coordinator that was found."""
-
-    def __init__(self, key_type: int) -> None:
-        self.key_type = key_type
-
-    def key(self, item: str) -> str:
-        return item
-
-    def located(self, item: str, node: Node) -> Node | None:  # noqa: ARG002
-        return node
-
-    def describe(self, item: str) -> str:
-        return f"FindCoordinator of {item!r}"
-
-    def requests(self, items: Sequence[str]) -> Iterable[tuple[Request, Sequence[str]]]:  # noqa: ARG002
-        return ()
-
-    def answers(self, items: Sequence[str], body: Message) -> Mapping[str, Node]:  # noqa: ARG002
-        return {}

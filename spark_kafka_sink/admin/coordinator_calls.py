@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, WakeupError
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.metadata import Metadata
@@ -85,10 +85,6 @@ class CoordinatorApi(ABC, Generic[Item, Value]):
     @abstractmethod
     def describe(self, item: Item) -> str:
         """The item in an error's text."""
-
-    def located(self, item: Item, node: Node) -> Value | None:  # noqa: ARG002
-        """The item's value, where to know its coordinator is all that was wanted."""
-        return None
 
     @abstractmethod
     def requests(self, items: Sequence[Item]) -> Iterable[tuple[Request, Sequence[Item]]]:
@@ -288,9 +284,6 @@ class _Call(Generic[Item, Value]):
             node = self.api.node(work.item) or self.calls.lookup.known(self.api.key_type, self.api.key(work.item))
             if node is None:
                 homeless.setdefault(self.api.key(work.item), []).append(work)
-            elif (value := self.api.located(work.item, node)) is not None:
-                self.outcomes[work.item] = Outcome(value)
-                del self.works[work.item]
             else:
                 by_node.setdefault(node, []).append(work)
         for node, works in by_node.items():
@@ -349,8 +342,6 @@ class _Call(Generic[Item, Value]):
         """One poll. A refusal by the cluster ends the whole call; what a topic met is for its readers to hear."""
         try:
             self.calls.client.poll(Timer(self.calls.clock, wait_ms), self)
-        except WakeupError:
-            raise
         except (TopicAuthorizationError, InvalidTopicError) as error:
             log.debug("Not for %s: %s", type(self.api).__name__, error)  # a reader's next update meets it again
         except KafkaError as error:

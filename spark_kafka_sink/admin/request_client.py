@@ -1,16 +1,9 @@
-"""Requests with futures, for code that polls until it has its answer: what the driver's coordinator traffic and the
-topic reader run on.
-
-Any thread may `send`, `wakeup` or `disconnect_async`; several may poll, one at a time under the lock.
-"""
+"""Requests with futures, for code that polls until it has its answer. One thread, that of the caller."""
 
 from __future__ import annotations
 
-import logging
 import random
-import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from spark_kafka_sink.admin.timer import Timer
@@ -26,35 +19,32 @@ from spark_kafka_sink.protocol.building import Request
 
 T = TypeVar("T")
 
-OnSuccess = Callable[[T], None]
-OnFailure = Callable[[KafkaError], None]
+MAX_POLL_MS: Final = 5_000
+_MANY_IN_FLIGHT: Final = 100
 
 
 class RequestFuture(Generic[T]):
-    """A value or a KafkaError, set once (org.apache.kafka.clients.consumer.internals.RequestFuture).
-
-    Listeners run once each, in the order added, on the thread that completes, or at once where it is done already.
+    """A value or a KafkaError, set once, by the poll that learns it
+    (org.apache.kafka.clients.consumer.internals.RequestFuture).
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._is_done = False
         self._value: T | None = None
         self._error: KafkaError | None = None
-        self._listeners: list[tuple[OnSuccess[T], OnFailure]] = []
 
     def is_done(self) -> bool:
-        return self._done.is_set()
+        return self._is_done
 
     def succeeded(self) -> bool:
-        return self.is_done() and self._error is None
+        return self._is_done and self._error is None
 
     def failed(self) -> bool:
-        return self.is_done() and self._error is not None
+        return self._error is not None
 
     def should_block(self) -> bool:
         """Whether it is worth waiting; makes a future a `PollCondition`."""
-        return not self.is_done()
+        return not self._is_done
 
     @property
     def error(self) -> KafkaError:
@@ -65,15 +55,11 @@ class RequestFuture(Generic[T]):
 
     def value(self) -> T:
         """The value; raises the error where it failed, IllegalStateError where it is not done."""
-        if not self.is_done():
+        if not self._is_done:
             raise IllegalStateError("The request is not done.")
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]  # set by `complete`, and None may be a value
-
-    def await_done(self, timeout_ms: int) -> bool:
-        """Wait, while another thread polls. False where it is not done in time."""
-        return self._done.wait(timeout_ms / 1000)
 
     def complete(self, value: T) -> None:
         """Set the value. Raises IllegalStateError where it is done already."""
@@ -87,143 +73,71 @@ class RequestFuture(Generic[T]):
             raise TypeError(f"A request fails with a KafkaError, not with {error!r}.")
         self._finish(None, error)
 
-    def add_listener(self, on_success: OnSuccess[T], on_failure: OnFailure) -> None:
-        with self._lock:
-            if not self._done.is_set():
-                self._listeners.append((on_success, on_failure))
-                return
-        self._notify(on_success, on_failure)
-
-    def chain(self, other: RequestFuture[T]) -> None:
-        """Let `other` end as this one does."""
-        self.add_listener(other.complete, other.fail)
-
     def _finish(self, value: T | None, error: KafkaError | None) -> None:
-        with self._lock:
-            if self._done.is_set():
-                raise IllegalStateError("The request is done already; it cannot end twice.")
-            self._value, self._error = value, error
-            listeners, self._listeners = self._listeners, []
-            self._done.set()
-        for on_success, on_failure in listeners:
-            self._notify(on_success, on_failure)
-
-    def _notify(self, on_success: OnSuccess[T], on_failure: OnFailure) -> None:
-        if self._error is not None:
-            on_failure(self._error)
-        else:
-            on_success(self._value)  # type: ignore[arg-type]  # set by `complete`, and None may be a value
-
-
-class UnsentRequest(NamedTuple):
-    """A request, and how to tell whoever waits that it will not be sent."""
-
-    request: ClientRequest
-    fail: Callable[[KafkaError], None]
-
-
-class UnsentRequests:
-    """A queue a node, behind one lock that is never held while anything else happens."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queues: dict[Node, deque[UnsentRequest]] = {}
-
-    def put(self, node: Node, request: UnsentRequest) -> None:
-        with self._lock:
-            self._queues.setdefault(node, deque()).append(request)
-
-    def nodes(self) -> list[Node]:
-        """Nodes with something to send."""
-        with self._lock:
-            return [node for node, queue in self._queues.items() if queue]
-
-    def first(self, node: Node) -> UnsentRequest | None:
-        with self._lock:
-            queue = self._queues.get(node)
-            return queue[0] if queue else None
-
-    def take_first(self, node: Node) -> None:
-        """Take out what `first` gave."""
-        with self._lock:
-            self._queues[node].popleft()
-
-    def take_all(self, node: Node) -> list[UnsentRequest]:
-        with self._lock:
-            return list(self._queues.pop(node, ()))
-
-    def take_expired(self, now_ms: int) -> list[UnsentRequest]:
-        """Take out those that have waited longer than their time-out."""
-        expired: list[UnsentRequest] = []
-        with self._lock:
-            for node, queue in self._queues.items():
-                waiting: deque[UnsentRequest] = deque()
-                for each in queue:
-                    is_late = now_ms - each.request.created_ms > each.request.request_timeout_ms
-                    (expired if is_late else waiting).append(each)
-                self._queues[node] = waiting
-        return expired
-
-    def clean(self) -> None:
-        """Forget nodes with nothing to send."""
-        with self._lock:
-            self._queues = {node: queue for node, queue in self._queues.items() if queue}
-
-    def count(self, node: Node | None = None) -> int:
-        with self._lock:
-            queues = self._queues.values() if node is None else [self._queues.get(node, deque())]
-            return sum(map(len, queues))
-
-
-MAX_POLL_MS: Final = 5_000
-_MANY_IN_FLIGHT: Final = 100
-
-log = logging.getLogger(__name__)
-
-
-class WakeupError(KafkaError):
-    """`wakeup` was called while this thread polled."""
-
-    sentence = "The poll was ended by a wake-up."
+        if self._is_done:
+            raise IllegalStateError("The request is done already; it cannot end twice.")
+        self._value, self._error = value, error
+        self._is_done = True
 
 
 class PollCondition(Protocol):
-    """Asked under the client's lock, just before a poll that would wait."""
+    """Asked just before a poll that would wait."""
 
     def should_block(self) -> bool: ...
 
 
-class _Completion:
-    """Carries a request's outcome from the poll, under the lock, to its future, outside of it."""
+class UnsentRequest(NamedTuple):
+    """A request, and the future of its response."""
 
-    def __init__(self, outcomes: deque[_Completion]) -> None:
-        self.future: RequestFuture[ClientResponse] = RequestFuture()
-        self._outcomes = outcomes
-        self._outcome: ClientResponse | KafkaError
+    request: ClientRequest
+    future: RequestFuture[ClientResponse]
 
-    def on_response(self, response: ClientResponse) -> None:
-        self._outcome = _error_of(response) or response
-        self._outcomes.append(self)
 
-    def on_failure(self, error: KafkaError) -> None:
-        self._outcome = error
-        self._outcomes.append(self)
+class UnsentRequests:
+    """Requests that wait for their node to be ready: a queue for each node, in order."""
 
-    def fire(self) -> None:
-        if isinstance(self._outcome, KafkaError):
-            self.future.fail(self._outcome)
-        else:
-            self.future.complete(self._outcome)
+    def __init__(self) -> None:
+        self._queues: dict[Node, deque[UnsentRequest]] = {}
+
+    def put(self, node: Node, request: UnsentRequest) -> None:
+        self._queues.setdefault(node, deque()).append(request)
+
+    def nodes(self) -> list[Node]:
+        """Nodes with something to send."""
+        return [node for node, queue in self._queues.items() if queue]
+
+    def first(self, node: Node) -> UnsentRequest | None:
+        queue = self._queues.get(node)
+        return queue[0] if queue else None
+
+    def take_first(self, node: Node) -> None:
+        """Take out what `first` gave."""
+        self._queues[node].popleft()
+
+    def take_all(self, node: Node) -> deque[UnsentRequest]:
+        return self._queues.pop(node, deque())
+
+    def take_expired(self, now_ms: int) -> list[UnsentRequest]:
+        """Take out those that have waited longer than their timeout."""
+        expired: list[UnsentRequest] = []
+        for node, queue in self._queues.items():
+            waiting: deque[UnsentRequest] = deque()
+            for each in queue:
+                is_late = now_ms - each.request.created_ms > each.request.request_timeout_ms
+                (expired if is_late else waiting).append(each)
+            self._queues[node] = waiting
+        return expired
+
+    def clean(self) -> None:
+        """Forget nodes with nothing to send."""
+        self._queues = {node: queue for node, queue in self._queues.items() if queue}
 
 
 class RequestClient:
     """Unsent requests per node in front of a `KafkaClient`
-    (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient).
+    (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient, for one thread: no lock and no wake-up).
 
     A poll waits no longer than MAX_POLL_MS, and no longer than `retry_backoff_ms` while nothing is in flight.
-
-    `wakeup` is for a caller that ends its own polls: nothing in this package calls it, so there is no disableWakeup or
-    pollNoWakeup. `poll_until` and `RequestFuture.chain` stand in for awaitPendingRequests and compose.
     """
 
     def __init__(
@@ -239,11 +153,8 @@ class RequestClient:
         self._clock = clock
         self._retry_backoff_ms = retry_backoff_ms
         self._request_timeout_ms = request_timeout_ms
-        self._lock = threading.RLock()
         self._unsent = UnsentRequests()
-        self._completed: deque[_Completion] = deque()
         self._to_disconnect: deque[Node] = deque()
-        self._is_woken = False
 
     @classmethod
     def connect(
@@ -271,49 +182,42 @@ class RequestClient:
         """Queue a request; a poll sends it. The future gets a response with a body, or fails: DisconnectError,
         KafkaTimeoutError, the node's refusal, UnsupportedVersionError.
         """
-        timeout_ms = self._request_timeout_ms if request_timeout_ms is None else request_timeout_ms
-        completion = _Completion(self._completed)
-        client_request = self._client.new_client_request(
-            node.id_string, request, self._clock.now_ms(), True, timeout_ms, completion.on_response
-        )
-        self._unsent.put(node, UnsentRequest(client_request, completion.on_failure))
-        self._client.wakeup()
-        return completion.future
+        future: RequestFuture[ClientResponse] = RequestFuture()
 
-    def pending_request_count(self, node: Node | None = None) -> int:
-        """Requests that wait to be sent or to be answered."""
-        with self._lock:
-            node_id = node.id_string if node is not None else None
-            return self._unsent.count(node) + self._client.in_flight_request_count(node_id)
+        def on_response(response: ClientResponse) -> None:
+            error = _error_of(response)
+            if error is None:
+                future.complete(response)
+            else:
+                future.fail(error)
+
+        timeout_ms = self._request_timeout_ms if request_timeout_ms is None else request_timeout_ms
+        client_request = self._client.new_client_request(
+            node.id_string, request, self._clock.now_ms(), True, timeout_ms, on_response
+        )
+        self._unsent.put(node, UnsentRequest(client_request, future))
+        return future
 
     # ---- nodes -----------------------------------------------------------------------------------------------------
 
     def least_loaded_node(self) -> Node | None:
-        with self._lock:
-            return self._client.least_loaded_node(self._clock.now_ms())
+        return self._client.least_loaded_node(self._clock.now_ms())
 
     def disconnect_async(self, node: Node) -> None:
         """Let the next poll close the connection; what is pending there fails with DisconnectError."""
         self._to_disconnect.append(node)
-        self._client.wakeup()
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def await_metadata_update(self, timer: Timer) -> bool:
-        """Ask for an update and poll until it came; False where time ran out first. To start again from
-        bootstrap.servers is none: it is a version that knows no topic, and not all brokers.
+        """Ask for an update and poll until it came; False where time ran out first. A client that starts again from
+        bootstrap.servers has had no update: it knows no topic, and not all brokers.
         """
         version = self._metadata.request_update(reset_equivalent_backoff=False)
         self.poll(timer)
         while not self._has_come_since(version) and not timer.is_expired:
             self.poll(timer)
         return self._has_come_since(version)
-
-    def ensure_fresh_metadata(self, timer: Timer) -> bool:
-        """Wait for the update that is due, if one is."""
-        if self._metadata.update_requested() or self._metadata.time_to_next_update(timer.now_ms) == 0:
-            return self.await_metadata_update(timer)
-        return True
 
     # ---- polling ---------------------------------------------------------------------------------------------------
 
@@ -327,32 +231,22 @@ class RequestClient:
     def poll(self, timer: Timer, condition: PollCondition | None = None) -> None:
         """Send what can be sent and take in what came. Waits while there is nothing, and `condition` says it should.
 
-        Raises WakeupError after `wakeup`, and what metadata met: a refusal by a node, an unauthorized or invalid topic.
+        Raises what metadata met: a refusal by a node, an unauthorized or invalid topic.
         """
-        self._fire_completed()
-        with self._lock:
-            self._handle_pending_disconnects()
-            delay_ms = self._try_send(timer.now_ms)
-            should_wait = not self._completed and (condition is None or condition.should_block())
-            self._client.poll(self._poll_ms(delay_ms, timer) if should_wait else 0, timer.now_ms)
-            timer.update()
-            # Before anything can begin to connect again, which would hide that the connection had failed.
-            self._check_disconnects()
-            self._maybe_raise_wakeup()
-            self._try_send(timer.now_ms)
-            self._fail_expired(timer.now_ms)
-            self._unsent.clean()
-        self._fire_completed()
+        self._handle_pending_disconnects()
+        delay_ms = self._try_send(timer.now_ms)
+        should_wait = condition is None or condition.should_block()
+        self._client.poll(self._poll_ms(delay_ms, timer) if should_wait else 0, timer.now_ms)
+        timer.update()
+        # Before anything can begin to connect again, which would hide that the connection had failed.
+        self._check_disconnects()
+        self._try_send(timer.now_ms)
+        self._fail_expired(timer.now_ms)
+        self._unsent.clean()
         self._metadata.maybe_raise_any_error()
 
-    def wakeup(self) -> None:
-        """End the poll under way, or the next, with WakeupError. From any thread."""
-        self._is_woken = True
-        self._client.wakeup()
-
     def close(self) -> None:
-        with self._lock:
-            self._client.close()
+        self._client.close()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -380,32 +274,19 @@ class RequestClient:
                 lost = DisconnectError(f"The connection to {node} failed before the request could be sent.")
                 error = self._client.authentication_error(node) or lost
                 for unsent in self._unsent.take_all(node):
-                    unsent.fail(error)
+                    unsent.future.fail(error)
 
     def _handle_pending_disconnects(self) -> None:
         while self._to_disconnect:
             node = self._to_disconnect.popleft()
             error = DisconnectError(f"The connection to {node} was closed on request.")
             for unsent in self._unsent.take_all(node):
-                unsent.fail(error)
+                unsent.future.fail(error)
             self._client.disconnect(node.id_string)
 
     def _fail_expired(self, now_ms: int) -> None:
-        for request, fail in self._unsent.take_expired(now_ms):
-            fail(KafkaTimeoutError(f"{request}: the node was not ready within {request.request_timeout_ms} ms."))
-
-    def _fire_completed(self) -> None:
-        is_any_fired = False
-        while self._completed:
-            self._completed.popleft().fire()
-            is_any_fired = True
-        if is_any_fired:
-            self._client.wakeup()  # another thread's poll may wait for just this
-
-    def _maybe_raise_wakeup(self) -> None:
-        if self._is_woken:
-            self._is_woken = False
-            raise WakeupError
+        for request, future in self._unsent.take_expired(now_ms):
+            future.fail(KafkaTimeoutError(f"{request}: the node was not ready within {request.request_timeout_ms} ms."))
 
 
 def _error_of(response: ClientResponse) -> KafkaError | None:

@@ -359,30 +359,6 @@ class TopicTail:
             self._find([topic_partition], timer)
         return self._read(topic_partition, offset, timer, isolation_level)
 
-    def read_last(
-        self, topic_partition: TopicPartition, count: int, timer: Timer, isolation_level: int = READ_COMMITTED
-    ) -> list[DecodedRecord]:
-        """The last `count` records, in order; fewer only where the partition has no more.
-
-        With READ_COMMITTED the end is the last stable offset, before any transaction that is open.
-        """
-        window = 2 * count + 2  # a transaction of one record takes two offsets
-        while True:
-            first = self.list_offsets([topic_partition], EARLIEST_TIMESTAMP, timer)[topic_partition]
-            end = self.list_offsets([topic_partition], LATEST_TIMESTAMP, timer, isolation_level)[topic_partition]
-            start = max(first, end - window)
-            try:
-                found = self._read(topic_partition, start, timer, isolation_level)
-            except OffsetOutOfRangeError:
-                continue  # retention moved the beginning meanwhile
-            if len(found) >= count or start == first:
-                return found[-count:] if count else []
-            window *= 4  # markers, aborted records and compaction leave gaps
-
-    def last_of_key(self, topic_partition: TopicPartition, key: bytes, timer: Timer) -> DecodedRecord | None:
-        """`last_of_keys` of one key."""
-        return self.last_of_keys(topic_partition, [key], timer)[key]
-
     def last_of_keys(
         self, topic_partition: TopicPartition, keys: Sequence[bytes], timer: Timer
     ) -> dict[bytes, DecodedRecord | None]:

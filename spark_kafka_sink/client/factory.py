@@ -58,17 +58,14 @@ def network_client(
         config.metadata_recovery_rebootstrap_trigger_ms,
     )
     return NetworkClient(
+        config,
         _selector(config, clock, rng) if selector is None else selector,
         updater,
-        config.client_id,
-        max_in_flight_requests or config.max_in_flight_requests_per_connection,
         states,
+        api_versions,
         clock,
         rng,
-        config.request_timeout_ms,
-        config.send_buffer_bytes,
-        config.receive_buffer_bytes,
-        api_versions,
+        max_in_flight_requests or config.max_in_flight_requests_per_connection,
     )
 
 

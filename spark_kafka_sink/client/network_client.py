@@ -7,18 +7,20 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import re
 from collections.abc import Callable
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
-from spark_kafka_sink.client.connections import Connections, Loss
 from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
-from spark_kafka_sink.client.metadata_updater import MetadataUpdater
+from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
 from spark_kafka_sink.client.network_metrics import NetworkMetrics
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback, Selectable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     DisconnectError,
     IllegalStateError,
@@ -58,49 +60,88 @@ _FIRST_CLIENT_THROTTLED: Final = {
     ApiKey.TXN_OFFSET_COMMIT: 1,
 }
 """From this version on a broker answers a throttled request at once and leaves the waiting to the client (KIP-219)."""
+_LOG_LEVELS: Final = {
+    ChannelKind.NOT_CONNECTED: logging.WARNING,
+    ChannelKind.AUTHENTICATE: logging.WARNING,
+    ChannelKind.AUTHENTICATION_FAILED: logging.ERROR,
+    ChannelKind.EXPIRED: logging.DEBUG,
+}
+"""The level at which a lost connection is logged; INFO where it is not listed."""
+PAUSE_MS: Final = 60_000
+_MOST_CAUSES: Final = 8
+"""Of one node in a minute: texts that a server makes up must not fill the log either."""
+_NUMBER: Final = re.compile(r"\d+")
+
 log = logging.getLogger(__name__)
 
 
-class NetworkClient:
-    """The client of org.apache.kafka.clients.NetworkClient; implements `KafkaClient`.
+class _Loss(NamedTuple):
+    """Why a connection is over. `timed_out`: we closed it for want of an answer."""
 
-    `request_timeout_ms` is the time-out of requests that bring none of their own, and the longest a poll waits.
+    state: ChannelState
+    timed_out: bool = False
+
+
+class LossLog:
+    """Log each cause of a node's lost connections once a minute, however often the node is tried. Causes that differ
+    only in numbers, such as a correlation id, are the same.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._told: dict[str, dict[str, int]] = {}
+        self._repeated: dict[str, int] = {}
+
+    def tell(self, level: int, node_id: str, text: str, now_ms: int) -> None:
+        """Log `text` at `level`, or at DEBUG where the same was logged of the node less than a minute ago."""
+        if level < logging.WARNING:
+            self._log.log(level, "%s", text)
+            return
+        causes = self._told.setdefault(node_id, {})
+        for cause in [cause for cause, told_ms in causes.items() if now_ms - told_ms >= PAUSE_MS]:
+            del causes[cause]
+        cause = _NUMBER.sub("#", text)
+        if cause in causes or len(causes) >= _MOST_CAUSES:
+            self._repeated[node_id] = self._repeated.get(node_id, 0) + 1
+            self._log.debug("%s", text)
+            return
+        causes[cause] = now_ms
+        repeated = self._repeated.pop(node_id, 0)
+        more = f" ({repeated} more of this node since the last such line)" if repeated else ""
+        self._log.log(level, "%s%s", text, more)
+
+
+class NetworkClient:
+    """The client of org.apache.kafka.clients.NetworkClient; implements `KafkaClient`, and `NodeChoice` for its metadata
+    updater. Keeps selector, connection states, version discovery and requests in flight in step.
+
+    `max_in_flight_requests` is a limit for each connection. request.timeout.ms is the timeout of requests that bring
+    none of their own, and the longest a poll waits.
     """
 
     def __init__(
         self,
+        config: ProducerConfig,
         selector: Selectable,
         metadata_updater: MetadataUpdater,
-        client_id: str,
-        max_in_flight_requests_per_connection: int,
         connection_states: ClusterConnectionStates,
+        api_versions: ApiVersions,
         clock: Clock,
         rng: random.Random,
-        request_timeout_ms: int,
-        send_buffer: int,
-        receive_buffer: int,
-        api_versions: ApiVersions,
+        max_in_flight_requests: int,
     ) -> None:
+        self._config = config
         self._selector = selector
         self._metadata_updater = metadata_updater
-        self._client_id = client_id
-        self._in_flight = InFlightRequests(max_in_flight_requests_per_connection)
         self._states = connection_states
-        self._clock = clock
-        self._metrics = NetworkMetrics()
-        self._request_timeout_ms = request_timeout_ms
         self._api_versions = api_versions
+        self._clock = clock
+        self._rng = rng
+        self._request_timeout_ms = config.request_timeout_ms
+        self._in_flight = InFlightRequests(max_in_flight_requests)
         self._discovery = VersionDiscovery(api_versions)
-        self._connections = Connections(
-            selector,
-            metadata_updater,
-            connection_states,
-            self._discovery,
-            self._in_flight,
-            rng,
-            send_buffer,
-            receive_buffer,
-        )
+        self._metrics = NetworkMetrics()
+        self._loss_log = LossLog(log)
         self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, VERSION)
         self._correlation_ids = itertools.count()
         self._aborted: list[ClientResponse] = []
@@ -117,14 +158,12 @@ class NetworkClient:
     def ready(self, node: Node, now_ms: int) -> bool:
         if self.is_ready(node, now_ms):
             return True
-        if self._connections.can_connect(node, now_ms):
-            self._connections.initiate_connect(node, now_ms)
+        if self.can_connect(node, now_ms):
+            self.initiate_connect(node, now_ms)
         return False
 
     def is_ready(self, node: Node, now_ms: int) -> bool:
-        return not self._metadata_updater.is_update_due(now_ms) and self._connections.can_send_request(
-            node.id_string, now_ms
-        )
+        return not self._metadata_updater.is_update_due(now_ms) and self.can_send_request(node.id_string, now_ms)
 
     def poll_delay_ms(self, node: Node, now_ms: int) -> int:
         return self._states.poll_delay_ms(node.id_string, now_ms)
@@ -136,12 +175,66 @@ class NetworkClient:
         return self._states.authentication_error(node.id_string)
 
     def least_loaded_node(self, now_ms: int) -> Node | None:
-        return self._connections.least_loaded(now_ms).node
+        return self.least_loaded(now_ms).node
+
+    def can_send_request(self, node_id: str, now_ms: int) -> bool:
+        """Connected, the channel done with its handshakes, not throttled, and room in flight."""
+        return (
+            self._states.is_ready(node_id, now_ms)
+            and self._selector.is_channel_ready(node_id)
+            and self._in_flight.can_send_more(node_id)
+        )
+
+    def can_connect(self, node: Node, now_ms: int) -> bool:
+        """Not connected and not backing off."""
+        return self._states.can_connect(node.id_string, now_ms)
+
+    def least_loaded(self, now_ms: int) -> LeastLoadedNode:
+        """The node to trouble with a request that any node can answer.
+
+        In this order: a ready node with the fewest in flight, a node being connected, the node
+        whose last connection attempt is longest ago. The search starts anywhere, so that clients spread. Nodes
+        backing off are passed over.
+        """
+        nodes = self._metadata_updater.fetch_nodes()
+        start = self._rng.randrange(len(nodes)) if nodes else 0
+        ready: list[tuple[int, Node]] = []
+        connecting: list[Node] = []
+        connectable: list[tuple[int, Node]] = []
+        is_any_connected = False
+        for node in (*nodes[start:], *nodes[:start]):
+            node_id = node.id_string
+            is_any_connected |= self._states.is_connected(node_id)
+            if self.can_send_request(node_id, now_ms):
+                ready.append((self._in_flight.count(node_id), node))
+            elif self._states.is_preparing(node_id):
+                connecting.append(node)
+            elif self.can_connect(node, now_ms):
+                connectable.append((self._states.last_attempt_ms(node_id), node))
+        if ready:
+            return LeastLoadedNode(min(ready, key=itemgetter(0))[1], is_any_connected)
+        if connecting:
+            return LeastLoadedNode(connecting[0], is_any_connected)
+        return LeastLoadedNode(min(connectable, key=itemgetter(0))[1] if connectable else None, is_any_connected)
+
+    def initiate_connect(self, node: Node, now_ms: int) -> None:
+        """Begin to connect to the node's next address. A host that does not resolve is a connection that failed."""
+        node_id = node.id_string
+        self._states.connecting(node_id, node.host, node.port, now_ms)
+        try:
+            address = self._states.current_address(node_id)
+            self._selector.connect(node_id, address, self._config.send_buffer_bytes, self._config.receive_buffer_bytes)
+        except Exception as error:  # of any kind: the node would stay in CONNECTING, and others wait for it
+            if not isinstance(error, KafkaError | OSError):
+                log.debug("Where it was raised:", exc_info=error)
+            self._loss_log.tell(logging.WARNING, node_id, f"No connection to {node}: {error}", now_ms)
+            self._states.disconnected(node_id, now_ms)
+            self._metadata_updater.handle_disconnect(node_id, str(error), None, now_ms)
 
     def disconnect(self, node_id: str) -> None:
-        if self._connections.is_open(node_id):
+        if self._is_open(node_id):
             log.info("Disconnecting from node %s as asked.", node_id)
-            self._aborted += self._connections.drop(node_id, self._clock.now_ms())
+            self._aborted += self._drop(node_id, self._clock.now_ms())
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +253,7 @@ class NetworkClient:
 
     def send(self, request: ClientRequest, now_ms: int) -> None:
         self._ensure_active()
-        if not self._connections.can_send_request(request.destination, now_ms):
+        if not self.can_send_request(request.destination, now_ms):
             raise IllegalStateError(f"Node {request.destination} is not ready for {request.request!r}.")
         try:
             self._send_in_version(request, self._usable_version(request), False, now_ms)
@@ -185,7 +278,7 @@ class NetworkClient:
             raise UnsupportedVersionError(f"Node {request.destination}: {error}") from None
 
     def _send_in_version(self, request: ClientRequest, version: int, is_internal: bool, now_ms: int) -> None:
-        frame = request.request.encode(version, request.correlation_id, self._client_id)
+        frame = request.request.encode(version, request.correlation_id, self._config.client_id)
         send = NetworkSend(request.destination, frame)
         log.debug("Sending %s in version %d", request, version)
         answered_type = request_type(request.request.api_key, version)
@@ -200,7 +293,7 @@ class NetworkClient:
         if self._aborted:
             responses, self._aborted = self._aborted, responses
         else:
-            metadata_ms = self._metadata_updater.maybe_update(self._connections, self._send_internal, now_ms)
+            metadata_ms = self._metadata_updater.maybe_update(self, self._send_internal, now_ms)
             setup_ms = self._states.next_setup_timeout_ms(now_ms)
             request_ms = self._in_flight.next_timeout_ms(now_ms)
             self._selector.poll(min(timeout_ms, metadata_ms, setup_ms, request_ms, self._request_timeout_ms))
@@ -234,13 +327,13 @@ class NetworkClient:
             try:
                 self._handle_receive(responses, receive, now_ms)
             except KafkaError as error:
-                responses += self._connections.close(node_id, _closed_for(error), now_ms)
+                responses += self._close_connection(node_id, _closed_for(error), now_ms)
             except Exception as cause:  # ours or a library's fault: the other nodes' answers do not suffer from it
                 fault = ProtocolError(
                     f"The answer of node {node_id} raised an unexpected {type(cause).__name__}: {one_line(str(cause))}"
                 )
                 log.debug("Where it was raised:", exc_info=cause)
-                responses += self._connections.close(node_id, _closed_for(fault), now_ms)
+                responses += self._close_connection(node_id, _closed_for(fault), now_ms)
 
     def _handle_receive(self, responses: list[ClientResponse], receive: NetworkReceive, now_ms: int) -> None:
         """Take one answer in. The request stays in flight until nothing can fail any more, so that the loss of the
@@ -285,8 +378,8 @@ class NetworkClient:
     def _handle_disconnections(self, responses: list[ClientResponse], now_ms: int) -> None:
         for node_id, state in self._selector.disconnected.items():
             # Else this poll has closed the connection already, or it was forgotten.
-            if self._connections.is_open(node_id):
-                responses += self._connections.lost(node_id, Loss(state), now_ms)
+            if self._is_open(node_id):
+                responses += self._lost(node_id, _Loss(state), now_ms)
 
     def _handle_connections(self, now_ms: int) -> None:
         """Ask every node that is connected, its handshakes done, which versions it speaks."""
@@ -302,10 +395,10 @@ class NetworkClient:
     def _handle_timed_out(self, responses: list[ClientResponse], now_ms: int) -> None:
         for node_id in self._states.nodes_with_setup_timeout(now_ms):
             step, limit_ms = self._selector.setup_step(node_id), self._states.setup_timeout_ms(node_id)
-            responses += self._connections.close(node_id, _stalled_at(step, node_id, limit_ms), now_ms)
+            responses += self._close_connection(node_id, _stalled_at(step, node_id, limit_ms), now_ms)
         for node_id in self._in_flight.nodes_with_timed_out_requests(now_ms):
             error = DisconnectError(f"Node {node_id} did not answer within the request's time-out.")
-            responses += self._connections.close(node_id, _closed_for(error, timed_out=True), now_ms)
+            responses += self._close_connection(node_id, _closed_for(error, timed_out=True), now_ms)
 
     def _handle_moved(self, responses: list[ClientResponse], now_ms: int) -> None:
         """Close connections to where a node is no more: another broker may have its address, and would refuse for ever
@@ -316,17 +409,72 @@ class NetworkClient:
         self._has_news = False
         for node in self._metadata_updater.fetch_nodes():
             node_id = node.id_string
-            if self._connections.is_open(node_id) and self._states.place(node_id) != (node.host, node.port):
+            if self._is_open(node_id) and self._states.place(node_id) != (node.host, node.port):
                 log.info("%s has moved: closing the connection to where it was.", node)
-                responses += self._connections.drop(node_id, now_ms)
+                responses += self._drop(node_id, now_ms)
 
     def _handle_rebootstrap(self, responses: list[ClientResponse], now_ms: int) -> None:
         if not self._metadata_updater.needs_rebootstrap(now_ms):
             return
         loss = _closed_for(DisconnectError("Starting again from bootstrap.servers."))
         for node_id in self._states.open_nodes():  # that to a bootstrap address too: the name may lead elsewhere now
-            responses += self._connections.close(node_id, loss, now_ms)
+            responses += self._close_connection(node_id, loss, now_ms)
         self._metadata_updater.rebootstrap(now_ms)
+
+    # ---- the loss of a connection ----------------------------------------------------------------------------------
+
+    def _is_open(self, node_id: str) -> bool:
+        """Connected or being connected."""
+        return self._states.is_connecting(node_id) or self._states.is_connected(node_id)
+
+    def _close_connection(self, node_id: str, loss: _Loss, now_ms: int) -> list[ClientResponse]:
+        """Close the connection ourselves, for what `loss` says; the rest as in `_lost`."""
+        self._selector.close(node_id)
+        return self._lost(node_id, loss, now_ms)
+
+    def _lost(self, node_id: str, loss: _Loss, now_ms: int) -> list[ClientResponse]:
+        """The connection is gone. Returns what became of the requests in flight on it."""
+        state = loss.state
+        self._states.disconnected(node_id, now_ms)
+        self._discovery.forget(node_id)
+        refusal = None
+        if state.kind is ChannelKind.AUTHENTICATION_FAILED and state.error is not None:
+            refusal = state.error
+            self._states.authentication_failed(node_id, refusal, now_ms)
+        reason = f"Connection to node {node_id} lost ({state.kind.name.lower()}): {state.error}"
+        is_nonsense = isinstance(state.error, ProtocolError)
+        if is_nonsense:
+            reason = str(state.error)
+        self._log_loss(node_id, state, reason, now_ms)
+        cancelled = self._cancel_in_flight(node_id, loss, refusal, now_ms)
+        self._metadata_updater.handle_disconnect(node_id, reason, refusal, now_ms, is_nonsense=is_nonsense)
+        return cancelled
+
+    def _log_loss(self, node_id: str, state: ChannelState, reason: str, now_ms: int) -> None:
+        level = _log_level(state)
+        if node_id.startswith("-") and any(node.id_string == node_id for node in self._metadata_updater.fetch_nodes()):
+            level, reason = max(level, logging.WARNING), f"No metadata yet: {reason}"
+        self._loss_log.tell(level, node_id, reason, now_ms)
+
+    def _drop(self, node_id: str, now_ms: int) -> list[ClientResponse]:
+        """Close the connection because our user wants it closed: no failure, and no reason to doubt the metadata."""
+        self._selector.close(node_id)
+        self._discovery.forget(node_id)
+        if self._is_open(node_id):
+            self._states.disconnected(node_id, now_ms)
+        return self._cancel_in_flight(node_id, _Loss(ChannelState(ChannelKind.LOCAL_CLOSE)), None, now_ms)
+
+    def _cancel_in_flight(
+        self, node_id: str, loss: _Loss, refusal: KafkaError | None, now_ms: int
+    ) -> list[ClientResponse]:
+        cancelled = self._in_flight.clear(node_id)
+        if any(each.is_internal and each.request.request.api_key is ApiKey.METADATA for each in cancelled):
+            self._metadata_updater.handle_failed_request(None, now_ms)
+        error = loss.state.error
+        nonsense = error if isinstance(error, ProtocolError) else None
+        return [
+            each.disconnected(now_ms, loss.timed_out, refusal, nonsense) for each in cancelled if not each.is_internal
+        ]
 
     # ---- in flight, and the end ------------------------------------------------------------------------------------
 
@@ -356,19 +504,28 @@ class NetworkClient:
             raise DisconnectError("The client is closed.")
 
 
-def _stalled_at(step: SetupStep | None, node_id: str, limit_ms: int) -> Loss:
+def _log_level(state: ChannelState) -> int:
+    """How important the loss of a connection is."""
+    if isinstance(state.error, ProtocolError):
+        return logging.ERROR
+    if state.kind is ChannelKind.LOCAL_CLOSE and not isinstance(state.error, DisconnectError):
+        return logging.WARNING
+    return _LOG_LEVELS.get(state.kind, logging.INFO)
+
+
+def _stalled_at(step: SetupStep | None, node_id: str, limit_ms: int) -> _Loss:
     """The end of a connection that was not ready within the time of socket.connection.setup.timeout.ms."""
     if step is None or step is SetupStep.TCP:
         error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.")
-        return Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
+        return _Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
     error = DisconnectError(
         f"Node {node_id} is connected, but {step.value} did not end within {limit_ms} ms.{_HINTS[step]}"
     )
-    return Loss(ChannelState(ChannelKind.AUTHENTICATE, error), timed_out=True)
+    return _Loss(ChannelState(ChannelKind.AUTHENTICATE, error), timed_out=True)
 
 
-def _closed_for(error: KafkaError, timed_out: bool = False) -> Loss:
-    return Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
+def _closed_for(error: KafkaError, timed_out: bool = False) -> _Loss:
+    return _Loss(ChannelState(ChannelKind.LOCAL_CLOSE, error), timed_out)
 
 
 def _unreadable(error: ProtocolError, place: tuple[str, int], request: InFlightRequest | None) -> ProtocolError:

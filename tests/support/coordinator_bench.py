@@ -20,8 +20,8 @@ PLACE = TopicPartition("t", 0)
 class CoordinatorBench:
     """Topic `t` has one partition, on node 0."""
 
-    def __init__(self, node_count: int = 3, version: int = 2) -> None:
-        self.rig = ClientRig(node_count)
+    def __init__(self, node_count: int = 3, version: int = 2, *, max_in_flight: int = 5) -> None:
+        self.rig = ClientRig(node_count, max_in_flight=max_in_flight)
         self.cluster = self.rig.cluster
         self.cluster.finalized_features["transaction.version"] = version
         self.cluster.create_topic("t", 1)
@@ -55,6 +55,12 @@ class CoordinatorBench:
     def commit(self, transaction: OpenTransaction, timeout_ms: int = 60_000) -> EndTxnOutcome:
         (outcome,) = self.end([transaction], timeout_ms)
         return outcome
+
+    def poll_for(self, duration_ms: int) -> None:
+        """Poll for a while: a request that was left in a queue would be sent now."""
+        deadline_ms = self.rig.now_ms + duration_ms
+        while self.rig.now_ms < deadline_ms:
+            self.client.poll(self.timer(10))
 
     def asked(self, api_key: int) -> list[Exchange]:
         return self.cluster.requests_of(api_key)

@@ -92,7 +92,7 @@ class TokenIssuer:
 
     def _ask(self, api: _TokenApi, values: Mapping[str, Any]) -> Any:
         timer = Timer(self._clock, _TIMEOUT_MS)
-        assert self._client.ensure_fresh_metadata(timer)
+        assert self._client.await_metadata_update(timer)
         node = self._client.least_loaded_node()
         assert node is not None
         future = self._client.send(node, _TokenRequest(api, values))

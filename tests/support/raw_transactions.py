@@ -17,8 +17,10 @@ from spark_kafka_sink.protocol.coordinator_requests import (
     TRANSACTION,
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
+    FindCoordinatorRequest,
     OffsetToCommit,
     TxnOffsetCommitRequest,
+    coordinator_of,
 )
 from spark_kafka_sink.protocol.requests import ProduceRequest
 from spark_kafka_sink.record.batch import seal
@@ -50,7 +52,7 @@ class RawTransactions:
 
     def write(self, open_: OpenTransaction, place: TopicPartition, *values: str) -> None:
         if self.version < 2:
-            node = self._coordinator(TRANSACTION, open_.transactional_id)
+            node = self.coordinator_of(TRANSACTION, open_.transactional_id)
             request = AddPartitionsToTxnRequest(*open_[:3], {place.topic: [place.partition]})
             self._ask(node, request, lambda body: _add_code(body))
         self._produce(open_, place, values)
@@ -58,11 +60,11 @@ class RawTransactions:
     def mark(self, open_: OpenTransaction, group: str, place: TopicPartition, offset: int, metadata: str) -> None:
         """Commit an offset for a group, in the transaction."""
         if self.version < 2:
-            node = self._coordinator(TRANSACTION, open_.transactional_id)
+            node = self.coordinator_of(TRANSACTION, open_.transactional_id)
             self._ask(node, AddOffsetsToTxnRequest(*open_[:3], group), lambda body: int(body.error_code))
         commits = {place.topic: [OffsetToCommit(place.partition, offset, metadata)]}
         request = TxnOffsetCommitRequest(*open_[:3], group, commits, transaction_version=self.version)
-        self._ask(self._coordinator(GROUP, group), request, lambda body: _offset_code(body))
+        self._ask(self.coordinator_of(GROUP, group), request, lambda body: _offset_code(body))
 
     def _produce(self, open_: OpenTransaction, place: TopicPartition, values: tuple[str, ...]) -> None:
         run = encode_rows(None, list(values), None, [1_000] * len(values), 0, 1_000)
@@ -87,9 +89,21 @@ class RawTransactions:
         self._ask(leader, request, lambda body: _produce_code(body))
         self._sequences[key] = sequence + len(values)
 
-    def _coordinator(self, key_type: int, key: str) -> Node:
-        found = self.coordinator.find_coordinators(key_type, [key], self.coordinator.timer(LIMIT_MS))
-        return found[key].get()
+    def coordinator_of(self, key_type: int, key: str) -> Node:
+        """The node that coordinates the group or transactional id now."""
+        timer = self.coordinator.timer(LIMIT_MS)
+        while True:
+            node = self.coordinator._client.least_loaded_node()
+            assert node is not None
+            future = self.coordinator._client.send(node, FindCoordinatorRequest(key, key_type))
+            assert self.coordinator._client.poll_until(future, timer), f"no node said where {key} is coordinated"
+            found = coordinator_of(future.value().body, key)
+            assert found is not None
+            if not found.error_code:
+                return Node(found.node_id, found.host, found.port)
+            if found.error_code not in _RETRIED or timer.is_expired:
+                raise error_for_code(found.error_code)
+            self.coordinator._clock.sleep_ms(20)
 
     def _ask(self, node: Node, request: Request, code_of: Any) -> None:
         """Send until it is taken; raises what is not retriable."""

@@ -90,8 +90,8 @@ class Stage:
         return found
 
     def values(self, isolation_level: int = READ_COMMITTED) -> list[str]:
-        """The last 100 of the place."""
-        records = self.driver.topics.read_last(self.place, 100, self.timer(), isolation_level)
+        """All of the place, which is new."""
+        records = self.driver.topics.read_from(self.place, 0, self.timer(), isolation_level)
         return [(record.value or b"").decode() for record in records]
 
 
@@ -349,12 +349,10 @@ def readers_of_the_tail_see_no_open_and_no_aborted_transaction(stage: Stage) -> 
     assert topics.list_offsets([stage.place], LATEST_TIMESTAMP, timer, READ_COMMITTED) == {stage.place: end}
     assert topics.list_offsets([stage.place], EARLIEST_TIMESTAMP, timer) == {stage.place: 0}
     kept = [f"kept {number}".encode() for number in range(6)]
-    assert [record.value for record in topics.read_last(stage.place, 1, timer)] == kept[-1:]
-    assert [record.value for record in topics.read_last(stage.place, 3, timer)] == kept[-3:]
-    assert [record.value for record in topics.read_last(stage.place, 99, timer)] == kept
-    from_fourth = topics.read_last(stage.place, 3, timer)[0].offset
-    assert [record.value for record in topics.read_from(stage.place, from_fourth, timer)] == kept[-3:]
-    assert topics.read_last(stage.place, 1, timer, READ_UNCOMMITTED)[0].value == b"open"
+    seen = topics.read_from(stage.place, 0, timer)
+    assert [record.value for record in seen] == kept
+    assert [record.value for record in topics.read_from(stage.place, seen[3].offset, timer)] == kept[-3:]
+    assert topics.read_from(stage.place, 0, timer, READ_UNCOMMITTED)[-1].value == b"open"
     assert stage.status(last, committed=True) is EndTxnStatus.DONE
     stage.settled()
-    assert [record.value for record in topics.read_last(stage.place, 1, timer)] == [b"open"]
+    assert topics.read_from(stage.place, 0, timer)[-1].value == b"open"

@@ -83,8 +83,7 @@ def test_open_transactions_of_many_coordinators_are_finished_though_one_of_them_
             raw.write(open_, TopicPartition("many", number % 3), f"row {number}")
             raw.mark(open_, f"group-{number}", TopicPartition("many", 0), 1, "rows=1")
         ids = [open_.transactional_id for open_ in opened]
-        found = driver.find_coordinators(TRANSACTION, ids, driver.timer(LIMIT_MS))
-        nodes = {outcome.get().id for outcome in found.values()}
+        nodes = {raw.coordinator_of(TRANSACTION, transactional_id).id for transactional_id in ids}
         assert len(nodes) > 1
         listed = driver.transactions.list_transactions(driver.timer(LIMIT_MS), states=[TransactionState.ONGOING])
         assert [each.transactional_id for each in listed] == sorted(ids)
@@ -104,7 +103,7 @@ def test_open_transactions_of_many_coordinators_are_finished_though_one_of_them_
         values = [
             record.value
             for index in range(3)
-            for record in driver.topics.read_last(TopicPartition("many", index), 99, driver.timer(30_000))
+            for record in driver.topics.read_from(TopicPartition("many", index), 0, driver.timer(30_000))
         ]
         assert sorted(values) == sorted(f"row {number}".encode() for number in range(12))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,10 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 
 from spark_kafka_sink.admin import coordinator_calls
-from spark_kafka_sink.admin.request_client import WakeupError
-from spark_kafka_sink.admin.transaction_values import EndTxnStatus
+from spark_kafka_sink.admin.coordinator_calls import Outcome
+from spark_kafka_sink.admin.group_offsets import GroupCommits
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.errors import (
     BrokerError,
     GroupAuthorizationError,
@@ -31,6 +34,7 @@ from spark_kafka_sink.protocol.coordinator_requests import GROUP, TRANSACTION
 from spark_kafka_sink.protocol.messages import ApiKey
 
 FIND, END, DESCRIBE = int(ApiKey.FIND_COORDINATOR), int(ApiKey.END_TXN), int(ApiKey.DESCRIBE_TRANSACTIONS)
+INIT_PRODUCER_ID, OFFSET_FETCH = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.OFFSET_FETCH)
 
 
 @pytest.fixture
@@ -41,17 +45,32 @@ def bench() -> Bench:
 # ---- where coordinators are ----------------------------------------------------------------------------------------
 
 
+def begin(bench: Bench, ids: Sequence[str]) -> dict[str, Outcome[ProducerIdAndEpoch]]:
+    """A call for many transactional ids, each answered by its coordinator."""
+    return bench.coordinator.transactions.init_producer_ids(ids, 60_000, bench.timer())
+
+
+def coordinators(bench: Bench) -> dict[str, int]:
+    """By transactional id, the node that `begin` has asked last."""
+    return {exchange.request.transactional_id: exchange.node_id for exchange in bench.asked(INIT_PRODUCER_ID)}
+
+
+def commits(bench: Bench, *groups: str) -> dict[str, GroupCommits]:
+    """A call for many groups, each answered by its coordinator."""
+    return bench.coordinator.groups.fetch_offsets({group: [PLACE] for group in groups}, bench.timer())
+
+
 def test_coordinators_of_many_ids_are_asked_for_at_once_and_kept(bench: Bench) -> None:
     ids = [f"id-{number}" for number in range(9)]
     for number, transactional_id in enumerate(ids):
         bench.cluster.coordinators[transactional_id] = number % 3
-    found = bench.coordinator.find_coordinators(TRANSACTION, ids, bench.timer())
-    assert [found[each].get().id for each in ids] == [0, 1, 2] * 3
-    assert found["id-1"].get() == bench.rig.node(1)
+    begin(bench, ids)
+    assert [coordinators(bench)[each] for each in ids] == [0, 1, 2] * 3
     (lookup,) = bench.asked(FIND)
     assert lookup.request.coordinator_keys == tuple(ids)
     assert lookup.request.key_type == TRANSACTION
-    assert bench.coordinator.find_coordinators(TRANSACTION, ids, bench.timer()) == found
+    begin(bench, ids)
+    assert [coordinators(bench)[each] for each in ids] == [0, 1, 2] * 3
     assert len(bench.asked(FIND)) == 1
 
 
@@ -64,9 +83,9 @@ def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(bench
 
 
 def test_a_group_and_a_transactional_id_of_one_name_are_two_keys(bench: Bench) -> None:
-    bench.coordinator.find_coordinators(TRANSACTION, ["same"], bench.timer())
-    bench.coordinator.find_coordinators(GROUP, ["same"], bench.timer())
-    bench.coordinator.find_coordinators(GROUP, ["one", "two"], bench.timer())
+    begin(bench, ["same"])
+    commits(bench, "same")
+    commits(bench, "one", "two")
     assert [lookup.request.key_type for lookup in bench.asked(FIND)] == [TRANSACTION, GROUP, GROUP]
 
 
@@ -74,51 +93,57 @@ def test_a_broker_that_takes_one_key_at_a_time_is_asked_key_by_key_from_then_on(
     bench = Bench()
     bench.cluster.versions = KAFKA_2_1
     ids = [f"id-{number}" for number in range(4)]
-    found = bench.coordinator.find_coordinators(TRANSACTION, ids, bench.timer())
-    assert {outcome.get() for outcome in found.values()} == {bench.rig.node(0)}
+    begin(bench, ids)
+    assert coordinators(bench) == dict.fromkeys(ids, 0)
     assert sorted(lookup.request.key for lookup in bench.asked(FIND)) == ids
     started_ms = bench.rig.now_ms
-    more = bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    more = begin(bench, ["a", "b"])
     assert bench.rig.now_ms - started_ms < 10
-    assert [outcome.get().id for outcome in more.values()] == [0, 0]
+    assert all(outcome.error is None for outcome in more.values())
+    assert (coordinators(bench)["a"], coordinators(bench)["b"]) == (0, 0)
 
 
 @pytest.mark.parametrize("ids", [["a"], ["a", "b"]])
 def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
     bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != FIND}
-    for outcome in bench.coordinator.find_coordinators(TRANSACTION, ids, bench.timer()).values():
+    for outcome in begin(bench, ids).values():
         assert isinstance(outcome.error, UnsupportedVersionError)
 
 
 @pytest.mark.parametrize("error_code", [15, 16, 14])
 def test_a_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) -> None:
     bench.cluster.on(FIND, faults.fail_with(error_code), times=3)
-    found = bench.coordinator.find_coordinators(GROUP, ["g"], bench.timer())
-    assert found["g"].get().id == 0
+    assert commits(bench, "g") == {"g": {PLACE: None}}
+    assert [exchange.node_id for exchange in bench.asked(OFFSET_FETCH)] == [0]
     assert len(bench.asked(FIND)) == 4
 
 
 def test_a_lookup_whose_answer_misses_a_key_is_repeated_for_that_key(bench: Bench) -> None:
     bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
-    bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    begin(bench, ["a", "b"])
     assert [lookup.request.coordinator_keys for lookup in bench.asked(FIND)] == [("a", "b"), ("b",)]
 
 
-@pytest.mark.parametrize(
-    ("key_type", "error_code", "error_type", "text"),
-    [
-        (GROUP, 30, GroupAuthorizationError, "'key'.*grant DESCRIBE on it, which READ includes"),
-        (TRANSACTION, 53, TransactionalIdAuthorizationError, "'key'.*grant DESCRIBE on it, which WRITE includes"),
-    ],
-)
-def test_a_refused_lookup_names_key_node_and_permission(
-    bench: Bench, key_type: int, error_code: int, error_type: type[Exception], text: str
-) -> None:
-    bench.cluster.on(FIND, faults.fail_with(error_code))
-    outcome = bench.coordinator.find_coordinators(key_type, ["key"], bench.timer())["key"]
-    with pytest.raises(error_type, match=text) as caught:
-        outcome.get()
+def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench) -> None:
+    bench.cluster.on(FIND, faults.fail_with(30))
+    text = "'key'.*grant DESCRIBE on it, which READ includes"
+    with pytest.raises(GroupAuthorizationError, match=text) as caught:
+        commits(bench, "key")
     assert "broker-" in str(caught.value)
+
+
+def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(bench: Bench) -> None:
+    bench.cluster.on(FIND, faults.fail_with(53))
+    text = "'key'.*grant DESCRIBE on it, which WRITE includes"
+    with pytest.raises(TransactionalIdAuthorizationError, match=text) as caught:
+        bench.coordinator.writer.add_partition(OpenTransaction("key", 1, 0, 1), PLACE, bench.timer())
+    assert "broker-" in str(caught.value)
+
+
+def test_a_refused_lookup_has_had_no_effect(bench: Bench) -> None:
+    bench.cluster.on(FIND, faults.fail_with(53))
+    outcome = begin(bench, ["key"])["key"]
+    assert isinstance(outcome.error, TransactionalIdAuthorizationError)
     assert not outcome.is_in_doubt
 
 
@@ -259,16 +284,18 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: 
     if is_stalled:
         bench.rig.network.stalled.add(0)
     else:
-        bench.rig.network.hanging.add(0)
         bench.rig.network.cut(0)
+        bench.rig.poll()
+        bench.rig.clock.advance(1_000)  # the backoff after the loss
+        bench.rig.network.latency_ms = lambda: 700  # it is connected to when the limit is over
     started_ms = bench.rig.now_ms
     assert bench.commit(open_, 500).status is EndTxnStatus.UNRESOLVED
     assert 500 <= bench.rig.now_ms - started_ms <= 510
     bench.rig.network.stalled.clear()
-    bench.rig.network.hanging.clear()
+    bench.rig.network.latency_ms = lambda: 1
     (aborted,) = bench.end([open_], committed=False)
     assert aborted.status is EndTxnStatus.DONE
-    bench.rig.poll_until(lambda: bench.client.pending_request_count() == 0)
+    bench.poll_for(1_000)
     assert [exchange.request.committed for exchange in bench.asked(END)] == [False]
 
 
@@ -383,25 +410,33 @@ def test_a_topic_that_a_reader_may_not_see_does_not_disturb_transactions(
         bench.coordinator.topics.read_from(PLACE._replace(topic="u"), 0, bench.timer())
 
 
-def test_a_wakeup_ends_the_call_and_what_was_under_way_is_dropped(bench: Bench) -> None:
+def test_interrupted_call_drops_what_was_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (open_,) = bench.open("id")
     bench.rig.network.stalled.add(0)
-    bench.client.wakeup()
-    with pytest.raises(WakeupError):
+    poll = bench.rig.client.poll
+
+    def interrupted(timeout_ms: int, now_ms: int) -> list[ClientResponse]:
+        poll(0, now_ms)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.rig.client, "poll", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         bench.commit(open_)
+    monkeypatch.undo()
     bench.rig.network.stalled.clear()
-    bench.client.poll(bench.timer(0))
-    assert bench.client.pending_request_count() == 0
+    bench.poll_for(1_000)
     assert bench.asked(END) == []
 
 
-def test_of_many_transactions_some_wait_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_transactions_some_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(max_in_flight=100)
     monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 20)
     opened = [bench.raw.begin(f"id-{number}") for number in range(50)]
+    bench.rig.network.latency_ms = lambda: 50
     waiting = []
 
     def count(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        waiting.append(bench.client.pending_request_count())
+        waiting.append(bench.rig.client.in_flight_request_count())
         return proceed()
 
     bench.cluster.on(END, count, times=None)
@@ -410,7 +445,7 @@ def test_of_many_transactions_some_wait_at_a_time(bench: Bench, monkeypatch: pyt
         (open_, EndTxnStatus.DONE) for open_ in opened
     ]
     assert len(waiting) == len(opened)
-    assert max(waiting) <= 20
+    assert max(waiting) == 20
 
 
 @pytest.mark.parametrize("error_code", [14, 15], ids=["loading", "away"])
@@ -449,15 +484,15 @@ def test_what_was_never_asked_about_is_told_at_the_limit_too(bench: Bench, monke
 
 def test_a_key_that_an_answer_misses_is_not_asked_for_again_at_once(bench: Bench) -> None:
     bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
-    bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    begin(bench, ["a", "b"])
     first, second = bench.asked(FIND)
     assert second.now_ms - first.now_ms >= 16
 
 
 def test_after_a_lost_lookup_of_several_keys_others_are_still_asked_for_at_once(bench: Bench) -> None:
     bench.cluster.on(FIND, faults.close_before())
-    bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
-    bench.coordinator.find_coordinators(TRANSACTION, ["c", "d"], bench.timer())
+    begin(bench, ["a", "b"])
+    begin(bench, ["c", "d"])
     assert bench.asked(FIND)[-1].request.coordinator_keys == ("c", "d")
 
 
@@ -467,5 +502,5 @@ def test_what_a_broker_says_of_a_lookup_that_it_refuses_is_told(bench: Bench) ->
         return {"coordinators": [{**each, **refusal} for each in values["coordinators"]]}
 
     bench.cluster.on(FIND, faults.change(refuse))
-    found = bench.coordinator.find_coordinators(TRANSACTION, ["a", "b"], bench.timer())
+    found = begin(bench, ["a", "b"])
     assert "no such name here" in str(found["b"].error)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
 from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
-from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, RequestFuture, WakeupError
+from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, RequestFuture
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.cluster import Node
@@ -18,7 +17,6 @@ from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaError,
     KafkaTimeoutError,
-    NotCoordinatorError,
     SaslAuthenticationError,
     TopicAuthorizationError,
     UnsupportedVersionError,
@@ -60,10 +58,8 @@ def test_failure_without_a_kafka_error_is_refused(no_error: object) -> None:
 
 def test_none_is_a_value() -> None:
     future: RequestFuture[None] = RequestFuture()
-    heard: list[None] = []
-    future.add_listener(heard.append, lambda error: pytest.fail(str(error)))
     future.complete(None)
-    assert heard == [None]
+    assert future.value() is None
     assert future.succeeded()
 
 
@@ -87,46 +83,6 @@ def test_a_future_ends_once_only(first: str, second: str) -> None:
     with pytest.raises(IllegalStateError, match="twice"):
         ends[second]()
     assert future.succeeded() == (first == "complete")
-
-
-def test_listeners_hear_once_in_order_whether_added_before_or_after() -> None:
-    future: RequestFuture[int] = RequestFuture()
-    heard: list[str] = []
-    for name in "ab":
-        future.add_listener(lambda value, name=name: heard.append(f"{name}{value}"), lambda _: heard.append("no"))
-    future.complete(5)
-    future.add_listener(lambda value: heard.append(f"late{value}"), lambda _: heard.append("no"))
-    assert heard == ["a5", "b5", "late5"]
-
-
-def test_listeners_hear_of_a_failure() -> None:
-    future: RequestFuture[int] = RequestFuture()
-    heard: list[KafkaError] = []
-    future.add_listener(lambda _: pytest.fail("no value"), heard.append)
-    error = NotCoordinatorError()
-    future.fail(error)
-    future.add_listener(lambda _: pytest.fail("no value"), heard.append)
-    assert heard == [error, error]
-
-
-def test_a_chained_future_ends_the_same_way() -> None:
-    for end in (lambda each: each.complete(1), lambda each: each.fail(DisconnectError("gone"))):
-        source: RequestFuture[int] = RequestFuture()
-        other: RequestFuture[int] = RequestFuture()
-        source.chain(other)
-        assert not other.is_done()
-        end(source)
-        assert other.succeeded() == source.succeeded()
-        assert other.failed() == source.failed()
-
-
-def test_another_thread_can_wait_for_it() -> None:
-    future: RequestFuture[int] = RequestFuture()
-    assert not future.await_done(0)
-    waiter = threading.Thread(target=lambda: future.complete(1))
-    waiter.start()
-    assert future.await_done(10_000)
-    waiter.join()
 
 
 ASK = InitProducerIdRequest()
@@ -157,12 +113,10 @@ def bench() -> Bench:
 def test_a_request_is_sent_when_its_node_is_ready_and_its_future_gets_the_response(bench: Bench) -> None:
     node = bench.rig.node(0)
     future = bench.client.send(node, ASK)
-    assert bench.client.pending_request_count(node) == bench.client.pending_request_count() == 1
-    assert bench.client.pending_request_count(node) == 1
+    assert not future.is_done()
     bench.finish(future)
     assert future.value().body.producer_id == 1000
-    assert bench.client.pending_request_count() == 0
-    assert bench.client.pending_request_count() == 0
+    assert not bench.rig.client.has_in_flight_requests()
 
 
 def test_requests_to_one_node_are_sent_in_order(bench: Bench) -> None:
@@ -177,8 +131,6 @@ def test_a_node_that_is_not_ready_holds_no_other_up() -> None:
     waiting = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(bench.client.send(bench.rig.node(1), ASK), timeout_ms=100)
     assert not waiting.is_done()
-    assert bench.client.pending_request_count(bench.rig.node(0)) == 1
-    assert bench.client.pending_request_count(bench.rig.node(1)) == 0
 
 
 def test_nothing_is_sent_before_a_poll(bench: Bench) -> None:
@@ -221,7 +173,6 @@ def test_a_connection_that_cannot_be_made_fails_what_was_not_sent(bench: Bench) 
     bench.finish(future, timeout_ms=1_000)
     assert isinstance(future.error, DisconnectError)
     assert "broker-0" in str(future.error)
-    assert bench.client.pending_request_count() == 0
 
 
 def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
@@ -352,22 +303,10 @@ def test_requests_to_a_node_that_is_not_ready_stay_queued(bench: Bench) -> None:
     bench.rig.client.ready = lambda node, now_ms: False  # type: ignore[method-assign]
     future = bench.client.send(node, ASK)
     bench.client.poll(bench.timer(0))
-    assert bench.client.pending_request_count(node) == 1
+    assert not future.is_done()
     assert not bench.rig.client.has_in_flight_requests()
     del bench.rig.client.ready
     bench.finish(future)
-
-
-def test_wakeup_ends_a_poll_that_waits(bench: Bench) -> None:
-    bench.rig.connect(0)
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
-    bench.client.send(bench.rig.node(0), ASK)
-    bench.client.poll(bench.timer(0))
-    before_ms = bench.rig.now_ms
-    bench.rig.selector.at(before_ms + 30, bench.client.wakeup)
-    with pytest.raises(WakeupError):
-        bench.client.poll(bench.timer(60_000))
-    assert bench.rig.now_ms - before_ms == 30
 
 
 def test_late_request_expires_behind_one_that_is_not_late(bench: Bench) -> None:
@@ -392,25 +331,6 @@ def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, cap
     assert again.error is error
 
 
-def test_whatever_another_thread_queues_wakes_the_poll(bench: Bench) -> None:
-    node = bench.rig.node(0)
-    assert waited(bench, 50) == 50
-    bench.client.send(node, ASK)
-    assert bench.rig.selector._is_woken
-    bench.client.poll(bench.timer(0))
-    assert not bench.rig.selector._is_woken
-    bench.client.disconnect_async(node)
-    assert bench.rig.selector._is_woken
-
-
-def test_a_fired_future_wakes_the_poll_of_whoever_waits_for_it(bench: Bench) -> None:
-    bench.rig.connect(0)
-    future = bench.client.send(bench.rig.node(0), ASK)
-    bench.finish(future)
-    assert waited(bench, 50) == 0
-    assert waited(bench, 50) == 50
-
-
 def test_a_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
     done: RequestFuture[ClientResponse] = RequestFuture()
     done.fail(DisconnectError())
@@ -423,43 +343,6 @@ def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> No
     future = bench.client.send(bench.rig.node(0), ASK)
     assert not bench.client.poll_until(future, bench.timer(2_000))
     assert bench.rig.now_ms - before_ms == 2_000
-
-
-def test_listeners_run_outside_the_lock(bench: Bench) -> None:
-    held: list[bool] = []
-    other: list[int] = []
-
-    def on_success(_: ClientResponse) -> None:
-        thread = threading.Thread(target=lambda: other.append(bench.client.pending_request_count()))
-        thread.start()
-        thread.join(5)
-        held.append(thread.is_alive())
-
-    future = bench.client.send(bench.rig.node(0), ASK)
-    future.add_listener(on_success, lambda error: pytest.fail(str(error)))
-    bench.finish(future)
-    assert held == [False]
-    assert other == [0]
-
-
-def test_a_listener_may_send_the_next_request(bench: Bench) -> None:
-    node = bench.rig.node(0)
-    futures: list[RequestFuture[ClientResponse]] = []
-    first = bench.client.send(node, ASK)
-    first.add_listener(lambda _: futures.append(bench.client.send(node, ASK)), lambda error: pytest.fail(str(error)))
-    bench.finish(first)
-    bench.finish(futures[0])
-    assert futures[0].succeeded()
-
-
-def test_wakeup_ends_the_next_poll_once_and_loses_no_response(bench: Bench) -> None:
-    bench.rig.connect(0)
-    future = bench.client.send(bench.rig.node(0), ASK)
-    bench.client.wakeup()
-    with pytest.raises(WakeupError):
-        bench.client.poll(bench.timer())
-    bench.finish(future)
-    assert future.succeeded()
 
 
 def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
@@ -478,16 +361,6 @@ def test_a_metadata_update_can_be_waited_for(bench: Bench) -> None:
     assert bench.rig.metadata.update_version == version + 1
     bench.rig.cluster.on(int(ApiKey.METADATA), faults.lose_request())
     assert not bench.client.await_metadata_update(bench.timer(1_000))
-
-
-def test_fresh_metadata_is_not_waited_for(bench: Bench) -> None:
-    requests = len(bench.rig.cluster.requests)
-    assert bench.client.ensure_fresh_metadata(bench.timer())
-    assert len(bench.rig.cluster.requests) == requests
-    bench.rig.metadata.request_update()
-    version = bench.rig.metadata.update_version
-    assert bench.client.ensure_fresh_metadata(bench.timer())
-    assert bench.rig.metadata.update_version == version + 1
 
 
 def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.client_rig import ClientRig
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
-from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.exchange import Exchange
 from support.scripted_broker.versions import KAFKA_4_1
 
 from spark_kafka_sink.admin.topic_reader import (
@@ -405,42 +405,43 @@ def bench() -> CoordinatorBench:
     return made
 
 
-def append(bench: CoordinatorBench, *values: str) -> None:
+def append(bench: CoordinatorBench, *values: str, key: bytes | None = None) -> None:
     for value in values:
-        run = encode_rows(None, [value], None, [1_000], 0, 1_000)
+        run = encode_rows([key], [value], None, [1_000], 0, 1_000)
         sealed = seal([run.chunk], 1, 1_000, 1_000, codec_for("none"))
         assert bench.cluster.log("t", 0).append(b"".join(sealed.buffers), 0).error_code == 0
 
 
-def last(bench: CoordinatorBench, count: int, timeout_ms: int = 60_000) -> list[str]:
-    records = bench.coordinator.topics.read_last(PLACE, count, bench.timer(timeout_ms))
-    return [(record.value or b"").decode() for record in records]
+def newest(bench: CoordinatorBench, timeout_ms: int = 60_000) -> bytes | None:
+    """The value of the newest record with the key b"mine"."""
+    found = bench.coordinator.topics.last_of_keys(PLACE, [b"mine"], bench.timer(timeout_ms))[b"mine"]
+    return None if found is None else found.value
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 40, 41])
-def test_the_last_records_come_in_order(bench: CoordinatorBench, count: int) -> None:
-    expected = [f"value {number}" for number in range(40)]
-    assert last(bench, count) == (expected[-count:] if count else [])
+def fetched_from(bench: CoordinatorBench) -> list[int]:
+    return [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(FETCH)]
 
 
 def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
-    last(bench, 1)
-    assert [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(FETCH)] == [36]
+    append(bench, "decided", key=b"mine")
+    assert newest(bench) == b"decided"
+    assert fetched_from(bench) == [41 - 32]
 
 
 def test_a_partition_without_records_has_an_empty_tail() -> None:
     bench = CoordinatorBench()
-    assert last(bench, 5) == []
+    assert newest(bench) is None
     assert bench.asked(FETCH) == []
 
 
 def test_the_search_goes_back_over_what_readers_do_not_see(bench: CoordinatorBench) -> None:
-    for _ in range(12):
+    append(bench, "decided", key=b"mine")
+    for _ in range(20):
         open_ = bench.raw.begin("id")
         bench.raw.write(open_, PLACE, "dropped")
         bench.end([open_], committed=False)
-    assert last(bench, 2) == ["value 38", "value 39"]
-    assert len(bench.asked(FETCH)) == 3
+    assert newest(bench) == b"decided"
+    assert fetched_from(bench) == [81 - 32, 0]
 
 
 def test_batch_of_more_records_than_any_decision_is_refused(bench: CoordinatorBench) -> None:
@@ -449,17 +450,7 @@ def test_batch_of_more_records_than_any_decision_is_refused(bench: CoordinatorBe
     sealed = seal([run.chunk], len(rows), 1_000, 1_000, codec_for("gzip"))
     assert bench.cluster.log("t", 0).append(b"".join(sealed.buffers), 0).error_code == 0
     with pytest.raises(CorruptBatchError, match=r"^t-0: .* has 100001 records, more than the 100000 that are read"):
-        last(bench, 1)
-
-
-def test_a_beginning_that_retention_moves_meanwhile_is_asked_for_again(bench: CoordinatorBench) -> None:
-    def trim(cluster: object, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        answer = proceed()
-        bench.cluster.log("t", 0).delete_records_before(39)
-        return answer
-
-    bench.cluster.on(LIST_OFFSETS, trim, skip=1)
-    assert last(bench, 3) == ["value 39"]
+        newest(bench)
 
 
 def test_reading_from_an_offset_goes_to_the_end(bench: CoordinatorBench) -> None:
@@ -492,7 +483,7 @@ def test_a_partition_that_the_topic_does_not_have_is_named_at_once(bench: Coordi
 def test_a_missing_topic_is_named_at_the_limit(bench: CoordinatorBench) -> None:
     started_ms = bench.rig.now_ms
     with pytest.raises(UnknownTopicOrPartitionError, match="'nope'"):
-        bench.coordinator.topics.read_last(TopicPartition("nope", 0), 1, bench.timer(2_000))
+        bench.coordinator.topics.read_from(TopicPartition("nope", 0), 0, bench.timer(2_000))
     assert 2_000 <= bench.rig.now_ms - started_ms <= 2_200
 
 
@@ -502,14 +493,14 @@ def test_who_may_not_read_the_topic_is_told_what_to_grant(
 ) -> None:
     bench.cluster.on(api_key, faults.fail_with(29))
     with pytest.raises(TopicAuthorizationError, match=rf"t-0.*To read, {operation} is enough"):
-        last(bench, 1)
+        newest(bench)
 
 
 def test_a_leader_that_does_not_answer_is_given_up_at_the_limit(bench: CoordinatorBench) -> None:
     bench.cluster.on(FETCH, faults.lose_response(), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match="t-0"):
-        last(bench, 1, timeout_ms=3_000)
+        newest(bench, 3_000)
     assert 3_000 <= bench.rig.now_ms - started_ms <= 3_300
 
 
@@ -519,20 +510,20 @@ def test_a_tail_that_takes_too_long_is_given_up_though_it_comes(bench: Coordinat
     bench.cluster.on(FETCH, faults.delay(400), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match=r"t-0.*2000 ms"):
-        last(bench, 40, timeout_ms=2_000)
+        newest(bench, 2_000)
     assert bench.rig.now_ms - started_ms <= 2_500
 
 
 def test_a_partition_that_shrinks_again_and_again_is_given_up_at_the_limit(bench: CoordinatorBench) -> None:
     bench.cluster.on(FETCH, faults.fail_with(1), times=None)
     with pytest.raises(KafkaTimeoutError, match="t-0"):
-        last(bench, 1, timeout_ms=500)
+        newest(bench, 500)
     assert bench.rig.now_ms == pytest.approx(1_000_500, abs=50)
 
 
 def test_a_limit_that_is_over_already_reads_nothing(bench: CoordinatorBench) -> None:
     with pytest.raises(KafkaTimeoutError, match=r"t was not read within 0 ms"):
-        last(bench, 1, timeout_ms=0)
+        newest(bench, 0)
     assert bench.cluster.requests == []
 
 

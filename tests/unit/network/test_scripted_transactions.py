@@ -47,7 +47,7 @@ def test_under_version_1_a_partition_must_be_added_before_it_is_written_to() -> 
 def test_all_partitions_are_added_or_none() -> None:
     bench = CoordinatorBench(version=1)
     open_ = bench.raw.begin("id")
-    node = bench.raw._coordinator(1, "id")
+    node = bench.raw.coordinator_of(1, "id")
     request = AddPartitionsToTxnRequest("id", open_.producer_id, open_.producer_epoch, {"t": [0], "nope": [2]})
     future = bench.client.send(node, request)
     assert bench.client.poll_until(future, bench.timer())
@@ -132,6 +132,5 @@ def test_two_transactions_hold_readers_up_until_both_have_ended() -> None:
     bench.end([first], committed=False)
     assert log.last_stable_offset == log.next_offset
     assert values(bench) == [b"b"]
-    assert [
-        record.value for record in bench.coordinator.topics.read_last(TopicPartition("t", 0), 9, bench.timer())
-    ] == [b"b"]
+    seen = bench.coordinator.topics.read_from(TopicPartition("t", 0), 0, bench.timer())
+    assert [record.value for record in seen] == [b"b"]
