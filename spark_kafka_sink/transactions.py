@@ -54,8 +54,8 @@ _COLUMNS: Final = ("transactional id", "state", "age", "time-out")
 class Operator:
     """The commands, for one cluster. Each writes lines to `out`; raises KafkaError."""
 
-    def __init__(self, coordinator: ClusterClient, config: SinkConfig, out: TextIO, wall_ms: Callable[[], int]) -> None:
-        self._coordinator = coordinator
+    def __init__(self, client: ClusterClient, config: SinkConfig, out: TextIO, wall_ms: Callable[[], int]) -> None:
+        self._client = client
         self._config = config
         self._out = out
         self._wall_ms = wall_ms
@@ -152,8 +152,8 @@ class Operator:
         """Let the query of a prefix without a decision begin at whatever batch it has. Creates the decision topic where
         it is missing. Raises IllegalStateError where there is a decision, or a transaction of a task is open.
         """
-        timer = self._coordinator.timer(self._config.producer.max_block_ms)
-        create_decision_topic(self._coordinator, self._config.decision_topic, timer)
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        create_decision_topic(self._client, self._config.decision_topic, timer)
         cluster = self._cluster(prefix)
         self._fenced(cluster, prefix)  # no driver decides from here on
         last = cluster.last_decision()
@@ -190,13 +190,13 @@ class Operator:
     def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
         """Raises IllegalStateError where there is no decision topic: to make one would say that nothing was decided."""
         topic = self._config.decision_topic
-        if self._coordinator.creation.count(topic, self._coordinator.timer(self._config.producer.max_block_ms)) == 0:
+        if self._client.creation.count(topic, self._client.timer(self._config.producer.max_block_ms)) == 0:
             raise IllegalStateError(
                 f"There is no topic {topic}, in which decisions of {prefix} are looked for: nothing was changed. If its"
                 " query has another decision.topic, name that with --decision-topic."
             )
         leaves_nothing = is_free or is_one_off(prefix)
-        return KafkaDriverCluster(self._coordinator, self._config, prefix, is_one_off=leaves_nothing, has_tasks=False)
+        return KafkaDriverCluster(self._client, self._config, prefix, is_one_off=leaves_nothing, has_tasks=False)
 
     def _driver(self, prefix: str) -> ExactlyOnceDriver:
         return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms, is_operator=True)
@@ -216,9 +216,9 @@ class Operator:
         """The newest record of every key, as it was written, and where. Says where newer ones of `prefix`, or of
         any, may be behind a transaction that is open.
         """
-        topics, topic = self._coordinator.topics, self._config.decision_topic
-        timer = self._coordinator.timer(self._config.producer.max_block_ms)
-        count = self._coordinator.creation.count(topic, timer)
+        topics, topic = self._client.topics, self._config.decision_topic
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        count = self._client.creation.count(topic, timer)
         values: dict[bytes, tuple[bytes | None, str]] = {}
         places = [TopicPartition(topic, partition) for partition in range(count)]
         ends = topics.list_offsets(places, LATEST_TIMESTAMP, timer) if places else {}
@@ -238,10 +238,10 @@ class Operator:
     def _open(self, prefix: str | None) -> list[TransactionDescription]:
         """Of any prefix, whatever is named as ours are."""
         ours = re.compile((".+" if prefix is None else re.escape(prefix)) + r"/(driver|\d+(\.\d+)?)")
-        timer = self._coordinator.timer(self._config.producer.max_block_ms)
-        listed = self._coordinator.transactions.list_transactions(timer, states=_OPEN)
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        listed = self._client.transactions.list_transactions(timer, states=_OPEN)
         ids = [each.transactional_id for each in listed if ours.fullmatch(each.transactional_id)]
-        described = self._coordinator.transactions.describe_transactions(ids, timer) if ids else {}
+        described = self._client.transactions.describe_transactions(ids, timer) if ids else {}
         return [found for found in described.values() if found is not None and found.state in _OPEN]
 
     def _ongoing(self, prefix: str) -> list[str]:
@@ -341,8 +341,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             if answer != options.prefix:
                 print("Nothing was changed.", file=out)
                 return 1
-        with connect(config.producer) as coordinator:
-            operator = Operator(coordinator, config, out, SystemClock().wall_ms)
+        with connect(config.producer) as client:
+            operator = Operator(client, config, out, SystemClock().wall_ms)
             getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
     except KafkaError as error:
         text = f"{type(error).__name__}: {error}"  # a stranger's record may be part of it

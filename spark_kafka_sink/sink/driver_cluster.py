@@ -81,14 +81,14 @@ class KafkaDriverCluster:
 
     def __init__(
         self,
-        coordinator: ClusterClient,
+        client: ClusterClient,
         config: SinkConfig,
         prefix: str,
         *,
         is_one_off: bool = False,
         has_tasks: bool = True,
     ) -> None:
-        self._coordinator = coordinator
+        self._client = client
         self._config = config.producer
         self._prefix = prefix
         self._key = prefix.encode()
@@ -98,29 +98,29 @@ class KafkaDriverCluster:
         self.place = TopicPartition(config.decision_topic, partition_for_key(self._key, self._partitions))
 
     def transaction_version(self) -> int:
-        version = self._coordinator.transaction_version(self._timer())
+        version = self._client.transaction_version(self._timer())
         return 2 if version >= 2 else 1
 
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
         wanted_ms = self._config.transaction_timeout_ms
-        init = self._coordinator.transactions.init_producer_id
+        init = self._client.transactions.init_producer_id
         own_ms = _own_transaction_ms(wanted_ms)
-        if self._has_tasks and wanted_ms > own_ms and self._coordinator not in _CHECKED:
+        if self._has_tasks and wanted_ms > own_ms and self._client not in _CHECKED:
             # where the cluster does not allow the tasks' time-out, that is told before there are any
             held = init(transactional_id, wanted_ms, self._timer(), held)
-            _CHECKED.add(self._coordinator)
+            _CHECKED.add(self._client)
         return init(transactional_id, own_ms, self._timer(), held)
 
     @property
     def knows_prefix(self) -> bool:
-        return (self.place, self._key) in _KNOWN.get(self._coordinator, ())
+        return (self.place, self._key) in _KNOWN.get(self._client, ())
 
     def check_topic(self) -> None:
-        check_decision_topic(self._coordinator.creation, self.place.topic, self._timer())
+        check_decision_topic(self._client.creation, self.place.topic, self._timer())
 
     def check_presence(self) -> None:
         topic = self.place.topic
-        if not self._coordinator.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
+        if not self._client.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
             raise missing_topic(self._prefix, topic)
 
     def last_decision(self) -> Decision | None:
@@ -128,10 +128,10 @@ class KafkaDriverCluster:
         return self.last_records().decision
 
     def last_records(self) -> PrefixRecords:
-        timer = self._coordinator.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
+        timer = self._client.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
         born = birth_key(self._key)
         with self._gone_topic():
-            found = self._coordinator.topics.last_of_keys(self.place, [self._key, born], timer)
+            found = self._client.topics.last_of_keys(self.place, [self._key, born], timer)
         decision, birth = found[self._key], found[born]
         records = PrefixRecords(
             Decision.from_bytes(decision.value, self._where(decision), self._prefix)
@@ -140,7 +140,7 @@ class KafkaDriverCluster:
             Birth.from_bytes(birth.value, self._where(birth)) if birth and birth.value else None,
         )
         if records != PrefixRecords(None, None):
-            _KNOWN.setdefault(self._coordinator, set()).add((self.place, self._key))
+            _KNOWN.setdefault(self._client, set()).add((self.place, self._key))
         return records
 
     def lost_decisions(self) -> KafkaError:
@@ -149,7 +149,7 @@ class KafkaDriverCluster:
     def write_birth(self, *, is_adopted: bool) -> None:
         if self._is_one_off:
             return
-        cluster, (topic, partition) = self._coordinator.creation.cluster, self.place
+        cluster, (topic, partition) = self._client.creation.cluster, self.place
         info = next((each for each in cluster.partitions_for_topic(topic) if each.partition == partition), None)
         birth = Birth(
             SystemClock().wall_ms(),
@@ -159,7 +159,7 @@ class KafkaDriverCluster:
             is_adopted,
         )
         with self._gone_topic():
-            writer = self._coordinator.writer
+            writer = self._client.writer
             writer.write_alone(self.place, birth_key(self._key), birth.to_bytes(), self._timer())
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
@@ -167,7 +167,7 @@ class KafkaDriverCluster:
         value = None if is_over else decision.to_bytes()
         try:
             with self._gone_topic():
-                self._coordinator.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+                self._client.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
         except RecordTooLargeError as error:
             raise RecordTooLargeError(
                 f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided: a"
@@ -177,24 +177,24 @@ class KafkaDriverCluster:
             ) from error
 
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
-        timer = self._coordinator.timer(self._config.delivery_timeout_ms)
-        return self._coordinator.transactions.end_txns(transactions, timer, committed=committed)
+        timer = self._client.timer(self._config.delivery_timeout_ms)
+        return self._client.transactions.end_txns(transactions, timer, committed=committed)
 
     def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
-        return self._coordinator.transactions.describe_transactions(transactional_ids, self._timer())
+        return self._client.transactions.describe_transactions(transactional_ids, self._timer())
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
-        listed = self._coordinator.transactions.list_transactions(self._timer(), states=states)
+        listed = self._client.transactions.list_transactions(self._timer(), states=states)
         return [each.transactional_id for each in listed]
 
     def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
         wanted = {each: [self.place] for each in transactional_ids}
-        found = self._coordinator.groups.fetch_offsets(wanted, self._timer())
+        found = self._client.groups.fetch_offsets(wanted, self._timer())
         return {group: commits[self.place] for group, commits in found.items()}
 
     def _find_topic(self, topic: str) -> int:
         """The number of partitions of the decision topic, which is created where nobody has used the prefix yet."""
-        creation = self._coordinator.creation
+        creation = self._client.creation
         if found := len(creation.cluster.partitions_for_topic(topic)):
             return found
         name = driver_id(self._prefix)
@@ -204,7 +204,7 @@ class KafkaDriverCluster:
             if found:
                 return found
             if self._is_one_off or self.describe([name])[name] is None:
-                return create_decision_topic(self._coordinator, topic, self._timer())
+                return create_decision_topic(self._client, topic, self._timer())
             if found := self._wait_for(topic):
                 return found
         except KafkaTimeoutError as error:
@@ -214,7 +214,7 @@ class KafkaDriverCluster:
     def _wait_for(self, topic: str) -> int:
         """The number of partitions; 0 where no node names the topic: one that has just started may not know it yet."""
         limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
-        return self._coordinator.creation.wait_for(topic, self._coordinator.timer(limit_ms))
+        return self._client.creation.wait_for(topic, self._client.timer(limit_ms))
 
     @contextmanager
     def _gone_topic(self) -> Iterator[None]:
@@ -224,7 +224,7 @@ class KafkaDriverCluster:
             raise missing_topic(self._prefix, self.place.topic) from error
         except KafkaTimeoutError as error:  # under version 1 a coordinator is asked first, and says to try again
             try:
-                is_there = self._coordinator.creation.count(self.place.topic, self._coordinator.timer(ABSENCE_LIMIT_MS))
+                is_there = self._client.creation.count(self.place.topic, self._client.timer(ABSENCE_LIMIT_MS))
             except KafkaTimeoutError:
                 raise error from None
             if is_there:
@@ -235,13 +235,13 @@ class KafkaDriverCluster:
         return f"{self.place}, offset {record.offset}, {self._prefix!r}"
 
     def _timer(self) -> Timer:
-        return self._coordinator.timer(self._config.max_block_ms)
+        return self._client.timer(self._config.max_block_ms)
 
 
-def create_decision_topic(coordinator: ClusterClient, topic: str, timer: Timer) -> int:
+def create_decision_topic(client: ClusterClient, topic: str, timer: Timer) -> int:
     """The topic's number of partitions; where it is missing it is created first. Raises KafkaError."""
     with _advice_on_creation(topic):
-        return coordinator.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
+        return client.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
 
 
 @contextmanager
@@ -266,30 +266,30 @@ def _own_transaction_ms(wanted_ms: int) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    coordinator: ClusterClient
+    client: ClusterClient
     asked_ms: int
 
 
 _IDLE_MS: Final = IDLE_MS
-_COORDINATORS: Final[dict[tuple[int, object], _Kept]] = {}
+_CLIENTS: Final[dict[tuple[int, object], _Kept]] = {}
 
 
-def process_coordinator(config: ProducerConfig) -> ClusterClient:
+def kept_client(config: ProducerConfig) -> ClusterClient:
     """The process's client for this configuration, for its one thread, to be used at once: one that was not asked for
     in ten minutes is closed when another is. Raises BootstrapResolutionError.
     """
     own = os.getpid()
     key = (own, config.canonical())
     now_ms = SystemClock().now_ms()
-    for other, kept in list(_COORDINATORS.items()):
+    for other, kept in list(_CLIENTS.items()):
         if other[0] == own and other != key and now_ms - kept.asked_ms >= _IDLE_MS:
-            del _COORDINATORS[other]
-            kept.coordinator.close()
-    found = _COORDINATORS.get(key)
+            del _CLIENTS[other]
+            kept.client.close()
+    found = _CLIENTS.get(key)
     if found is None:
-        found = _COORDINATORS.setdefault(key, _Kept(connect(config), now_ms))
+        found = _CLIENTS.setdefault(key, _Kept(connect(config), now_ms))
     found.asked_ms = now_ms
-    return found.coordinator
+    return found.client
 
 
 def connect(config: ProducerConfig) -> ClusterClient:
@@ -306,9 +306,9 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
     """The protocol for a prefix over the process's client. Raises KafkaError; a broker that is too old for any request
     of it is refused with the release that all of them need.
     """
-    with process_client(config.producer) as coordinator:
+    with process_client(config.producer) as client:
         try:
-            cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=is_one_off)
+            cluster = KafkaDriverCluster(client, config, prefix, is_one_off=is_one_off)
             yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
         except UnsupportedVersionError as error:
             if _NEEDS_RELEASE in str(error):
@@ -318,9 +318,9 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
     """What a task asks about its driver. Raises KafkaError."""
-    with process_client(config.producer) as coordinator:
-        timer = coordinator.timer(config.producer.max_block_ms)
-        return coordinator.transactions.describe_transactions([transactional_id], timer)[transactional_id]
+    with process_client(config.producer) as client:
+        timer = client.timer(config.producer.max_block_ms)
+        return client.transactions.describe_transactions([transactional_id], timer)[transactional_id]
 
 
 @contextmanager
@@ -328,10 +328,10 @@ def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
     """The process's client, which is given up where it is not let in: certificates may have been renewed since it read
     their files.
     """
-    coordinator = process_coordinator(config)
+    client = kept_client(config)
     try:
-        yield coordinator
+        yield client
     except AuthenticationError:
-        _COORDINATORS.pop((os.getpid(), config.canonical()), None)
-        coordinator.close()
+        _CLIENTS.pop((os.getpid(), config.canonical()), None)
+        client.close()
         raise

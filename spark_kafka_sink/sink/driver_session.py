@@ -75,7 +75,7 @@ class DriverSession:
         self._given_prefix = prefix
         self._name: Claim | None = None
         self._lock = threading.Lock()
-        self._coordinator: ClusterClient | None = None
+        self._client: ClusterClient | None = None
         self._connected_by: int | None = None
         self._cluster: KafkaDriverCluster
         self._driver: ExactlyOnceDriver
@@ -131,10 +131,10 @@ class DriverSession:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
 
     def close(self) -> None:
-        coordinator, self._coordinator = self._coordinator, None
-        if coordinator is not None:
+        client, self._client = self._client, None
+        if client is not None:
             del self._cluster, self._driver
-            coordinator.close()
+            client.close()
 
     @property
     def _prefix(self) -> str:
@@ -146,7 +146,7 @@ class DriverSession:
     @property
     def keeps_connections(self) -> bool:
         """Between the batches of a stream."""
-        return self._coordinator is not None and self._last is not None
+        return self._client is not None and self._last is not None
 
     def rest(self, *, is_one_of_many: bool = False) -> None:
         """Close the connections where nobody has used them for ten minutes, or for two seconds after a batch write or
@@ -178,29 +178,29 @@ class DriverSession:
     def _connect(self, config: SinkConfig) -> None:
         """Raises KafkaError; the next batch tries again then."""
         wanted = _connection_of(config)
-        if self._coordinator is not None and wanted == self._connected_by:
+        if self._client is not None and wanted == self._connected_by:
             if config.topic != self._driver.topic:
                 self._driver = self._driver_of(config)
             return
         self.close()
         if wanted != self._connected_by:
             self._held = self._decided = None
-        coordinator = connect(config.producer)
+        client = connect(config.producer)
         try:
             if self._is_one_off and self._name is None:
-                self._name = claim_name(coordinator, config, random.Random())
-            self._cluster = KafkaDriverCluster(coordinator, config, self._prefix, is_one_off=self._is_one_off)
+                self._name = claim_name(client, config, random.Random())
+            self._cluster = KafkaDriverCluster(client, config, self._prefix, is_one_off=self._is_one_off)
         except BaseException:
-            coordinator.close()
+            client.close()
             raise
         self._driver = self._driver_of(config)
-        self._coordinator, self._connected_by = coordinator, wanted
+        self._client, self._connected_by = client, wanted
 
     def _release_name(self, config: SinkConfig) -> None:
         """Of a batch write that is committed, or of which nothing is open or decided."""
         name, self._name = self._name, None
-        if name is not None and self._coordinator is not None:
-            release_name(self._coordinator, config, name)
+        if name is not None and self._client is not None:
+            release_name(self._client, config, name)
 
     @property
     def _is_one_off(self) -> bool:
@@ -304,8 +304,8 @@ def batch_prefix(config: SinkConfig, batch: StreamBatch) -> str:
                 f"Query {batch.query_id} was stopped before this process wrote a batch of it, so that Spark does not"
                 " say where its checkpoint is. The batch is written when the query is started again."
             )
-        with connect(config.producer) as coordinator:
-            is_by_id = KafkaDriverCluster(coordinator, config, by_id).last_decision() is not None
+        with connect(config.producer) as client:
+            is_by_id = KafkaDriverCluster(client, config, by_id).last_decision() is not None
         found = by_id if is_by_id else _location_prefix(batch.checkpoint)
     _BATCH_PREFIXES[key] = _BATCH_PREFIXES[key[0], key[1], None, key[3]] = (
         found  # Spark forgets a query that is stopped

@@ -55,20 +55,20 @@ def is_one_off(prefix: str) -> bool:
     return _ONE_OFF.fullmatch(prefix) is not None
 
 
-def claim_name(coordinator: ClusterClient, config: SinkConfig, rng: random.Random) -> Claim:
+def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) -> Claim:
     """Claim a free name for kafka.transaction.timeout.ms, as long as the write's own transactions may be open.
 
     Creates the decision topic where it is missing. Raises KafkaError.
     """
     timeout_ms = config.producer.transaction_timeout_ms
-    for prefix in _free_names(coordinator, config, rng):
-        cluster = KafkaDriverCluster(coordinator, config, prefix, is_one_off=True)
-        name, timer = _claim_id(prefix), coordinator.timer(config.producer.max_block_ms)
+    for prefix in _free_names(client, config, rng):
+        cluster = KafkaDriverCluster(client, config, prefix, is_one_off=True)
+        name, timer = _claim_id(prefix), client.timer(config.producer.max_block_ms)
         version = cluster.transaction_version()
-        own = coordinator.transactions.init_producer_id(name, timeout_ms, timer, None)
+        own = client.transactions.init_producer_id(name, timeout_ms, timer, None)
         claim = Claim(prefix, OpenTransaction(name, *own, version))
         try:
-            coordinator.writer.add_partition(claim.transaction, cluster.place, timer)
+            client.writer.add_partition(claim.transaction, cluster.place, timer)
         except (ProducerFencedError, InvalidProducerEpochError):
             log.info("Another write took the name %s at the same moment; trying the next one", prefix)
             continue
@@ -76,14 +76,14 @@ def claim_name(coordinator: ClusterClient, config: SinkConfig, rng: random.Rando
     raise AssertionError("the pool has no last name")
 
 
-def release_name(coordinator: ClusterClient, config: SinkConfig, claim: Claim) -> None:
+def release_name(client: ClusterClient, config: SinkConfig, claim: Claim) -> None:
     """Let other writes have the name. Only for a write that was committed, or of which nothing is open or decided.
 
     A claim that cannot be ended now ends by its time-out, and its name is not used for some days.
     """
-    timer = coordinator.timer(config.producer.max_block_ms)
+    timer = client.timer(config.producer.max_block_ms)
     try:
-        (ended,) = coordinator.transactions.end_txns([claim.transaction], timer, committed=True)
+        (ended,) = client.transactions.end_txns([claim.transaction], timer, committed=True)
         error = ended.error
     except KafkaError as failed:
         error = failed
@@ -95,15 +95,15 @@ def _claim_id(prefix: str) -> str:
     return f"{prefix}/claim"
 
 
-def _free_names(coordinator: ClusterClient, config: SinkConfig, rng: random.Random) -> Iterator[str]:
+def _free_names(client: ClusterClient, config: SinkConfig, rng: random.Random) -> Iterator[str]:
     """In the order in which they are to be tried: of each window those that a write gave back come before those that
     nobody has had. Drawn at random, so that two writes that look at one time seldom take the same.
     """
     first, size = 0, _FIRST_WINDOW
     while True:
         names = [pool_name(number) for number in range(first, first + size)]
-        timer = coordinator.timer(config.producer.max_block_ms)
-        described = coordinator.transactions.describe_transactions(map(_claim_id, names), timer)
+        timer = client.timer(config.producer.max_block_ms)
+        described = client.transactions.describe_transactions(map(_claim_id, names), timer)
         rng.shuffle(names)
         claims = {name: described[_claim_id(name)] for name in names}
         yield from (name for name, claim in claims.items() if claim is not None and claim.state in _GIVEN_BACK)

@@ -810,7 +810,7 @@ def test_every_request_comes_back_exactly_once_whatever_the_network_does(
     assert sorted(heard) == sent
 
 
-# ---- throttling -----------------------------------------------------------------------------------------------------
+# ---- which responses throttle ---------------------------------------------------------------------------------------
 
 
 def throttled(version: int, throttle_ms: int = 250) -> Any:

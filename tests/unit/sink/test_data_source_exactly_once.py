@@ -35,7 +35,7 @@ CONFIG = SinkConfig.from_options(
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench(version=request.param)
-    monkeypatch.setattr(driver_cluster, "process_coordinator", lambda _: made.coordinator)
+    monkeypatch.setattr(driver_cluster, "kept_client", lambda _: made.coordinator)
     return made
 
 

@@ -31,7 +31,7 @@ from spark_kafka_sink.sink.driver_cluster import (
     KafkaDriverCluster,
     connect,
     describe_in_process,
-    process_coordinator,
+    kept_client,
     process_driver,
 )
 from spark_kafka_sink.sink.mandate import TaskOutcome
@@ -101,13 +101,13 @@ def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(m
         return SimpleNamespace(close=lambda: seen.append(f"{config.client_id} closed"))
 
     def ask(client_id: str) -> object:
-        return process_coordinator(replace(CONFIG.producer, client_id=client_id))
+        return kept_client(replace(CONFIG.producer, client_id=client_id))
 
     seen: list[str] = []
     clock = FakeClock()
     monkeypatch.setattr(driver_cluster, "SystemClock", lambda: clock)
     monkeypatch.setattr(driver_cluster, "connect", connect)
-    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(driver_cluster, "_CLIENTS", {})
     one = ask("one")
     clock.sleep_ms(599_000)
     ask("two")
@@ -155,7 +155,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest
 
     seen: list[str] = []
     monkeypatch.setattr(driver_cluster, "connect", made)
-    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(driver_cluster, "_CLIENTS", {})
     fail(KafkaTimeoutError("Not described within 1000 ms."))
     fail(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
     fail(KafkaTimeoutError("Not described within 1000 ms."))
@@ -173,7 +173,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     bench = CoordinatorBench()
     connected = Mock(return_value=bench.coordinator)
     monkeypatch.setattr(driver_cluster, "connect", connected)
-    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(driver_cluster, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with process_driver(CONFIG, "P") as driver:
         mandate = driver.begin()
@@ -235,18 +235,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
         return object()
 
     monkeypatch.setattr(ClusterClient, "connect", connect)
-    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(driver_cluster, "_CLIENTS", {})
     return configs
 
 
 def test_the_tasks_of_a_worker_share_one_client_for_each_configuration_and_a_forked_child_has_its_own(
     made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = process_coordinator(CONFIG.producer)
-    assert process_coordinator(replace(CONFIG.producer)) is first
-    assert process_coordinator(replace(CONFIG.producer, linger_ms=7)) is not first
+    first = kept_client(CONFIG.producer)
+    assert kept_client(replace(CONFIG.producer)) is first
+    assert kept_client(replace(CONFIG.producer, linger_ms=7)) is not first
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert process_coordinator(CONFIG.producer) is not first
+    assert kept_client(CONFIG.producer) is not first
     assert len(made) == 3
 
 
@@ -266,7 +266,7 @@ def test_broker_too_old_for_exactly_once_is_refused_by_the_release(
     bench.cluster.topics.clear()
     bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != missing}
     monkeypatch.setattr(driver_cluster, "connect", Mock(return_value=bench.coordinator))
-    monkeypatch.setattr(driver_cluster, "_COORDINATORS", {})
+    monkeypatch.setattr(driver_cluster, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with pytest.raises(UnsupportedVersionError) as refused, process_driver(CONFIG, "P") as driver:
         driver.abort(driver.begin(), ())

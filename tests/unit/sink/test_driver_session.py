@@ -380,7 +380,7 @@ def test_of_a_prefix_that_rests_no_settings_are_kept(
     session(PREFIX).run(CONFIG, batch, lambda *_: [])
     session("payments")
     kept = session(PREFIX)
-    assert kept._coordinator is None
+    assert kept._client is None
     assert len(pickle.dumps({name: value for name, value in vars(kept).items() if name != "_lock"})) < 1_000
 
 
@@ -400,8 +400,8 @@ def test_of_many_streams_one_after_the_other_only_the_last_keep_connections(
     session("table-0").run(CONFIG, StreamBatch("0", "run", 1), lambda *_: [])
     session("payments")
     assert bench.connections.count("made") - bench.connections.count("closed") == 32, "those used last"
-    assert session("table-0")._coordinator is not None
-    assert session("table-8")._coordinator is None
+    assert session("table-0")._client is not None
+    assert session("table-8")._client is None
 
 
 def test_batch_writes_take_no_stream_its_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:

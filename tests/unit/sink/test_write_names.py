@@ -70,7 +70,7 @@ class WriteBench(CoordinatorBench):
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WriteBench:
     made = WriteBench(version=request.param)
-    monkeypatch.setattr(driver_cluster, "process_coordinator", lambda _: made.coordinator)
+    monkeypatch.setattr(driver_cluster, "kept_client", lambda _: made.coordinator)
     monkeypatch.setattr(driver_session, "connect", lambda _: made.coordinator)
     monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(foreach, "refuse_in_query", lambda *_, **__: None)
