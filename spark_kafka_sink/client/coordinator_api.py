@@ -21,8 +21,8 @@ class CoordinatorApi(ABC, Generic[Item, Value]):
 
     key_type: int
     """GROUP or TRANSACTION."""
-    retried_codes: ClassVar[frozenset[int]] = frozenset()
-    """Error codes to be asked again after, besides those that are retriable everywhere."""
+    retried: ClassVar[tuple[type[KafkaError], ...]] = ()
+    """Errors to be asked again after, besides those that are retriable everywhere."""
     advice: ClassVar[Mapping[int, str]] = {}
     """By error code: what it means for this call and what to change."""
 

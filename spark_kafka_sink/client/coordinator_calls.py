@@ -24,7 +24,6 @@ from spark_kafka_sink.client.timer import Timer
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
-    BrokerError,
     CoordinatorNotAvailableError,
     DisconnectError,
     InvalidTopicError,
@@ -32,8 +31,8 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     NotCoordinatorError,
     TopicAuthorizationError,
-    error_for_code,
 )
+from spark_kafka_sink.common.retold import retold
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +247,7 @@ class _Call(Generic[Item, Value]):
     def _failed(self, work: _Work[Item], error: KafkaError, node: Node, *, was_asked: bool = False) -> None:
         if isinstance(error, _MOVED):
             self.calls.lookup.forget(self.api.key_type, self.api.key(work.item))
-        if error.retriable or error.error_code in self.api.retried_codes:
+        if error.retriable or isinstance(error, self.api.retried):
             work.is_in_doubt |= was_asked
             self._retry(work, f"Node {node}: {error}")
         else:
@@ -285,9 +284,7 @@ class _Call(Generic[Item, Value]):
         if node is not None:
             why = why.removeprefix(f"Node {node.id_string}: ")
         text = f"{place}: {why}"
-        if isinstance(error, BrokerError) and error.error_code is not None:
-            return error_for_code(error.error_code, text)
-        return type(error)(text)
+        return retold(error, text)
 
 
 _Entry = TypeVar("_Entry")

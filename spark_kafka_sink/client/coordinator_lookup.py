@@ -70,7 +70,7 @@ class LookupFlight:
                 errors[key] = CoordinatorNotAvailableError("The answer does not mention the key.")
             elif found.error_code:
                 text = _PERMISSIONS.get((self._key_type, found.error_code)) or found.error_message or ""
-                errors[key] = error_for_code(found.error_code, text)
+                errors[key] = error_for_code(found.error_code, text, api="FindCoordinator")
             else:
                 self._lookup.note(self._key_type, key, Node(found.node_id, found.host, found.port))
         return errors
