@@ -77,8 +77,8 @@ class OutgoingRequest(NamedTuple):
     """Where it goes; None: to any node."""
     take: Callable[[], bool]
     """It is about to be sent; False: not any more, because another thread has taken it back."""
-    answered: Callable[[Message, int], None]
-    """With the response and the time; None for the response where the connection went before it came."""
+    answered: Callable[[Message, str, int], None]
+    """With the response, the node's id and the time; None for the response where the connection went before it came."""
     refused: Callable[[KafkaError], None]
     """The node speaks no version of the request, or refuses to speak to us."""
     unreachable: Callable[[], None]
@@ -320,13 +320,13 @@ class TransactionManager:
         self._init_in_flight = True
         return True
 
-    def _handle_init_response(self, body: Message, now_ms: int) -> None:
+    def _handle_init_response(self, body: Message, node_id: str, now_ms: int) -> None:
         """`body` is the response, None when there was none (the connection went)."""
         self._init_in_flight = False
         if self.has_fatal_error:  # another node has refused us meanwhile
             return
         error_code = 0 if body is None else int(body.error_code)
-        error = error_for_code(error_code) if error_code else None
+        error = error_for_code(error_code, "", "InitProducerId", node_id) if error_code else None
         if body is not None and error is None:
             self._init_attempts = 0
             self._refusal = None

@@ -175,7 +175,7 @@ class TransactionalExchange(TransactionManager):
                 request=request.request,
                 node=node,
                 take=lambda: self._take(request),
-                answered=lambda body, answered_ms: self._on_answer(request, body, answered_ms),
+                answered=lambda body, node_id, answered_ms: self._on_answer(request, body, node_id, answered_ms),
                 refused=lambda error: self.fail(_of_old_brokers(request, error)),
                 unreachable=lambda: self._on_unreachable(request, node, now_ms),
             )
@@ -240,7 +240,7 @@ class TransactionalExchange(TransactionManager):
                 self._queue.forget_coordinator(request)
                 self._queue.again(request, 0, now_ms)
 
-    def _on_answer(self, request: TransactionalRequest, body: Message, now_ms: int) -> None:
+    def _on_answer(self, request: TransactionalRequest, body: Message, node_id: str, now_ms: int) -> None:
         """`body` None: the connection went before an answer came."""
         with self._lock:
             self._queue.in_flight = None
@@ -261,11 +261,11 @@ class TransactionalExchange(TransactionManager):
                 request.succeeded(body)
                 return
             worst = max(refusals, key=lambda refusal: requests.action_for(refusal.error_code))
-            self._on_refusal(request, worst, now_ms)
+            self._on_refusal(request, worst, node_id, now_ms)
 
-    def _on_refusal(self, request: TransactionalRequest, refusal: Refusal, now_ms: int) -> None:
+    def _on_refusal(self, request: TransactionalRequest, refusal: Refusal, node_id: str, now_ms: int) -> None:
         action = requests.action_for(refusal.error_code)
-        error = refusal.error()
+        error = refusal.error(request.api, node_id)
         if self.state in _LOST and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
             if request.is_in_doubt:
                 self._content.may_have_started()

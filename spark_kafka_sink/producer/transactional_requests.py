@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import CommitFailedError, KafkaError, TopicAuthorizationError, error_for_code
+from spark_kafka_sink.common.errors import (
+    CommitFailedError,
+    KafkaError,
+    TopicAuthorizationError,
+    UnknownServerError,
+    error_for_code,
+)
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.protocol.building import Request
@@ -78,11 +84,16 @@ _ACTIONS: Final[Mapping[int, Action]] = {
 
 
 def action_for(error_code: int) -> Action:
-    """The table's answer; for a code that is not in it, whether Kafka calls it retriable."""
+    """The table's answer; for a code that is not in it, whether Kafka calls it retriable. A code that this client does
+    not know counts as UNKNOWN_SERVER_ERROR.
+    """
     known = _ACTIONS.get(error_code)
     if known is not None:
         return known
-    return Action.RETRY if error_for_code(error_code).retriable else Action.FAIL
+    error = error_for_code(error_code)
+    if isinstance(error, UnknownServerError):
+        return _ACTIONS[-1]
+    return Action.RETRY if error.retriable else Action.FAIL
 
 
 class Refusal(NamedTuple):
@@ -92,9 +103,10 @@ class Refusal(NamedTuple):
     place: str
     text: str | None = None
 
-    def error(self) -> KafkaError:
-        said = error_for_code(self.error_code)
-        text = f"{self.place}: {self.text or said}"
+    def error(self, api: str, node_id: str) -> KafkaError:
+        """The error in the node's answer to `api` ("EndTxn")."""
+        said = error_for_code(self.error_code, self.text or "", api, node_id)
+        text = f"{self.place}: {said}"
         if self.error_code not in _COMMIT_FAILED:
             return retold(said, text)
         failed = CommitFailedError(text)
@@ -129,6 +141,11 @@ class TransactionalRequest:
     not_before_ms: int = field(default=0)
     is_in_doubt: bool = field(default=False)
     """An attempt was not answered, and may have been heard."""
+
+    @property
+    def api(self) -> str:
+        """Kafka's name of the request."""
+        return type(self.request).__name__.removesuffix("Request")
 
     @property
     def adds_to_transaction(self) -> bool:
