@@ -44,7 +44,6 @@ from spark_kafka_sink.producer.transaction_manager import (
 from spark_kafka_sink.producer.transactional_queue import TransactionalQueue
 from spark_kafka_sink.producer.transactional_requests import Action, Priority, Refusal, TransactionalRequest
 from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ class TransactionalExchange(TransactionManager):
                 node=node,
                 take=lambda: self._take(request),
                 answered=lambda body, node_id, answered_ms: self._on_answer(request, body, node_id, answered_ms),
-                refused=lambda error: self.fail(_of_old_brokers(request, error)),
+                refused=self.fail,
                 unreachable=lambda: self._on_unreachable(request, node, now_ms),
             )
 
@@ -372,23 +371,6 @@ class TransactionalExchange(TransactionManager):
                 # a record's time-out, say: a commit that raised it again would be called again, for ever
                 raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
             raise retold(self.last_error, text)
-
-
-def _of_old_brokers(request: TransactionalRequest, error: KafkaError) -> KafkaError:
-    """What to do where a broker is too old to give another epoch after a transaction that lost a batch.
-
-    The numbers of a lost batch are not used again instead, as the Java client does where it may: a leader that has the
-    batch after all would take the next transaction's records for its doubles and drop them.
-    """
-    init = request.request
-    asks_for_next_epoch = isinstance(init, InitProducerIdRequest) and init.producer_id >= 0
-    if not asks_for_next_epoch or not isinstance(error, UnsupportedVersionError):
-        return error
-    return retold(
-        error,
-        "A batch of an aborted transaction failed, and only brokers of Kafka 2.5 or newer (KIP-360) let the same"
-        f" producer go on after that: close this producer and make another, or upgrade the brokers. {error}",
-    )
 
 
 def _as_fenced(error: KafkaError, refusal: Refusal) -> KafkaError:

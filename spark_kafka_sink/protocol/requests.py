@@ -20,6 +20,7 @@ EARLIEST_TIMESTAMP = -2
 _CONSUMER_REPLICA_ID = -1
 _LAST_PRODUCE_OF_TRANSACTION_V1 = 11
 _FIRST_PRODUCE_WITH_ZSTD = 7
+_FIRST_INIT_OF_HELD_ID = 3
 _TOPIC_RESOURCE = 2
 
 
@@ -145,6 +146,9 @@ class ProduceRequest(VersionedRequest):
 class InitProducerIdRequest(VersionedRequest):
     """A producer id and epoch; with an id already held, the next epoch of it (KIP-360), which brokers below version 3
     cannot give.
+
+    The numbers of a lost batch are not used again instead, as the Java client does where it may: a leader that has the
+    batch after all would take the next transaction's records for its doubles and drop them.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.INIT_PRODUCER_ID
@@ -152,6 +156,20 @@ class InitProducerIdRequest(VersionedRequest):
     transaction_timeout_ms: int = 2**31 - 1
     producer_id: int = -1
     producer_epoch: int = -1
+
+    @property
+    def oldest_version(self) -> int:
+        return _FIRST_INIT_OF_HELD_ID if self._holds_id else SUPPORTED_VERSIONS[ApiKey.INIT_PRODUCER_ID].oldest
+
+    @property
+    def purpose(self) -> str:
+        if not self._holds_id:
+            return ""
+        return "Close this producer and make another: to go on with this one after a transaction lost a batch"
+
+    @property
+    def _holds_id(self) -> bool:
+        return self.producer_id >= 0
 
     def build(self, version: int) -> Message:
         return self._fill(
