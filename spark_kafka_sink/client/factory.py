@@ -90,8 +90,8 @@ def bootstrap_addresses(
 ) -> list[tuple[str, int]]:
     """The (host, port) pairs that resolve; one that does not is passed over with a warning.
 
-    `dns_lookup` (client.dns.lookup): with resolve_canonical_bootstrap_servers_only each name gives way to the full
-    names of its addresses, as Kerberos wants them; with use_all_dns_ips it stays.
+    `dns_lookup` (client.dns.lookup): with resolve_canonical_bootstrap_servers_only each name is replaced by the
+    full names of its addresses, which Kerberos needs; with use_all_dns_ips it stays.
     Raises BootstrapResolutionError where no server resolves.
     """
     is_canonical = dns_lookup == "resolve_canonical_bootstrap_servers_only"

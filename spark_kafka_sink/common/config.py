@@ -48,16 +48,23 @@ class ProducerConfig(SecurityConfig):
         parsers.one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
         "use_all_dns_ips",
         "string",
-        "How a host name becomes addresses, all of which are tried: so, or resolve_canonical_bootstrap_servers_only,"
-        " which takes names from reverse DNS and goes with TLS only for sasl.mechanism=GSSAPI.",
+        "use_all_dns_ips: the IP addresses of a host are tried one after the other until one connects."
+        " resolve_canonical_bootstrap_servers_only: the same, but each host of bootstrap.servers is first replaced"
+        " by the names that reverse DNS gives for its addresses; with TLS only for sasl.mechanism=GSSAPI.",
     )
-    acks: int = option(parsers.acks, "all", "string", "Replicas that must have a record before it counts: all, 1 or 0.")
+    acks: int = option(
+        parsers.acks,
+        "all",
+        "string",
+        "When a record counts as acknowledged. all (or -1): every in-sync replica has it. 1: the leader has it. 0:"
+        " it was sent; lost records are not noticed.",
+    )
     enable_idempotence: bool = option(
         parsers.boolean,
         True,
         "boolean",
-        "No doubles and no reordering when a send is retried. Off, unless it is set, with acks=0 or 1, retries=0 or"
-        " more than 5 requests in flight.",
+        "Retries neither duplicate nor reorder records. Defaults to false when acks is 0 or 1, retries is 0, or"
+        " max.in.flight.requests.per.connection is above 5.",
     )
     transactional_id: str | None = option(
         parsers.non_empty_text, None, "string", "The name under which this producer's transactions run."
@@ -66,16 +73,17 @@ class ProducerConfig(SecurityConfig):
         parsers.between(1, INT_MAX),
         60_000,
         "int",
-        "After this long the broker aborts an open transaction. With delivery.guarantee=exactly-once 900000.",
+        "The broker aborts a transaction that is open for this long. Defaults to 900000 with"
+        " delivery.guarantee=exactly-once.",
     )
     max_in_flight_requests_per_connection: int = option(
-        parsers.between(1, INT_MAX), 5, "int", "Unanswered requests a connection may have."
+        parsers.between(1, INT_MAX), 5, "int", "Requests that a connection may have in flight."
     )
     retries: int = option(
         parsers.between(0, INT_MAX),
         INT_MAX,
         "int",
-        "How often a batch is sent again; delivery.timeout.ms is the limit to set.",
+        "How often a batch is sent again. Leave it, and set delivery.timeout.ms.",
     )
     retry_backoff_ms: int = option(_ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580).")
     retry_backoff_max_ms: int = option(_ms, 1_000, "long", "The longest pause before a retry.")
@@ -83,8 +91,8 @@ class ProducerConfig(SecurityConfig):
         _int_ms,
         120_000,
         "int",
-        "A record is acknowledged or failed within this time of its send. By default at least linger.ms +"
-        " request.timeout.ms.",
+        "A record is acknowledged or fails within this time of its send. Defaults to linger.ms + request.timeout.ms if"
+        " that is more.",
     )
     request_timeout_ms: int = option(_int_ms, 30_000, "int", "How long an answer to one request may take.")
     linger_ms: int = option(_ms, 5, "long", "How long a batch that is not full waits for more records.")
@@ -92,21 +100,27 @@ class ProducerConfig(SecurityConfig):
         _int_ms,
         262_144,
         "int",
-        "Bytes of a full batch, as it is expected to be compressed (before that up to 3.3 times as much). Kafka's own"
-        " default is 16384.",
+        "Bytes of a full batch, expected after compression; before it the batch holds up to 3.3 times as much. Kafka's"
+        " own default is 16384.",
     )
     max_request_size: int = option(
         _int_ms,
         1_048_576,
         "int",
-        "The largest request, of batches as they are expected to be compressed, and the largest record.",
+        "Bytes of the largest request, expected after compression, and of the largest record before compression.",
     )
-    buffer_memory: int = option(_ms, 33_554_432, "long", "Bytes of records that may wait to be acknowledged.")
+    buffer_memory: int = option(
+        _ms,
+        33_554_432,
+        "long",
+        "Bytes of records that may wait for their acknowledgement. A send waits while it is full.",
+    )
     max_block_ms: int = option(
         _ms,
         60_000,
         "long",
-        "How long a send may wait for metadata and for buffer.memory; of send_columns each block of rows.",
+        "How long a send may wait for metadata and for buffer.memory, and a transactional call for its end. In"
+        " send_columns the limit is for each block of rows.",
     )
     compression_type: str = option(
         parsers.one_of("none", "gzip", "snappy", "lz4", "zstd"),
@@ -121,7 +135,7 @@ class ProducerConfig(SecurityConfig):
         parsers.between(1, 17),
         9,
         "int",
-        "1 to 17; the default stands for the fast compressor, as in Kafka's own client.",
+        "1 to 17; 9 stands for the fast compressor, as in Kafka's own client.",
     )
     compression_zstd_level: int = option(parsers.between(-131_072, 22), 3, "int", "-131072 (fast) to 22 (small).")
     partitioner_ignore_keys: bool = option(
@@ -131,7 +145,10 @@ class ProducerConfig(SecurityConfig):
         parsers.boolean, True, "boolean", "Send more of the records without a key to brokers that keep up (KIP-794)."
     )
     partitioner_availability_timeout_ms: int = option(
-        _ms, 0, "long", "Pass over a partition whose broker has taken nothing for this long; 0 turns it off."
+        _ms,
+        0,
+        "long",
+        "Records without a key go to no partition whose broker has taken nothing for this long; 0 turns that off.",
     )
     metadata_max_age_ms: int = option(
         _ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
@@ -143,22 +160,30 @@ class ProducerConfig(SecurityConfig):
         parsers.one_of("none", "rebootstrap"),
         "rebootstrap",
         "string",
-        "When no known broker can be reached: start again from bootstrap.servers, or (none) go on as before (KIP-899).",
+        "When no known broker can be reached. rebootstrap: start again from bootstrap.servers (KIP-899). none: go on"
+        " trying the known brokers.",
     )
     metadata_recovery_rebootstrap_trigger_ms: int = option(
-        _ms, 300_000, "long", "Without fresh metadata for this long, start again from bootstrap.servers (KIP-1102)."
+        _ms,
+        300_000,
+        "long",
+        "With rebootstrap: start again from bootstrap.servers when metadata could not be refreshed for this long"
+        " (KIP-1102).",
     )
     reconnect_backoff_ms: int = option(
         _ms, 50, "long", "Pause before the first reconnect to a broker; it doubles, with jitter."
     )
     reconnect_backoff_max_ms: int = option(
-        _ms, 1_000, "long", "The longest pause before a reconnect. By default at least reconnect.backoff.ms."
+        _ms, 1_000, "long", "The longest pause before a reconnect. Defaults to reconnect.backoff.ms if that is more."
     )
     socket_connection_setup_timeout_ms: int = option(
-        _ms, 10_000, "long", "How long a connection may take to be made, the first time; it doubles, with jitter."
+        _ms,
+        10_000,
+        "long",
+        "How long the first attempt to connect, with TLS and login, may take; it doubles, with jitter.",
     )
     socket_connection_setup_timeout_max_ms: int = option(
-        _ms, 30_000, "long", "The longest a connection may take to be made."
+        _ms, 30_000, "long", "The longest that an attempt to connect may take."
     )
     connections_max_idle_ms: int = option(
         parsers.between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."

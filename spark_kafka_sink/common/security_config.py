@@ -57,14 +57,18 @@ class SecurityConfig:
         parsers.path,
         None,
         "string",
-        "File of the authorities that brokers' certificates may come from; without it, those that the system trusts.",
+        "File with the certificate authorities to trust. Without it, those that the system trusts.",
         is_secret=True,
     )
     ssl_truststore_certificates: Secret | None = option(
-        parsers.secret_pem("CERTIFICATE"), None, "password", "The same as PEM text, instead of a file.", is_secret=True
+        parsers.secret_pem("CERTIFICATE"),
+        None,
+        "password",
+        "The certificate authorities to trust, as PEM text instead of a file.",
+        is_secret=True,
     )
     ssl_truststore_password: Secret | None = option(
-        parsers.secret, None, "password", "Of a PKCS12 truststore.", is_secret=True
+        parsers.secret, None, "password", "Password of a PKCS12 truststore.", is_secret=True
     )
     ssl_keystore_type: str = option(
         _store_type, "PEM", "string", "PEM, or PKCS12 with the extra `pkcs12`. Kafka's own default is JKS."
@@ -73,14 +77,14 @@ class SecurityConfig:
         parsers.path,
         None,
         "string",
-        "File of this client's private key and certificate chain, for brokers that want a certificate.",
+        "File with this client's private key and certificate chain, for brokers that ask for a certificate.",
         is_secret=True,
     )
     ssl_keystore_certificate_chain: Secret | None = option(
         parsers.secret_pem("CERTIFICATE"),
         None,
         "password",
-        "This client's certificate and those that it hangs on, as PEM text instead of a file.",
+        "This client's certificate chain as PEM text, instead of a file.",
         is_secret=True,
     )
     ssl_keystore_key: Secret | None = option(
@@ -91,16 +95,20 @@ class SecurityConfig:
         is_secret=True,
     )
     ssl_keystore_password: Secret | None = option(
-        parsers.secret, None, "password", "Of a PKCS12 keystore.", is_secret=True
+        parsers.secret, None, "password", "Password of a PKCS12 keystore.", is_secret=True
     )
     ssl_key_password: Secret | None = option(
-        parsers.secret, None, "password", "Of this client's private key, where it is encrypted.", is_secret=True
+        parsers.secret,
+        None,
+        "password",
+        "Password of this client's private key, where it is encrypted.",
+        is_secret=True,
     )
     ssl_endpoint_identification_algorithm: str = option(
         parsers.one_of("https", ""),
         "https",
         "string",
-        "https: a broker's certificate must be for the name or address we connect to. Empty turns that off.",
+        "https: a broker's certificate must be for the host that we connect to. Empty: any host, which is not secure.",
     )
     ssl_enabled_protocols: tuple[str, ...] = option(
         parsers.some_of(*TLS_VERSIONS), "TLSv1.2,TLSv1.3", "list", "TLS versions that may be spoken."
@@ -112,7 +120,7 @@ class SecurityConfig:
         parsers.names,
         None,
         "list",
-        "Cipher suites that may be used, by their standard names; those of TLS 1.3 all or none.",
+        "Cipher suites that may be used, by their standard names. Of TLS 1.3 name all three suites, or none.",
     )
     sasl_mechanism: str = option(
         parsers.one_of(*_LOGIN_MODULES), "GSSAPI", "string", f"How to log in: {', '.join(_LOGIN_MODULES)}."
@@ -121,7 +129,8 @@ class SecurityConfig:
         parse_jaas_config,
         None,
         "password",
-        "Who logs in, as Java's login module has it; it is read as text, and no class is loaded.",
+        "User and password, or other options of the login, in the form of Java's login module. It is read as text; no"
+        " class is loaded.",
         is_secret=True,
     )
     sasl_allow_cleartext_credentials: bool = option(
@@ -138,7 +147,10 @@ class SecurityConfig:
         parsers.number_between(0.5, 1.0), 0.8, "double", "A token is renewed after this part of its lifetime."
     )
     sasl_login_refresh_window_jitter: float = option(
-        parsers.number_between(0.0, 0.25), 0.05, "double", "Random part of the lifetime added to that."
+        parsers.number_between(0.0, 0.25),
+        0.05,
+        "double",
+        "Random part of the lifetime, up to this, that is added to sasl.login.refresh.window.factor.",
     )
     sasl_login_refresh_min_period_seconds: int = option(
         parsers.between(0, 900), 60, "int", "A token is not renewed sooner than this after the last time."
@@ -166,15 +178,17 @@ class SecurityConfig:
         is_secret=True,
     )
     sasl_oauthbearer_token_endpoint_url: str | None = option(
-        parsers.https_url, None, "string", "Where tokens are to be had, by https.", is_secret=True
+        parsers.https_url, None, "string", "URL of the token endpoint; it must be https.", is_secret=True
     )
     sasl_oauthbearer_client_credentials_client_id: str | None = option(
-        parsers.non_empty_text, None, "string", "Who asks for a token."
+        parsers.non_empty_text, None, "string", "Client id for the token endpoint."
     )
     sasl_oauthbearer_client_credentials_client_secret: Secret | None = option(
-        parsers.secret, None, "password", "What proves it.", is_secret=True
+        parsers.secret, None, "password", "Client secret for the token endpoint.", is_secret=True
     )
-    sasl_oauthbearer_scope: str | None = option(parsers.non_empty_text, None, "string", "What the token is asked for.")
+    sasl_oauthbearer_scope: str | None = option(
+        parsers.non_empty_text, None, "string", "Scope that the token is asked for."
+    )
     sasl_oauthbearer_header_urlencode: bool = option(
         parsers.boolean, False, "boolean", "Whether client id and secret are URL-encoded in the request for a token."
     )

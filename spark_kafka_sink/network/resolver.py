@@ -31,7 +31,7 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def canonical_names(host: str) -> list[str]:
-    """The full name of each address of the host, as the DNS tells it backwards; the address itself where it does not.
+    """The full name of each address of the host, by reverse DNS; the address itself where that gives none.
 
     For client.dns.lookup=resolve_canonical_bootstrap_servers_only. Raises BootstrapResolutionError naming the host.
     """
