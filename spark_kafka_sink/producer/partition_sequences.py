@@ -7,27 +7,14 @@ drop the records. Reference: org.apache.kafka.clients.producer.internals.{TxnPar
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.record.batch import MAX_SEQUENCE, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, increment_sequence
+from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
 
 NO_LAST_ACKED_SEQUENCE = -1
 REMEMBERED_BATCHES = 5
 """Of so many batches a leader knows a double (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
-
-
-class ProducerIdAndEpoch(NamedTuple):
-    producer_id: int
-    epoch: int
-
-    @property
-    def is_valid(self) -> bool:
-        return self.producer_id > NO_PRODUCER_ID
-
-
-NO_PRODUCER = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class PartitionSequences:

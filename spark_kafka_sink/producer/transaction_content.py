@@ -7,17 +7,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 
 
 class PreparedTransaction(NamedTuple):
     """An open transaction whose records are all acknowledged: what another process needs to end it."""
 
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    transaction_version: int
+    transaction: OpenTransaction
     is_empty: bool
-    """Nothing was written in it. A broker refuses to commit such a one."""
+    """Nothing was written in it. A broker refuses to commit such a transaction."""
 
 
 class TransactionContent:

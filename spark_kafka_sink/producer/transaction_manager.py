@@ -23,7 +23,8 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER, ProducerIdAndEpoch, SequenceTable
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
+from spark_kafka_sink.producer.partition_sequences import SequenceTable
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.messages import Message
@@ -197,8 +198,9 @@ class TransactionManager:
     def handle_completed_batch(self, batch: ProducerBatch) -> None:
         entry = self.sequences[batch.topic_partition]
         entry.remove(batch)
-        sent_by = (batch.producer_id, batch.producer_epoch)
-        if sent_by == entry.producer:  # else it was given up, and the partition has begun a new epoch since
+        current = entry.producer
+        # else the batch was given up, and the partition has begun a new epoch since
+        if batch.producer_id == current.producer_id and batch.producer_epoch == current.epoch:
             entry.acknowledge(batch.last_sequence)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:

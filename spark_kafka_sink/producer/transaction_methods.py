@@ -13,6 +13,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
@@ -75,9 +76,9 @@ class TransactionMethods:
         self._operate("txn-send-offsets", lambda manager: manager.begin_send_offsets(checked, metadata))
 
     @property
-    def current_transaction(self) -> PreparedTransaction:
-        """What `prepare_transaction` will give of the transaction that was begun, without waiting for its records."""
-        return self._manager().current()
+    def current_transaction(self) -> OpenTransaction:
+        """The transaction that was begun. Waits for none of its records."""
+        return self._manager().current().transaction
 
     def prepare_transaction(self) -> PreparedTransaction:
         """Wait until every record is acknowledged, and leave the transaction open: who has what this returns can end

@@ -29,9 +29,9 @@ from spark_kafka_sink.common.errors import (
     UnknownProducerIdError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer import transactional_requests as requests
-from spark_kafka_sink.producer.partition_sequences import ProducerIdAndEpoch
 from spark_kafka_sink.producer.pending_operation import PendingOperation, TransactionalResult
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_content import TransactionContent

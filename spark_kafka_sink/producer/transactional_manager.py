@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction
 from spark_kafka_sink.producer import transactional_requests as requests
-from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER, ProducerIdAndEpoch
 from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.producer.transaction_manager import State
@@ -133,9 +133,8 @@ class TransactionalManager(TransactionalExchange):
         """The transaction as it is."""
         with self._lock:
             self._raise_error()
-            return PreparedTransaction(
-                self.transactional_id, *self.producer, self.transaction_version, self._content.is_empty
-            )
+            transaction = OpenTransaction.of(self.transactional_id, self.producer, self.transaction_version)
+            return PreparedTransaction(transaction, self._content.is_empty)
 
     def prepare(self) -> None:
         """Close the transaction to records and leave it open. What came in before is for the caller to wait for."""
@@ -153,9 +152,10 @@ class TransactionalManager(TransactionalExchange):
     def resume(self, prepared: PreparedTransaction) -> None:
         """Take over a transaction that another producer prepared, in order to end it."""
         with self._lock:
-            if prepared.transactional_id != self.transactional_id:
+            transaction = prepared.transaction
+            if transaction.transactional_id != self.transactional_id:
                 raise IllegalStateError(
-                    f"A transaction of {prepared.transactional_id} cannot be resumed by {self.transactional_id}."
+                    f"A transaction of {transaction.transactional_id} cannot be resumed by {self.transactional_id}."
                 )
             self._raise_error()
             self._pending.ensure_none("resume_transaction")
@@ -166,8 +166,8 @@ class TransactionalManager(TransactionalExchange):
             self._move_to(State.PREPARED)
             self._forget_transaction()
             self._is_resumed = True
-            self.producer = ProducerIdAndEpoch(prepared.producer_id, prepared.producer_epoch)
-            self.transaction_version = prepared.transaction_version
+            self.producer = transaction.producer
+            self.transaction_version = transaction.transaction_version
             if not prepared.is_empty:
                 self._content.start()
 
