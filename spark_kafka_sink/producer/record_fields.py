@@ -12,7 +12,7 @@ from typing import Final
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.futures import Headers
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import header_pairs
 from spark_kafka_sink.record.row_arrays import exact_int, int_text, not_unicode

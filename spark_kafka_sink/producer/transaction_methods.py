@@ -16,14 +16,13 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaT
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.metrics import ProducerMetrics
-from spark_kafka_sink.producer.pending_operation import TransactionalResult
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, OperationResult
 from spark_kafka_sink.producer.transactional_manager import TransactionalManager
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 
 
 class TransactionMethods:
@@ -136,7 +135,7 @@ class TransactionMethods:
         if isinstance(manager, TransactionalManager):
             manager.handle_refused_record(cause, send)
 
-    def _operate(self, call: str, begin: Callable[[TransactionalManager], TransactionalResult]) -> None:
+    def _operate(self, call: str, begin: Callable[[TransactionalManager], OperationResult]) -> None:
         started_ms = self._clock.now_ms()
         manager = self._manager()
         if threading.current_thread() is self._thread:

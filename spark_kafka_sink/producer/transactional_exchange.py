@@ -31,8 +31,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.producer import transactional_requests as requests
-from spark_kafka_sink.producer.pending_operation import PendingOperation, TransactionalResult
+from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_content import TransactionContent
 from spark_kafka_sink.producer.transaction_manager import (
@@ -41,8 +40,15 @@ from spark_kafka_sink.producer.transaction_manager import (
     State,
     TransactionManager,
 )
-from spark_kafka_sink.producer.transactional_queue import TransactionalQueue
-from spark_kafka_sink.producer.transactional_requests import Action, Priority, Refusal, TransactionalRequest
+from spark_kafka_sink.producer.transaction_requests import (
+    Action,
+    OperationResult,
+    PendingOperation,
+    Priority,
+    Refusal,
+    TransactionQueue,
+    TransactionRequest,
+)
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import InitProducerIdRequest
 
@@ -76,7 +82,7 @@ class TransactionalExchange(TransactionManager):
         self.transaction_version = 1
         self._transaction_timeout_ms = transaction_timeout_ms
         self._lock = threading.RLock()
-        self._queue = TransactionalQueue(retry_backoff)
+        self._queue = TransactionQueue(retry_backoff)
         self._pending = PendingOperation()
         self._content = TransactionContent()
         self._must_bump_epoch = False
@@ -207,21 +213,21 @@ class TransactionalExchange(TransactionManager):
     def _enqueue_new_partitions(self) -> None:
         added = self._content.ask_for_new() if self.state in _TAKES_PARTITIONS else None
         if added:
-            result = TransactionalResult("add partitions")
+            result = OperationResult("add partitions")
             self._queue.add(
                 requests.add_partitions(
                     self.transactional_id, self.producer, added, lambda _: self._content.give_in(added), result
                 )
             )
 
-    def _enqueue_init(self, producer: ProducerIdAndEpoch, result: TransactionalResult) -> None:
+    def _enqueue_init(self, producer: ProducerIdAndEpoch, result: OperationResult) -> None:
         def succeeded(body: Message) -> None:
             self._on_initialized(body, result)
 
         who = (self.transactional_id, self._transaction_timeout_ms, producer)
         self._queue.add(requests.init_producer_id(*who, succeeded, result))
 
-    def _enqueue_end(self, result: TransactionalResult, *, committed: bool) -> TransactionalResult:
+    def _enqueue_end(self, result: OperationResult, *, committed: bool) -> OperationResult:
         def succeeded(body: Message) -> None:
             self._on_end(body, result)
 
@@ -229,18 +235,18 @@ class TransactionalExchange(TransactionManager):
         self._queue.add(requests.end_txn(*who, committed, self.transaction_version, succeeded, result))
         return result
 
-    def _take(self, request: TransactionalRequest) -> bool:
+    def _take(self, request: TransactionRequest) -> bool:
         with self._lock:
             return self._queue.take(request)
 
-    def _on_unreachable(self, request: TransactionalRequest, node: Node | None, now_ms: int) -> None:
+    def _on_unreachable(self, request: TransactionRequest, node: Node | None, now_ms: int) -> None:
         with self._lock:
             self._pending.last_loss = f"{node or 'A broker'} cannot be reached."
             if request in self._queue:
                 self._queue.forget_coordinator(request)
                 self._queue.again(request, 0, now_ms)
 
-    def _on_answer(self, request: TransactionalRequest, body: Message, now_ms: int) -> None:
+    def _on_answer(self, request: TransactionRequest, body: Message, now_ms: int) -> None:
         """`body` None: the connection went before an answer came."""
         with self._lock:
             self._queue.in_flight = None
@@ -263,7 +269,7 @@ class TransactionalExchange(TransactionManager):
             worst = max(refusals, key=lambda refusal: requests.action_for(refusal.error_code))
             self._on_refusal(request, worst, now_ms)
 
-    def _on_refusal(self, request: TransactionalRequest, refusal: Refusal, now_ms: int) -> None:
+    def _on_refusal(self, request: TransactionRequest, refusal: Refusal, now_ms: int) -> None:
         action = requests.action_for(refusal.error_code)
         error = refusal.error()
         if self.state in _LOST and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
@@ -292,7 +298,7 @@ class TransactionalExchange(TransactionManager):
             self._must_bump_epoch |= isinstance(error, (UnknownProducerIdError, InvalidPidMappingError))
             self._to_abortable(error)
 
-    def _may_initialize_again(self, request: TransactionalRequest, error: KafkaError) -> bool:
+    def _may_initialize_again(self, request: TransactionRequest, error: KafkaError) -> bool:
         """Handle a refusal of a producer id that is not the producer's end; False for any other."""
         if isinstance(error, AuthorizationError) and self._pending.is_under_way("init_transactions"):
             self._move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
@@ -307,7 +313,7 @@ class TransactionalExchange(TransactionManager):
             return True
         return False
 
-    def _had_nothing_to_end(self, request: TransactionalRequest, error: KafkaError) -> bool:
+    def _had_nothing_to_end(self, request: TransactionRequest, error: KafkaError) -> bool:
         if self._content.is_in_doubt and error.error_code == requests.INVALID_TXN_STATE:
             request.succeeded(None)
             return True
@@ -319,7 +325,7 @@ class TransactionalExchange(TransactionManager):
 
     # ---- what answers lead to, with the lock held ------------------------------------------------------------------
 
-    def _on_initialized(self, body: Message, result: TransactionalResult) -> None:
+    def _on_initialized(self, body: Message, result: OperationResult) -> None:
         self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
         log.info("%s: producer id %d, epoch %d", self.transactional_id, *self.producer)
         self._forget_transaction()
@@ -327,7 +333,7 @@ class TransactionalExchange(TransactionManager):
         self._move_to(State.READY)
         result.finish()
 
-    def _on_end(self, body: Message, result: TransactionalResult) -> None:
+    def _on_end(self, body: Message, result: OperationResult) -> None:
         """The transaction has ended; `body` is None where there was nothing to end."""
         if body is not None and getattr(body, "producer_id", -1) >= 0:
             self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
@@ -340,7 +346,7 @@ class TransactionalExchange(TransactionManager):
         self._move_to(next_state)
         result.finish()
 
-    def _init_after_end(self, result: TransactionalResult) -> None:
+    def _init_after_end(self, result: OperationResult) -> None:
         self._move_to(State.INITIALIZING)
         self._enqueue_init(self.producer, result)
 
@@ -374,7 +380,7 @@ class TransactionalExchange(TransactionManager):
             raise retold(self.last_error, text)
 
 
-def _of_old_brokers(request: TransactionalRequest, error: KafkaError) -> KafkaError:
+def _of_old_brokers(request: TransactionRequest, error: KafkaError) -> KafkaError:
     """What to do where a broker is too old to give another epoch after a transaction that lost a batch.
 
     The numbers of a lost batch are not used again instead, as the Java client does where it may: a leader that has the

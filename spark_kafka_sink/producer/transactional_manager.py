@@ -13,12 +13,11 @@ from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction
-from spark_kafka_sink.producer import transactional_requests as requests
-from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.transaction_content import PreparedTransaction
 from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, OperationResult
 from spark_kafka_sink.producer.transactional_exchange import TransactionalExchange
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 from spark_kafka_sink.protocol.messages import Message
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class TransactionalManager(TransactionalExchange):
         """The last request of the operation under way that brought no answer, in words."""
         return self._pending.last_loss
 
-    def begin_initialize(self, transactional_id: str | None = None) -> TransactionalResult:
+    def begin_initialize(self, transactional_id: str | None = None) -> OperationResult:
         """Ask for a producer id and epoch, which fences every older producer of the id; from now on under another id,
         where one is given.
         """
@@ -93,7 +92,7 @@ class TransactionalManager(TransactionalExchange):
 
     def begin_send_offsets(
         self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: GroupMetadata
-    ) -> TransactionalResult:
+    ) -> OperationResult:
         """Commit a group's offsets as part of the transaction. `offsets` are not changed any more: a later call is
         compared with them.
         """
@@ -124,7 +123,7 @@ class TransactionalManager(TransactionalExchange):
             if self.transaction_version >= 2:
                 commit_offsets(None)
             else:
-                added = TransactionalResult("add offsets")
+                added = OperationResult("add offsets")
                 who = (self.transactional_id, self.producer, group.group_id)
                 self._queue.add(requests.add_offsets(*who, commit_offsets, added))
             return result
@@ -171,7 +170,7 @@ class TransactionalManager(TransactionalExchange):
             if not prepared.is_empty:
                 self._content.start()
 
-    def begin_commit(self) -> TransactionalResult:
+    def begin_commit(self) -> OperationResult:
         """End the transaction with all its records, once they are acknowledged."""
         with self._lock:
             pending = self._pending.joined("commit_transaction")
@@ -181,7 +180,7 @@ class TransactionalManager(TransactionalExchange):
             self._move_to(State.COMMITTING)
             return self._enqueue_end(self._pending.begin("commit_transaction"), committed=True)
 
-    def begin_abort(self) -> TransactionalResult:
+    def begin_abort(self) -> OperationResult:
         """End the transaction as if nothing had been sent; the Sender drops what has not been."""
         with self._lock:
             pending = self._pending.joined("abort_transaction")

@@ -21,7 +21,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import BatchResult
-from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer.transaction_requests import OperationResult
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -244,7 +244,7 @@ def test_wherever_the_wait_for_a_batch_is_interrupted_it_says_so() -> None:
 
 
 def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -> None:
-    result = TransactionalResult("commit_transaction")
+    result = OperationResult("commit_transaction")
     result.finish()
     for at in count():
         interrupt = CallInterrupt(at)

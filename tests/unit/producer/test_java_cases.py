@@ -38,7 +38,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.producer.futures import RecordMetadata
 from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 
 METADATA = 3
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}

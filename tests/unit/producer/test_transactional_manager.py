@@ -26,7 +26,7 @@ from support.transaction_harness import (
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.producer.transaction_manager import State
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 
 both_versions = pytest.mark.parametrize("version", [1, 2])

@@ -30,8 +30,8 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactional_manager import TransactionalManager
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 
 # ---- records that do not even get into a batch -----------------------------------------------------------------------
