@@ -34,6 +34,7 @@ from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
+from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import Partitioners
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -42,9 +43,8 @@ from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.record_fields import TimestampWatch, checked_headers, checked_place, to_bytes
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
-from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.producer.transaction_methods import TransactionMethods
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.producer.transactions import TransactionManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -91,8 +91,10 @@ class KafkaProducer(TransactionMethods):
         self._metadata = metadata or self.make_metadata(self.config, self._clock, self._rng)
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = ApiVersions()
-        self._transaction_manager = self._make_transaction_manager(api_versions)
-        self._sends: set[object] = set() if self._transaction_manager is None else self._transaction_manager.sends
+        self._transactions = self._make_transactions(api_versions)
+        self._identity = self._make_identity()
+        idempotence = self._transactions or self._identity
+        self._leave_transaction = self._transactions.sends.leave if self._transactions else set[object]().discard
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
         self._metrics = ProducerMetrics(self._pool, self._metadata, client_or_own)
@@ -102,7 +104,7 @@ class KafkaProducer(TransactionMethods):
             delivery_timeout_ms=self.config.delivery_timeout_ms,
             retry_backoff=self._retry_backoff(),
             pool=self._pool,
-            drain_rules=self._transaction_manager or NoDrainRules(),
+            drain_rules=idempotence or NoDrainRules(),
         )
         is_adaptive = self.config.partitioner_adaptive_partitioning_enable
         self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng, self._accumulator.room)
@@ -114,7 +116,7 @@ class KafkaProducer(TransactionMethods):
             client=client_or_own,
             metadata=self._metadata,
             accumulator=self._accumulator,
-            transaction_manager=self._transaction_manager,
+            transaction_manager=idempotence,
             metrics=self._metrics,
             on_loads=self._partitioners.update_loads,
             clock=self._clock,
@@ -142,12 +144,16 @@ class KafkaProducer(TransactionMethods):
         bootstrap(metadata, config)
         return metadata
 
-    def _make_transaction_manager(self, api_versions: ApiVersions) -> TransactionManager | None:
-        config, backoff = self.config, self._retry_backoff()
-        if config.transactional_id is not None:
-            features = api_versions.finalized_feature
-            return TransactionalManager(config.transactional_id, config.transaction_timeout_ms, backoff, features)
-        return TransactionManager(backoff) if config.enable_idempotence else None
+    def _make_transactions(self, api_versions: ApiVersions) -> TransactionManager | None:
+        name, timeout_ms = self.config.transactional_id, self.config.transaction_timeout_ms
+        if name is None:
+            return None
+        return TransactionManager(name, timeout_ms, self._retry_backoff(), api_versions.finalized_feature)
+
+    def _make_identity(self) -> ProducerIdentity | None:
+        if self._transactions is not None:
+            return self._transactions.identity
+        return ProducerIdentity(self._retry_backoff()) if self.config.enable_idempotence else None
 
     def _retry_backoff(self) -> ExponentialBackoff:
         return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
@@ -175,8 +181,8 @@ class KafkaProducer(TransactionMethods):
     @property
     def has_failed(self) -> bool:
         """It met a fatal error or a refusal, a turn of its thread failed, or that is gone: close it, make another."""
-        manager = self._transaction_manager
-        is_fatal = self.sender.has_failed_turn or (manager is not None and manager.has_fatal_error)
+        idempotence = self._transactions or self._identity
+        is_fatal = self.sender.has_failed_turn or (idempotence is not None and idempotence.has_fatal_error)
         is_fatal |= self._metadata.was_refused  # what the node was shown may have been renewed since it was read
         return is_fatal or (self._thread is not None and not self._thread.is_alive() and not self._is_closed)
 
@@ -240,7 +246,7 @@ class KafkaProducer(TransactionMethods):
             self.sender.wakeup()  # Ctrl-C may have come when the record was in and the Sender not woken for it
             raise
         finally:
-            self._sends.discard(future)
+            self._leave_transaction(future)
         return future
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
@@ -260,7 +266,7 @@ class KafkaProducer(TransactionMethods):
             self.sender.wakeup()  # rows may be in, and others may have waited behind those that failed
             raise
         finally:
-            self._sends.discard(send)
+            self._leave_transaction(send)
 
     def _send_columns(
         self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object

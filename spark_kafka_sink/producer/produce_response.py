@@ -37,7 +37,7 @@ from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.producer.transactions import Idempotence, give_up_after_fault
 from spark_kafka_sink.protocol.messages import Message, to_ms
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class BatchOutcomes:
         *,
         accumulator: RecordAccumulator,
         metadata: ProducerMetadata,
-        transaction_manager: TransactionManager | None,
+        transaction_manager: Idempotence | None,
         metrics: ProducerMetrics,
         retries: int,
         delivery_timeout_ms: int,
@@ -211,7 +211,7 @@ class BatchOutcomes:
             elif not batch.is_done:
                 self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
             if self._transaction_manager is not None:
-                self._transaction_manager.handle_fault((batch, *batch.split_parts), error)
+                give_up_after_fault(self._transaction_manager, (batch, *batch.split_parts), error)
 
     def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         if self._transaction_manager is not None:

@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.node_availability import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
@@ -33,7 +34,7 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.transaction_manager import OutgoingRequest, TransactionManager
+from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.requests import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
@@ -60,7 +61,7 @@ class Sender:
         client: KafkaClient,
         metadata: ProducerMetadata,
         accumulator: RecordAccumulator,
-        transaction_manager: TransactionManager | None,
+        transaction_manager: Idempotence | None,
         metrics: ProducerMetrics,
         on_loads: LoadListener,
         clock: Clock,
@@ -70,6 +71,7 @@ class Sender:
         self._metadata = metadata
         self._accumulator = accumulator
         self._transaction_manager = transaction_manager
+        self._transactions = transaction_manager if isinstance(transaction_manager, TransactionManager) else None
         self._metrics = metrics
         self._on_loads = on_loads
         self._clock = clock
@@ -110,8 +112,8 @@ class Sender:
             while self._is_running:
                 self._run_safely()
             while not self._is_forced:
-                if self._transaction_manager is not None:
-                    self._transaction_manager.abort_what_is_open()  # also where a commit under way has failed meanwhile
+                if self._transactions is not None:
+                    self._transactions.abort_open_transaction()  # also where a commit under way has failed meanwhile
                 if not self._has_work():
                     break
                 self._run_safely()
@@ -133,16 +135,16 @@ class Sender:
         with ExitStack() as last_first:
             last_first.callback(self._client.close)
             last_first.callback(self._metadata.close)
-            if self._transaction_manager is not None:
+            if self._transactions is not None:
                 unended = ProducerClosedError(f"The producer {how} before this had ended.")
-                last_first.callback(self._transaction_manager.give_up, unended)
+                last_first.callback(self._transactions.give_up, unended)
             lost = ProducerClosedError(f"The producer {how} before this was acknowledged.")
             last_first.callback(self._accumulator.abort_incomplete, lost)
             last_first.callback(self._accumulator.close)
             self._metrics.requests_in_flight = 0
 
     def _has_work(self) -> bool:
-        is_ending = self._transaction_manager is not None and self._transaction_manager.is_completing
+        is_ending = self._transactions is not None and self._transactions.is_completing
         return self._accumulator.has_undrained or self._client.has_in_flight_requests() or is_ending
 
     def _run_safely(self) -> None:
@@ -196,7 +198,7 @@ class Sender:
             self._outcomes.expire(batch, now_ms)
         manager = self._transaction_manager
         if manager is not None:
-            if manager.recovers_by_itself:
+            if isinstance(manager, ProducerIdentity):
                 manager.maybe_resolve_sequences()
                 self._fail_what_waits_in_vain(manager)
                 manager.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
@@ -205,7 +207,7 @@ class Sender:
                 self._abort_after(manager)
                 self._poll(self._config.retry_backoff_ms, now_ms)
                 return
-            lost = manager.lost_transaction
+            lost = None if self._transactions is None else self._transactions.lost_transaction
             if lost is not None:
                 self._accumulator.abort_undrained(lost)
         timeout_ms = self._send_producer_data(now_ms)
@@ -259,7 +261,7 @@ class Sender:
 
     # ---- the producer's identity -----------------------------------------------------------------------------------
 
-    def _maybe_send_request(self, manager: TransactionManager, now_ms: int) -> None:
+    def _maybe_send_request(self, manager: Idempotence, now_ms: int) -> None:
         """Send what the manager has to say to a broker. Records go on meanwhile: the drain holds back those that may
         not.
         """
@@ -277,7 +279,7 @@ class Sender:
         elif self._client.connection_failed(node):
             outgoing.unreachable()
 
-    def _request_delay_ms(self, manager: TransactionManager, now_ms: int) -> int:
+    def _request_delay_ms(self, manager: Idempotence, now_ms: int) -> int:
         """How long until a request of the manager's may go; one that could go but for its node is looked at soon
         again.
         """
@@ -300,14 +302,14 @@ class Sender:
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
 
-    def _fail_what_waits_in_vain(self, manager: TransactionManager) -> None:
+    def _fail_what_waits_in_vain(self, identity: ProducerIdentity) -> None:
         """No producer id is given without a right. What was sent before, and may be in the log, goes on asking."""
-        refusal = manager.take_refusal()
+        refusal = identity.take_refusal()
         if refusal is not None:
             log.error("What waits for a producer id fails: %s", refusal)
             self._accumulator.abort_undrained(refusal)
 
-    def _abort_after(self, manager: TransactionManager) -> None:
+    def _abort_after(self, manager: Idempotence) -> None:
         cause = manager.last_error
         error = KafkaError("The producer met a fatal error.") if cause is None else cause
         if self._accumulator.has_incomplete:
@@ -422,13 +424,13 @@ class Sender:
             by_topic.setdefault(topic, []).append((partition, RecordChunks(sealed.buffers, sealed.size)))
             by_partition[topic_partition] = batch
         config = self._config
-        manager = self._transaction_manager
+        transactions = self._transactions
         request = ProduceRequest(
             config.acks,
             config.request_timeout_ms,
             by_topic,
-            None if manager is None else manager.name_of_transactions,
-            2 if manager is None else manager.transaction_version,
+            None if transactions is None else transactions.transactional_id,
+            2 if transactions is None else transactions.transaction_version,
             self._has_zstd,
         )
         expects_response = config.acks != 0

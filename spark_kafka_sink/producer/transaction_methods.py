@@ -19,10 +19,8 @@ from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
 from spark_kafka_sink.producer.sender import Sender
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
-from spark_kafka_sink.producer.transaction_manager import TransactionManager
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, OperationResult
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.producer.transactions import PreparedTransaction, TransactionManager
 
 
 class TransactionMethods:
@@ -34,7 +32,7 @@ class TransactionMethods:
     _metadata: ProducerMetadata
     _metrics: ProducerMetrics
     _thread: threading.Thread | None
-    _transaction_manager: TransactionManager | None
+    _transactions: TransactionManager | None
 
     def _ensure_usable(self) -> None:
         """Raise IllegalStateError when the producer is closed, or another process's. `KafkaProducer` has it."""
@@ -87,8 +85,7 @@ class TransactionMethods:
         self.flush()
         manager.prepare()
         try:
-            while manager.sends:  # of other threads, which joined before
-                self._clock.sleep_ms(1)
+            manager.sends.wait_until_left(self._clock)  # of other threads, which joined before
             self.flush()
             return manager.current()
         except BaseException as cause:  # Ctrl-C, say: what nobody is told of, nobody ends
@@ -118,8 +115,8 @@ class TransactionMethods:
         """Records of these partitions are about to be appended: they belong to a transaction, where there is an id, and
         that does not end before `send` is taken out of the manager's.
         """
-        manager = self._transaction_manager
-        if isinstance(manager, TransactionalManager):
+        manager = self._transactions
+        if manager is not None:
             for partition in dict.fromkeys(partitions):
                 manager.add_partition(TopicPartition(topic, partition), send)
 
@@ -131,11 +128,11 @@ class TransactionMethods:
             return
         cause = _as_kafka_error(cause, "A send")
         self.sender.explained(cause)
-        manager = self._transaction_manager
-        if isinstance(manager, TransactionalManager):
+        manager = self._transactions
+        if manager is not None:
             manager.handle_refused_record(cause, send)
 
-    def _operate(self, call: str, begin: Callable[[TransactionalManager], OperationResult]) -> None:
+    def _operate(self, call: str, begin: Callable[[TransactionManager], OperationResult]) -> None:
         started_ms = self._clock.now_ms()
         manager = self._manager()
         if threading.current_thread() is self._thread:
@@ -153,23 +150,19 @@ class TransactionMethods:
             raise copied(result.error)
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
-    def _why_late(self, manager: TransactionalManager, limit: str) -> str:
+    def _why_late(self, manager: TransactionManager, limit: str) -> str:
         """What an operation that did not end waits for, as far as it is known."""
         metadata = self._metadata
         if metadata.fetch().is_bootstrap_configured:
             return f" {metadata.no_broker_text(self.config.bootstrap_servers, limit)}"
-        refusal, loss, failure = manager.last_refusal, manager.last_loss, metadata.connection_failure
-        told = [
-            "" if refusal is None else f" The last answer was: {refusal}",
-            "" if loss is None else f" {loss}",
-            "" if failure is None else f" The last lost connection: {failure}",
-        ]
-        return "".join(told)
+        failure = metadata.connection_failure
+        lost = "" if failure is None else f" The last lost connection: {failure}"
+        return manager.pending.reason_for_delay + lost
 
-    def _manager(self) -> TransactionalManager:
+    def _manager(self) -> TransactionManager:
         self._ensure_usable()
-        manager = self._transaction_manager
-        if not isinstance(manager, TransactionalManager):
+        manager = self._transactions
+        if manager is None:
             raise IllegalStateError("A producer without a transactional.id has no transactions: set transactional.id.")
         return manager
 

@@ -25,12 +25,16 @@ from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     CommitFailedError,
     IllegalStateError,
+    InvalidProducerEpochError,
     KafkaError,
+    ProducerFencedError,
     TopicAuthorizationError,
+    UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.retold import copied, retold
+from spark_kafka_sink.producer.idempotence import OutgoingRequest
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import (
     GROUP,
@@ -159,6 +163,12 @@ class PendingOperation:
         self._closed_by = error
         self.give_up(error)
 
+    @property
+    def reason_for_delay(self) -> str:
+        """What the answers so far say of why the operation takes so long, to end an error's text with."""
+        refusal = "" if self.last_refusal is None else f" The last answer was: {self.last_refusal}"
+        return refusal + ("" if self.last_loss is None else f" {self.last_loss}")
+
     def is_under_way(self, operation: str) -> bool:
         return self._result is not None and self._result.operation == operation and not self._result.is_done
 
@@ -216,9 +226,15 @@ class Refusal(NamedTuple):
     place: str
     text: str | None = None
 
+    @property
+    def action(self) -> Action:
+        return action_for(self.error_code)
+
     def error(self) -> KafkaError:
         said = error_for_code(self.error_code)
         text = f"{self.place}: {self.text or said}"
+        if isinstance(said, InvalidProducerEpochError):  # from a coordinator: a newer producer has the transactional id
+            return ProducerFencedError(f"{self.place}: {ProducerFencedError.sentence}")
         if self.error_code not in _COMMIT_FAILED:
             return retold(said, text)
         failed = CommitFailedError(text)
@@ -265,6 +281,26 @@ class TransactionRequest:
         """A copy that arrives late could be taken for a request of the next transaction, in the same epoch."""
         return self.priority >= Priority.ADD_PARTITIONS_OR_OFFSETS
 
+    def gravest_refusal(self, body: Message) -> Refusal | None:
+        """Return the error of an answer that counts, None for a success."""
+        return max(self.refusals(body), key=lambda refusal: refusal.action, default=None)
+
+    def explained(self, error: KafkaError) -> KafkaError:
+        """Say what to do where a broker is too old to give another epoch after a transaction that lost a batch.
+
+        The Java client uses the numbers of a lost batch again where it may. This producer does not: a leader that has
+        the batch after all would take the next transaction's records for duplicates and drop them.
+        """
+        init = self.request
+        asks_for_next_epoch = isinstance(init, InitProducerIdRequest) and init.producer_id >= 0
+        if not asks_for_next_epoch or not isinstance(error, UnsupportedVersionError):
+            return error
+        return retold(
+            error,
+            "A batch of an aborted transaction failed, and only brokers of Kafka 2.5 or newer (KIP-360) let the same"
+            f" producer go on after that: close this producer and make another, or upgrade the brokers. {error}",
+        )
+
 
 def find_coordinator(
     key_type: int, key: str, succeeded: Callable[[Message], None], result: OperationResult
@@ -301,8 +337,7 @@ def init_producer_id(
 
 
 def add_partitions(
-    transactional_id: str,
-    producer: ProducerIdAndEpoch,
+    transaction: OpenTransaction,
     partitions: Iterable[TopicPartition],
     succeeded: Callable[[Message], None],
     result: OperationResult,
@@ -311,7 +346,7 @@ def add_partitions(
     asked = sorted(partitions)
     for topic, partition in asked:
         topics.setdefault(topic, []).append(partition)
-    request = AddPartitionsToTxnRequest(transactional_id, *producer, topics)
+    request = AddPartitionsToTxnRequest(transaction.transactional_id, *transaction.producer, topics)
 
     def refusals(body: Message) -> Iterable[Refusal]:
         codes = {
@@ -322,27 +357,27 @@ def add_partitions(
         refused = [Refusal(code, str(place)) for place, code in codes.items() if code]
         return refused + _left_out(asked, codes)
 
-    coordinator = (TRANSACTION, transactional_id)
+    coordinator = (TRANSACTION, transaction.transactional_id)
     priority = Priority.ADD_PARTITIONS_OR_OFFSETS
     return TransactionRequest(priority, request, coordinator, refusals, succeeded, result)
 
 
 def add_offsets(
-    transactional_id: str,
-    producer: ProducerIdAndEpoch,
-    group_id: str,
-    succeeded: Callable[[Message], None],
-    result: OperationResult,
+    transaction: OpenTransaction, group_id: str, succeeded: Callable[[Message], None], result: OperationResult
 ) -> TransactionRequest:
-    request = AddOffsetsToTxnRequest(transactional_id, *producer, group_id)
+    request = AddOffsetsToTxnRequest(transaction.transactional_id, *transaction.producer, group_id)
     return TransactionRequest(
         Priority.ADD_PARTITIONS_OR_OFFSETS,
         request,
-        (TRANSACTION, transactional_id),
+        (TRANSACTION, transaction.transactional_id),
         _own_error(f"group {group_id}"),
         succeeded,
         result,
     )
+
+
+Offsets = Mapping[TopicPartition, tuple[int, str | None]]
+"""Topic-partition → (next offset to read, a text that goes with it)."""
 
 
 class GroupMetadata(NamedTuple):
@@ -355,27 +390,21 @@ class GroupMetadata(NamedTuple):
 
 
 def txn_offset_commit(
-    transactional_id: str,
-    producer: ProducerIdAndEpoch,
-    group: GroupMetadata,
-    offsets: Mapping[TopicPartition, tuple[int, str | None]],
-    transaction_version: int,
-    succeeded: Callable[[Message], None],
-    result: OperationResult,
+    transaction: OpenTransaction, group: GroupMetadata, offsets: Offsets, result: OperationResult
 ) -> TransactionRequest:
-    """`offsets`: topic-partition → (next offset to read, a text that goes with it)."""
+    """The last request of its operation: `result` is finished by its success."""
     topics: dict[str, Sequence[OffsetToCommit]] = {}
     for (topic, partition), (offset, text) in sorted(offsets.items(), key=lambda item: item[0]):
         topics[topic] = [*topics.get(topic, ()), OffsetToCommit(partition, offset, text)]
     request = TxnOffsetCommitRequest(
-        transactional_id,
-        *producer,
+        transaction.transactional_id,
+        *transaction.producer,
         group.group_id,
         topics,
         group.generation_id,
         group.member_id,
         group.group_instance_id,
-        transaction_version,
+        transaction.transaction_version,
     )
 
     def refusals(body: Message) -> Iterable[Refusal]:
@@ -395,24 +424,23 @@ def txn_offset_commit(
         ]
         return refused + _left_out(offsets, codes)
 
+    def succeeded(_: Message) -> None:
+        result.finish()
+
     coordinator = (GROUP, group.group_id)
     return TransactionRequest(Priority.TXN_OFFSET_COMMIT, request, coordinator, refusals, succeeded, result)
 
 
 def end_txn(
-    transactional_id: str,
-    producer: ProducerIdAndEpoch,
-    committed: bool,
-    transaction_version: int,
-    succeeded: Callable[[Message], None],
-    result: OperationResult,
+    transaction: OpenTransaction, committed: bool, succeeded: Callable[[Message], None], result: OperationResult
 ) -> TransactionRequest:
-    request = EndTxnRequest(transactional_id, *producer, committed, transaction_version)
+    name = transaction.transactional_id
+    request = EndTxnRequest(name, *transaction.producer, committed, transaction.transaction_version)
     return TransactionRequest(
         Priority.END_TXN,
         request,
-        (TRANSACTION, transactional_id),
-        _own_error(f"transactional.id {transactional_id}"),
+        (TRANSACTION, name),
+        _own_error(f"transactional.id {name}"),
         succeeded,
         result,
     )
@@ -434,11 +462,16 @@ def _left_out(asked: Iterable[TopicPartition], answered: Container[TopicPartitio
 
 
 class TransactionQueue:
-    """Requests by priority, and within a priority in the order in which they came. One is in flight at a time."""
+    """Requests by priority, and within a priority in the order in which they came. One is in flight at a time.
 
-    def __init__(self, retry_backoff: ExponentialBackoff) -> None:
+    The Sender calls what `outgoing` returns, which takes the manager's `lock`. `pending` is told what delays it.
+    """
+
+    def __init__(self, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation) -> None:
         self.in_flight: TransactionRequest | None = None
         self._retry_backoff = retry_backoff
+        self._lock = lock
+        self._pending = pending
         self._waiting: list[TransactionRequest] = []
         self._coordinators: dict[tuple[int, str], Node] = {}
 
@@ -447,6 +480,26 @@ class TransactionQueue:
 
     def add(self, request: TransactionRequest) -> None:
         self._waiting.append(request)
+
+    def add_offsets(
+        self,
+        transaction: OpenTransaction,
+        group: GroupMetadata,
+        offsets: Offsets,
+        started: Callable[[], None],
+        result: OperationResult,
+    ) -> None:
+        """Queue the requests that commit `offsets`. `started` is called when the group is in the transaction."""
+
+        def commit(_: Message) -> None:
+            started()
+            if not result.is_done:  # else an abort was quicker
+                self.add(txn_offset_commit(transaction, group, offsets, result))
+
+        if transaction.transaction_version >= 2:
+            commit(None)
+        else:
+            self.add(add_offsets(transaction, group.group_id, commit, OperationResult("add offsets")))
 
     def remove(self, request: TransactionRequest) -> None:
         self._waiting.remove(request)
@@ -469,9 +522,10 @@ class TransactionQueue:
 
     def delay_ms(self, now_ms: int) -> int:
         """Return how long until a request may go: FOREVER_MS where none waits, or one is in flight."""
-        if self.in_flight is not None:
-            return FOREVER_MS
-        return max(0, min((request.not_before_ms - now_ms for request in self._waiting), default=FOREVER_MS))
+        with self._lock:
+            if self.in_flight is not None:
+                return FOREVER_MS
+            return max(0, min((request.not_before_ms - now_ms for request in self._waiting), default=FOREVER_MS))
 
     def with_coordinator(self, request: TransactionRequest) -> tuple[TransactionRequest, Node | None]:
         """Return `request` and its node (None: any), or the request that finds this node first."""
@@ -492,13 +546,46 @@ class TransactionQueue:
         self.add(lookup)
         return lookup, None
 
+    def outgoing(
+        self,
+        request: TransactionRequest,
+        now_ms: int,
+        answered: Callable[[TransactionRequest, Message, int], None],
+        refused: Callable[[KafkaError], None],
+    ) -> OutgoingRequest | None:
+        """Return `request` for the Sender, or the lookup of its coordinator. None while it waits out its backoff."""
+        next_, node = self.with_coordinator(request)
+        if next_.not_before_ms > now_ms:
+            return None
+        return OutgoingRequest(
+            request=next_.request,
+            node=node,
+            take=lambda: self.take(next_),
+            answered=lambda body, answered_ms: answered(next_, body, answered_ms),
+            refused=lambda error: refused(next_.explained(error)),
+            unreachable=lambda: self.unreachable(next_, node, now_ms),
+        )
+
     def take(self, request: TransactionRequest) -> bool:
         """Take `request` out, to send it. Return False where another thread has taken it back."""
-        if request not in self._waiting:
-            return False
-        self._waiting.remove(request)
-        self.in_flight = request
-        return True
+        with self._lock:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            self.in_flight = request
+            return True
+
+    def unreachable(self, request: TransactionRequest, node: Node | None, now_ms: int) -> None:
+        """Send `request` again, perhaps to another node, unless another thread has taken it back."""
+        with self._lock:
+            self._pending.last_loss = f"{node or 'A broker'} cannot be reached."
+            if request in self._waiting:
+                self.lost(request, now_ms)
+
+    def lost(self, request: TransactionRequest, now_ms: int) -> None:
+        """No answer came: send `request` again, once its coordinator is found again."""
+        self.forget_coordinator(request)
+        self.again(request, 0, now_ms)
 
     def again(self, request: TransactionRequest, error_code: int, now_ms: int) -> None:
         """Queue `request` once more, after its backoff. `error_code` is 0 where there was no answer."""

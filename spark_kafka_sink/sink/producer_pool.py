@@ -25,7 +25,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import RunCallback
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 
 IDLE_MS: Final = 600_000

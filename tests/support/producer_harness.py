@@ -22,7 +22,6 @@ from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
 from spark_kafka_sink.record.columns import RecordColumns
 
 TOPIC = "flights"
@@ -127,8 +126,8 @@ class ProducerHarness:
             resolve=self.network.resolve,
         )
         self.producer = KafkaProducer(config, clock=self.clock, rng=rng, client=self.client, metadata=self.metadata)
-        manager = self.producer._transaction_manager
-        if isinstance(manager, TransactionalManager):  # it asks what this client has heard of features
+        manager = self.producer._transactions
+        if manager is not None:  # it asks what this client has heard of features
             manager._finalized_feature = self.api_versions.finalized_feature
         self.accumulator = self.producer._accumulator
         self.on_turn: Callable[[], None] | None = None

@@ -27,7 +27,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 
 PROPERTIES = {
@@ -270,7 +270,7 @@ DRIVER = """
 import json, sys
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 
 servers, work = sys.argv[1], json.loads(sys.argv[2])
 for (values, is_empty), committed in work:

@@ -15,7 +15,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_for_code
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.futures import RunMetadata
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.decision_topic import lost_decisions, missing_topic

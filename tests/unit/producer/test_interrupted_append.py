@@ -290,10 +290,25 @@ def test_wherever_a_call_is_interrupted_the_sender_is_woken_for_what_is_in(
         with suppress(KeyboardInterrupt), interrupt:
             getattr(harness.producer, call)(*arguments)
         assert woken or not harness.accumulator.has_undrained, interrupt.where
-        assert not harness.producer._sends, "a transaction would wait for it"
         if interrupt.where is None:
             break
     assert at > 20, "the interrupts come in every function"
+
+
+@pytest.mark.parametrize("call", ["send", "send_columns"])
+def test_wherever_a_call_is_interrupted_no_transaction_waits_for_it(call: str) -> None:
+    arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
+    joined = 0
+    for at in count():
+        harness = TransactionHarness(2, partitions=3).started()
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            getattr(harness.producer, call)(*arguments)
+        joined += not harness.manager._current.is_empty
+        assert not harness.manager.sends, interrupt.where
+        if interrupt.where is None:
+            break
+    assert joined > 5, "the interrupts come after it has joined, too"
 
 
 def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:

@@ -5,6 +5,7 @@ answer is read, and the queue.
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     TransactionalIdAuthorizationError,
 )
-from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.transaction_requests import (
     Action,
@@ -37,6 +38,8 @@ from spark_kafka_sink.producer.transaction_requests import (
 from spark_kafka_sink.protocol.coordinator_requests import GROUP, TRANSACTION
 
 PRODUCER = ProducerIdAndEpoch(1000, 3)
+OPEN = OpenTransaction("t", *PRODUCER, 2)
+V1 = OpenTransaction("id", *PRODUCER, 1)
 RESULT = OperationResult("any")
 PLACE = TopicPartition("t", 0)
 PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)]
@@ -208,9 +211,9 @@ def all_requests() -> dict[Priority, TransactionRequest]:
     made = [
         requests.find_coordinator(GROUP, "g", done, RESULT),
         requests.init_producer_id("t", 60_000, PRODUCER, done, RESULT),
-        requests.add_partitions("t", PRODUCER, PLACES, done, RESULT),
-        requests.txn_offset_commit("t", PRODUCER, GroupMetadata("g"), {PLACES[0]: (7, "x")}, 2, done, RESULT),
-        requests.end_txn("t", PRODUCER, True, 2, done, RESULT),
+        requests.add_partitions(OPEN, PLACES, done, RESULT),
+        requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, "x")}, RESULT),
+        requests.end_txn(OPEN, True, done, RESULT),
     ]
     return {request.priority: request for request in made}
 
@@ -222,7 +225,7 @@ def test_every_request_goes_to_its_coordinator_in_its_turn() -> None:
     assert found[Priority.TXN_OFFSET_COMMIT].coordinator == (GROUP, "g")
     for priority in (Priority.INIT_PRODUCER_ID, Priority.ADD_PARTITIONS_OR_OFFSETS, Priority.END_TXN):
         assert found[priority].coordinator == (TRANSACTION, "t")
-    offsets = requests.add_offsets("t", PRODUCER, "g", done, RESULT)
+    offsets = requests.add_offsets(OPEN, "g", done, RESULT)
     assert (offsets.coordinator, offsets.priority) == ((TRANSACTION, "t"), Priority.ADD_PARTITIONS_OR_OFFSETS)
 
 
@@ -265,7 +268,7 @@ def test_a_producer_id_carries_the_one_held() -> None:
 
 
 def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:
-    request = requests.add_partitions("t", PRODUCER, PLACES, done, RESULT)
+    request = requests.add_partitions(OPEN, PLACES, done, RESULT)
     built = request.request.build(3)
     named = [(topic.name, topic.partitions) for topic in built.v3_and_below_topics]
     assert named == [("a", (2,)), ("b", (0, 1))]
@@ -280,7 +283,7 @@ def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:
 
 
 def test_a_group_is_added_and_refused_by_its_name() -> None:
-    request = requests.add_offsets("t", PRODUCER, "g", done, RESULT)
+    request = requests.add_offsets(OPEN, "g", done, RESULT)
     built = request.request.build(3)
     assert (built.transactional_id, built.producer_id, built.producer_epoch, built.group_id) == ("t", 1000, 3, "g")
     assert list(request.refusals(answer(25, 3, {"error_code": 30}))) == [Refusal(30, "group g")]
@@ -289,7 +292,7 @@ def test_a_group_is_added_and_refused_by_its_name() -> None:
 def test_offsets_go_with_their_texts_and_their_member() -> None:
     group = GroupMetadata("g", 5, "member", "instance")
     offsets = {PLACES[0]: (7, "rows=10"), PLACES[2]: (8, None), PLACES[1]: (9, "")}
-    request = requests.txn_offset_commit("t", PRODUCER, group, offsets, 1, done, RESULT)
+    request = requests.txn_offset_commit(OPEN._replace(transaction_version=1), group, offsets, RESULT)
     assert request.request.latest_version == 4
     built = request.request.build(4)
     found = {
@@ -305,12 +308,12 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
     assert list(request.refusals(answer(28, 4, {"topics": topics}))) == [Refusal(22, "group g, b-1")]
     refusals = list(request.refusals(answer(28, 4, {"topics": topics[:1]})))
     assert refusals[1:] == [Refusal(15, "a-2", "The answer does not mention it.")]
-    assert requests.txn_offset_commit("t", PRODUCER, group, offsets, 2, done, RESULT).request.latest_version == 5
+    assert requests.txn_offset_commit(OPEN, group, offsets, RESULT).request.latest_version == 5
 
 
 def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
     """Not those of records, which the error's own sentence tells of."""
-    request = requests.txn_offset_commit("t", PRODUCER, GroupMetadata("g"), {PLACES[0]: (7, None)}, 2, done, RESULT)
+    request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
     topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": 29}]}]
     (refusal,) = request.refusals(answer(28, 4, {"topics": topics}))
     assert isinstance(refusal.error(), TopicAuthorizationError)
@@ -323,7 +326,7 @@ def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
 def test_an_end_says_which_and_in_the_version_of_its_transaction(
     transaction_version: int, latest: int, committed: bool
 ) -> None:
-    request = requests.end_txn("t", PRODUCER, committed, transaction_version, done, RESULT)
+    request = requests.end_txn(OPEN._replace(transaction_version=transaction_version), committed, done, RESULT)
     assert request.request.latest_version == latest
     built = request.request.build(latest)
     assert (built.transactional_id, built.producer_id, built.producer_epoch) == ("t", 1000, 3)
@@ -335,15 +338,15 @@ def test_an_end_says_which_and_in_the_version_of_its_transaction(
 
 
 def end() -> TransactionRequest:
-    return requests.end_txn("id", PRODUCER, True, 1, done, RESULT)
+    return requests.end_txn(V1, True, done, RESULT)
 
 
 def add() -> TransactionRequest:
-    return requests.add_partitions("id", PRODUCER, [PLACE], done, RESULT)
+    return requests.add_partitions(V1, [PLACE], done, RESULT)
 
 
 def commit_offsets() -> TransactionRequest:
-    return requests.txn_offset_commit("id", PRODUCER, GroupMetadata("g"), {PLACE: (1, None)}, 1, done, RESULT)
+    return requests.txn_offset_commit(V1, GroupMetadata("g"), {PLACE: (1, None)}, RESULT)
 
 
 def lookup() -> TransactionRequest:
@@ -352,7 +355,9 @@ def lookup() -> TransactionRequest:
 
 @pytest.fixture
 def queue() -> TransactionQueue:
-    return TransactionQueue(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
+    return TransactionQueue(
+        ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)), threading.RLock(), PendingOperation()
+    )
 
 
 def found(node_id: int) -> Any:
@@ -413,7 +418,7 @@ def test_a_coordinator_is_forgotten_for_all_its_requests(queue: TransactionQueue
 
 def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(queue: TransactionQueue) -> None:
     for number in range(20_000):
-        request = requests.add_partitions(f"id-{number}", PRODUCER, [PLACE], done, RESULT)
+        request = requests.add_partitions(V1._replace(transactional_id=f"id-{number}"), [PLACE], done, RESULT)
         asked, _ = queue.with_coordinator(request)
         queue.remove(asked)
         asked.succeeded(found(4))

@@ -13,7 +13,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import fingerprint
 from spark_kafka_sink.sink.mandate import Mandate

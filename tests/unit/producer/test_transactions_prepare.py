@@ -22,8 +22,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import PreparedTransaction, State
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
 both_ends = pytest.mark.parametrize("committed", [True, False])
@@ -404,7 +403,7 @@ def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: i
         with pytest.raises(IllegalStateError, match="prepared transaction"):
             task.producer.send(TOPIC, b"too late", partition=0)
         task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
-        task.manager.sends.discard("a send")
+        task.manager.sends.leave("a send")
 
     task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
     prepared = task.producer.prepare_transaction()
@@ -425,7 +424,7 @@ def test_of_send_columns_that_joined_before_all_rows_are_in_the_prepared_transac
             place = TopicPartition(TOPIC, partition)
             task.manager.add_partition(place, "a send")
             task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
-        task.manager.sends.discard("a send")
+        task.manager.sends.leave("a send")
 
     task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
     prepared = task.producer.prepare_transaction()
