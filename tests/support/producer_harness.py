@@ -106,14 +106,7 @@ class ProducerHarness:
         addresses = self.network.bootstrap_addresses()
         servers = ",".join(f"{host}:{port}" for host, port in addresses)
         self.config = config = ProducerConfig.from_mapping({"bootstrap.servers": servers, **(settings or {})})
-        self.metadata = ProducerMetadata(
-            refresh_backoff_ms=config.retry_backoff_ms,
-            refresh_backoff_max_ms=config.retry_backoff_max_ms,
-            metadata_expire_ms=config.metadata_max_age_ms,
-            metadata_idle_ms=config.metadata_max_idle_ms,
-            clock=self.clock,
-            rng=rng,
-        )
+        self.metadata = ProducerMetadata.of(config, self.clock, rng)
         self.metadata.bootstrap(addresses)
         self.api_versions = ApiVersions()
         self.client = network_client(
