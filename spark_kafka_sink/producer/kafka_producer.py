@@ -308,7 +308,7 @@ class KafkaProducer:
             client=client_or_own,
             metadata=self._metadata,
             accumulator=self._accumulator,
-            transaction_manager=idempotence,
+            idempotence=idempotence,
             metrics=self._metrics,
             on_loads=self._partitioners.update_loads,
             clock=self._clock,

@@ -61,7 +61,7 @@ class Sender:
         client: KafkaClient,
         metadata: ProducerMetadata,
         accumulator: RecordAccumulator,
-        transaction_manager: Idempotence | None,
+        idempotence: Idempotence | None,
         metrics: ProducerMetrics,
         on_loads: LoadListener,
         clock: Clock,
@@ -70,8 +70,8 @@ class Sender:
         self._client = client
         self._metadata = metadata
         self._accumulator = accumulator
-        self._transaction_manager = transaction_manager
-        self._transactions = transaction_manager if isinstance(transaction_manager, TransactionManager) else None
+        self._idempotence = idempotence
+        self._transactions = idempotence if isinstance(idempotence, TransactionManager) else None
         self._metrics = metrics
         self._on_loads = on_loads
         self._clock = clock
@@ -82,7 +82,7 @@ class Sender:
         self._outcomes = BatchOutcomes(
             accumulator=accumulator,
             metadata=metadata,
-            transaction_manager=transaction_manager,
+            idempotence=idempotence,
             metrics=metrics,
             retries=config.retries,
             delivery_timeout_ms=config.delivery_timeout_ms,
@@ -161,14 +161,14 @@ class Sender:
         """
         now_ms = self._clock.now_ms()
         self._failed_turn = fault, now_ms
-        manager = self._transaction_manager
-        if is_of_identity and manager is not None and not manager.has_fatal_error:
+        idempotence = self._idempotence
+        if is_of_identity and idempotence is not None and not idempotence.has_fatal_error:
             error = KafkaError(
                 f"The producer met a fault of its own, {type(fault).__name__}: {one_line(str(fault))}. What it"
                 " had under way may have taken effect all the same. Close this producer and make another."
             )
             error.__cause__ = fault
-            manager.fail(error)
+            idempotence.fail(error)
         try:
             self._outcomes.give_up(self._accumulator.batches_in_flight() - self._on_wire, fault, now_ms)
         except Exception:  # the producer has failed already
@@ -196,23 +196,23 @@ class Sender:
         now_ms = self._clock.now_ms()
         for batch in self._accumulator.expired_batches(now_ms):  # before the drain: who was told so is not sent
             self._outcomes.expire(batch, now_ms)
-        manager = self._transaction_manager
-        if manager is not None:
-            if isinstance(manager, ProducerIdentity):
-                manager.maybe_resolve_sequences()
-                self._fail_what_waits_in_vain(manager)
-                manager.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
-            self._maybe_send_request(manager, now_ms)
-            if manager.has_fatal_error:
-                self._abort_after(manager)
+        idempotence = self._idempotence
+        if idempotence is not None:
+            if isinstance(idempotence, ProducerIdentity):
+                idempotence.maybe_resolve_sequences()
+                self._fail_what_waits_in_vain(idempotence)
+                idempotence.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
+            self._maybe_send_request(idempotence, now_ms)
+            if idempotence.has_fatal_error:
+                self._abort_after(idempotence)
                 self._poll(self._config.retry_backoff_ms, now_ms)
                 return
             lost = None if self._transactions is None else self._transactions.lost_transaction
             if lost is not None:
                 self._accumulator.abort_undrained(lost)
         timeout_ms = self._send_producer_data(now_ms)
-        if manager is not None:
-            timeout_ms = min(timeout_ms, self._request_delay_ms(manager, now_ms))
+        if idempotence is not None:
+            timeout_ms = min(timeout_ms, self._request_delay_ms(idempotence, now_ms))
         self._poll(timeout_ms, now_ms)
 
     def _poll(self, timeout_ms: int, now_ms: int) -> None:
@@ -261,11 +261,11 @@ class Sender:
 
     # ---- the producer's identity -----------------------------------------------------------------------------------
 
-    def _maybe_send_request(self, manager: Idempotence, now_ms: int) -> None:
-        """Send what the manager has to say to a broker. Records go on meanwhile: the drain holds back those that may
-        not.
+    def _maybe_send_request(self, idempotence: Idempotence, now_ms: int) -> None:
+        """Send the next request for the producer id or the transaction. Records go on meanwhile: the drain holds back
+        those that must wait.
         """
-        outgoing = manager.next_request(now_ms, lambda: self._accumulator.has_incomplete)
+        outgoing = idempotence.next_request(now_ms, lambda: self._accumulator.has_incomplete)
         if outgoing is None:
             return
         node = outgoing.node or self._client.least_loaded_node(now_ms)
@@ -279,11 +279,9 @@ class Sender:
         elif self._client.connection_failed(node):
             outgoing.unreachable()
 
-    def _request_delay_ms(self, manager: Idempotence, now_ms: int) -> int:
-        """How long until a request of the manager's may go; one that could go but for its node is looked at soon
-        again.
-        """
-        delay_ms = manager.request_delay_ms(now_ms)
+    def _request_delay_ms(self, idempotence: Idempotence, now_ms: int) -> int:
+        """Return how long until the next request may go. A request that waits only for its node is tried again soon."""
+        delay_ms = idempotence.request_delay_ms(now_ms)
         return delay_ms if delay_ms > 0 else self._config.retry_backoff_ms
 
     def _send_outgoing(self, outgoing: OutgoingRequest, node: Node, now_ms: int) -> None:
@@ -309,8 +307,8 @@ class Sender:
             log.error("What waits for a producer id fails: %s", refusal)
             self._accumulator.abort_undrained(refusal)
 
-    def _abort_after(self, manager: Idempotence) -> None:
-        cause = manager.last_error
+    def _abort_after(self, idempotence: Idempotence) -> None:
+        cause = idempotence.last_error
         error = KafkaError("The producer met a fatal error.") if cause is None else cause
         if self._accumulator.has_incomplete:
             log.error("Every record that is not acknowledged fails: %s", error)
@@ -393,11 +391,11 @@ class Sender:
         the same credentials would be refused again.
         """
         log.error("What is not sent fails: %s", refusal)
-        manager = self._transaction_manager
-        if manager is None:
+        idempotence = self._idempotence
+        if idempotence is None:
             self._accumulator.abort_undrained(refusal)
-        elif not manager.has_fatal_error:
-            manager.fail(refusal)
+        elif not idempotence.has_fatal_error:
+            idempotence.fail(refusal)
 
     def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
         self._availability.keep(check.waiting_nodes)
