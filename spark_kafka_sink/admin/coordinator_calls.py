@@ -22,7 +22,6 @@ from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
-    BrokerError,
     CoordinatorNotAvailableError,
     DisconnectError,
     InvalidTopicError,
@@ -33,6 +32,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import (
     GROUP,
@@ -69,8 +69,8 @@ class CoordinatorApi(ABC, Generic[Item, Value]):
 
     key_type: int
     """GROUP or TRANSACTION."""
-    retried_codes: ClassVar[frozenset[int]] = frozenset()
-    """Error codes to be asked again after, besides those that are retriable everywhere."""
+    retried: ClassVar[tuple[type[KafkaError], ...]] = ()
+    """Errors to be asked again after, besides those that are retriable everywhere."""
     advice: ClassVar[Mapping[int, str]] = {}
     """By error code: what it means for this call and what to change."""
 
@@ -146,7 +146,7 @@ class LookupFlight:
                 errors[key] = CoordinatorNotAvailableError("The answer does not mention the key.")
             elif found.error_code:
                 text = _PERMISSIONS.get((self._key_type, found.error_code)) or found.error_message or ""
-                errors[key] = error_for_code(found.error_code, text)
+                errors[key] = error_for_code(found.error_code, text, api="FindCoordinator")
             else:
                 self._lookup.note(self._key_type, key, Node(found.node_id, found.host, found.port))
         return errors
@@ -385,7 +385,7 @@ class _Call(Generic[Item, Value]):
     def _failed(self, work: _Work[Item], error: KafkaError, node: Node, *, was_asked: bool = False) -> None:
         if isinstance(error, _MOVED):
             self.calls.lookup.forget(self.api.key_type, self.api.key(work.item))
-        if error.retriable or error.error_code in self.api.retried_codes:
+        if error.retriable or isinstance(error, self.api.retried):
             work.is_in_doubt |= was_asked
             self._retry(work, f"Node {node}: {error}")
         else:
@@ -422,9 +422,7 @@ class _Call(Generic[Item, Value]):
         if node is not None:
             why = why.removeprefix(f"Node {node.id_string}: ")
         text = f"{place}: {why}"
-        if isinstance(error, BrokerError) and error.error_code is not None:
-            return error_for_code(error.error_code, text)
-        return type(error)(text)
+        return retold(error, text)
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

@@ -14,6 +14,7 @@ from spark_kafka_sink.common.errors import (
     UnstableOffsetCommitError,
     error_for_code,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import GROUP, OffsetFetchRequest, group_offsets_of
 from spark_kafka_sink.protocol.messages import Message
@@ -98,7 +99,8 @@ def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
     codes.sort(key=lambda pair: pair[0] == UnstableOffsetCommitError.error_code)
     for code, place in codes:
         if code:
-            return error_for_code(code, f"{place}{error_for_code(code)}")
+            error = error_for_code(code, api="OffsetFetch")
+            return retold(error, f"{place}{error}")
     for topic_partition in wanted.topic_partitions:
         if topic_partition not in found:  # that nothing is committed is said by an offset of -1
             return CoordinatorNotAvailableError(f"{topic_partition}: the answer does not mention it.")

@@ -147,7 +147,7 @@ class RecordWriter:
         code = next((int(each.error_code) for each in answers), None)
         if code is None:
             return KafkaTimeoutError(f"Node {leader} answered without mentioning it.")
-        return error_for_code(code) if code else None
+        return error_for_code(code, api="Produce") if code else None
 
 
 class _Added(NamedTuple):
@@ -178,5 +178,5 @@ class _AddPartition(CoordinatorApi[_Added, bool]):
             for topic in body.results_by_topic_v3_and_below
             for result in topic.results_by_partition
         ]
-        refused = next((error_for_code(code) for code in codes if code), None)
+        refused = next((error_for_code(code, api="AddPartitionsToTxn") for code in codes if code), None)
         return dict.fromkeys(items, refused or True) if codes else {}

@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.messages import Message
 from spark_kafka_sink.protocol.requests import (
     EARLIEST_TIMESTAMP,
@@ -165,7 +166,7 @@ class TopicReader:
                     if answer.error_code == 0:
                         found[topic_partition] = int(answer.offset)
                     else:
-                        patience.endure(_named(answer.error_code, topic_partition))
+                        patience.endure(_named(answer.error_code, topic_partition, "ListOffsets"))
             still_missing = [wanted for wanted in missing if wanted not in found]
             if still_missing:
                 patience.check(still_missing)
@@ -268,7 +269,7 @@ class TopicReader:
             if topic_partition not in unanswered:
                 continue
             if answer.error_code != 0:
-                patience.endure(_named(answer.error_code, topic_partition))
+                patience.endure(_named(answer.error_code, topic_partition, "Fetch"))
                 continue
             unanswered.discard(topic_partition)
             records = _records(reading, topic_partition, answer, self._limits)
@@ -292,14 +293,15 @@ def _answers(
     body = future.value().body
     code = int(getattr(body, "error_code", 0))
     if code:
-        patience.endure(error_for_code(code))
+        patience.endure(_named(code, f"Node {future.value().destination}", "Fetch"))  # no other has such a field
     for topic in getattr(body, topics_field):
         for partition in topic.partitions:
             yield TopicPartition(str(getattr(topic, name_field)), int(partition.partition_index)), partition
 
 
-def _named(code: int, topic_partition: TopicPartition) -> KafkaError:
-    return error_for_code(int(code), f"{topic_partition}: {error_for_code(int(code))}")
+def _named(code: int, place: TopicPartition | str, api: str) -> KafkaError:
+    error = error_for_code(int(code), api=api)
+    return retold(error, f"{place}: {error}")
 
 
 def _records(

@@ -18,6 +18,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
 
 ABSENCE_LIMIT_MS: Final = 10_000
@@ -188,7 +189,8 @@ class TopicCreation:
         if answer is None:
             return UnknownTopicOrPartitionError(f"Node {node} did not mention the topic.")
         if code := int(answer.error_code):
-            return error_for_code(code, f"Topic {request.topic}: {error_for_code(code)}")
+            error = error_for_code(code, "", "DescribeConfigs", node.id_string)
+            return retold(error, f"Topic {request.topic}: {error}")
         return {str(config.name): None if config.value is None else str(config.value) for config in answer.configs}
 
     def _create(
@@ -211,8 +213,10 @@ class TopicCreation:
         answer = next((each for each in future.value().body.topics if each.name == topic), None)
         if answer is None:
             return UnknownTopicOrPartitionError(f"Node {node} was asked to create it, and did not mention it.")
-        code = int(answer.error_code)
-        return error_for_code(code, f"Topic {topic}: {answer.error_message or error_for_code(code)}") if code else None
+        if code := int(answer.error_code):
+            error = error_for_code(code, answer.error_message or "", "CreateTopics", node.id_string)
+            return retold(error, f"Topic {topic}: {error}")
+        return None
 
 
 def _may_pass(error: KafkaError) -> bool:

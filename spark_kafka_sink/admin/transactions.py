@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
     TransactionalIdNotFoundError,
+    UnknownServerError,
     UnsupportedVersionError,
     error_for_code,
 )
@@ -176,12 +177,12 @@ class _InitProducerId(CoordinatorApi[InitProducerIdRequest, ProducerIdAndEpoch])
         if code == InvalidProducerEpochError.error_code:  # how versions below 4 say it
             code = ProducerFencedError.error_code or code
         found = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
-        return dict.fromkeys(items, error_for_code(code) if code else found)
+        return dict.fromkeys(items, error_for_code(code, api="InitProducerId") if code else found)
 
 
 class _EndTxn(CoordinatorApi[OpenTransaction, ProducerIdAndEpoch]):
     key_type = TRANSACTION
-    retried_codes = frozenset({-1})
+    retried = (UnknownServerError,)
     advice: ClassVar[Mapping[int, str]] = {53: _MAY_NOT_WRITE}
 
     def __init__(self, committed: bool) -> None:
@@ -210,7 +211,7 @@ class _EndTxn(CoordinatorApi[OpenTransaction, ProducerIdAndEpoch]):
         self, items: Sequence[OpenTransaction], body: Message
     ) -> Mapping[OpenTransaction, ProducerIdAndEpoch | KafkaError]:
         code = int(body.error_code)
-        return {item: error_for_code(code) if code else _next_producer(item, body) for item in items}
+        return {item: error_for_code(code, api="EndTxn") if code else _next_producer(item, body) for item in items}
 
 
 def _next_producer(ended: OpenTransaction, body: Message) -> ProducerIdAndEpoch:
@@ -265,7 +266,7 @@ def _described(state: Message) -> _Described | KafkaError:
     if code == TransactionalIdNotFoundError.error_code:
         return _Described(None)
     if code:
-        return error_for_code(code)
+        return error_for_code(code, api="DescribeTransactions")
     start_time_ms = (state.transaction_start_time - _EPOCH) // timedelta(milliseconds=1)
     return _Described(
         TransactionDescription(
@@ -305,7 +306,7 @@ class _ListTransactions(CoordinatorApi[Node, list[TransactionListing]]):
     def answers(self, items: Sequence[Node], body: Message) -> Mapping[Node, list[TransactionListing] | KafkaError]:
         code = int(body.error_code)
         if code:
-            return dict.fromkeys(items, error_for_code(code))
+            return dict.fromkeys(items, error_for_code(code, api="ListTransactions"))
         if body.unknown_state_filters:
             unknown = ", ".join(body.unknown_state_filters)
             return dict.fromkeys(items, UnsupportedVersionError(f"The broker knows no transaction state {unknown}."))

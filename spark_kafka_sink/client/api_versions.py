@@ -81,7 +81,7 @@ class VersionDiscovery:
             self._registry.update(node_id, NodeApiVersions.from_response(response))
             return True
         if code != UnsupportedVersionError.error_code or asked_version == 0:
-            raise error_for_code(code)
+            raise error_for_code(code, api="ApiVersions")
         claimed = [api.max_version for api in response.api_keys if api.api_key == ApiKey.API_VERSIONS]
         self._due[node_id] = max(min(claimed[0] if claimed else 0, asked_version - 1), 0)
         return False

@@ -201,7 +201,7 @@ class DefaultMetadataUpdater:
 
 
 def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
-    errors = {topic: error_for_code(code) for topic, code in update.error_codes()}
+    errors = {topic: error_for_code(code, api="Metadata") for topic, code in update.error_codes()}
     if not asked.allow_auto_topic_creation:
         # who looks for a topic that may be missing makes it, or says so
         errors = {

@@ -96,6 +96,6 @@ _SENTENCES: Final[Mapping[int, str]] = {
 }
 
 
-def sentence_for(error_code: int) -> str:
-    """A sentence, with the code in it where we have not heard of it."""
-    return _SENTENCES.get(error_code) or f"The server answered with error code {error_code}."
+def sentence_for(error_code: int) -> str | None:
+    """Return the code's sentence, None for a code that this client does not know."""
+    return _SENTENCES.get(error_code)

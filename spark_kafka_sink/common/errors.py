@@ -5,7 +5,8 @@ prefix so that it does not hide the builtin). A class says by attributes what to
 again may succeed), `invalid_metadata` (and our view of the cluster is out of date), `fatal` (the producer can do no
 more; one that knows better says so of the error itself). Each takes one text and pickles, for Spark's driver to see.
 
-`error_for_code` turns a broker's error code into its class, or into a `BrokerError` that carries the code.
+`error_for_code` turns a broker's error code into its class, or into a `BrokerError` or an `UnknownServerError` that
+carries the code.
 """
 
 from __future__ import annotations
@@ -125,11 +126,10 @@ class CommitFailedError(BrokerError):
 
 
 class UnknownServerError(KafkaError):
+    """Also an error code that this client does not know, as in Kafka's Errors.forCode; then `error_code` is that."""
+
     error_code = -1
-    sentence = (
-        "The server met an unexpected error, or answered with an error code that this client does not know. The"
-        " server's log says more; the code is in this client's log."
-    )
+    sentence = "The server met an unexpected error. Its log says more."
 
 
 class OffsetOutOfRangeError(KafkaError):
@@ -416,13 +416,23 @@ _CLASS_BY_CODE: dict[int, type[KafkaError]] = {
 }
 
 
-def error_for_code(error_code: int, message: str = "") -> KafkaError:
+def error_for_code(error_code: int, message: str = "", api: str = "", node: str = "") -> KafkaError:
     """The error of a broker's non-zero code; `message`, on one line, stands for the class's sentence if not empty. The
-    class's advice follows it.
+    class's advice follows it. The request (`api`, "Produce" for one) and the node's id are told with a code that this
+    client does not know.
     """
     error_class = _CLASS_BY_CODE.get(error_code)
     if error_class is not None:
         return error_class(error_class.advised(one_line(message)))
-    error = BrokerError(one_line(message) or sentence_for(error_code))
+    sentence = sentence_for(error_code)
+    error: KafkaError
+    if sentence is not None:
+        error = BrokerError(one_line(message) or sentence)
+    else:
+        text = f"It said: {one_line(message)}" if message else "Its log says more."
+        error = UnknownServerError(
+            f"{f'Node {node}' if node else 'The server'} answered {api or 'a request'} with error code {error_code},"
+            f" which this client does not know. {text}"
+        )
     error.error_code = error_code
     return error

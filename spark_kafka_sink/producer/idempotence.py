@@ -49,8 +49,8 @@ class OutgoingRequest(NamedTuple):
     """Where it goes; None: to any node."""
     take: Callable[[], bool]
     """The Sender is about to send it. Returns False where another thread has taken it back."""
-    answered: Callable[[Message, int], None]
-    """Takes the response and the time. The response is None where the connection was lost before it came."""
+    answered: Callable[[Message, str, int], None]
+    """Takes the response, the node's id and the time. The response is None where the connection was lost before."""
     refused: Callable[[KafkaError], None]
     """The node speaks no version of the request, or refuses to speak to us."""
     unreachable: Callable[[], None]
@@ -349,13 +349,13 @@ class ProducerIdentity:
         self._init_in_flight = True
         return True
 
-    def _handle_init_response(self, body: Message, now_ms: int) -> None:
+    def _handle_init_response(self, body: Message, node_id: str, now_ms: int) -> None:
         """`body` is the response, None where the connection was lost before it came."""
         self._init_in_flight = False
         if self.has_fatal_error:  # another node has refused us meanwhile
             return
         error_code = 0 if body is None else int(body.error_code)
-        error = error_for_code(error_code) if error_code else None
+        error = error_for_code(error_code, "", "InitProducerId", node_id) if error_code else None
         if body is not None and error is None and body.producer_id >= 0:
             self._init_attempts = 0
             self._refusal = None

@@ -422,7 +422,7 @@ def _refusal(partition: Message) -> PartitionOutcome:
             int(leader.leader_id), int(leader.leader_epoch) if leader.leader_epoch >= 0 else None
         )
     return PartitionOutcome(
-        error=error_for_code(int(partition.error_code), getattr(partition, "error_message", None) or ""),
+        error=error_for_code(int(partition.error_code), getattr(partition, "error_message", None) or "", "Produce"),
         log_start_offset=int(getattr(partition, "log_start_offset", -1)),
         record_errors={
             int(e.batch_index): e.batch_index_error_message for e in getattr(partition, "record_errors", ())

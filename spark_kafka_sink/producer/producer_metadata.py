@@ -95,7 +95,7 @@ class ProducerMetadata(Metadata):
             error_code = self._error_codes.get(topic)
         if error_code is None:
             return None
-        said = error_for_code(error_code)
+        said = error_for_code(error_code, api="Metadata")
         return retold(said, f"Topic {topic}: {said}")
 
     # ---- what the base class asks, with the lock held ----------------------------------------------------------------

@@ -290,7 +290,7 @@ class Sender:
                 if response.version_mismatch is not None:
                     outgoing.refused(response.version_mismatch)
                 else:
-                    outgoing.answered(response.body, response.received_ms)
+                    outgoing.answered(response.body, response.destination, response.received_ms)
             except Exception as fault:
                 self._on_fault(fault, is_of_identity=True)
                 raise  # the client logs it

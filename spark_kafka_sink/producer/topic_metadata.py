@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError, UnknownTopicOrPartitionError
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import is_sendable_text
@@ -82,6 +82,9 @@ class TopicMetadata:
         if cluster.is_bootstrap_configured:
             return self._metadata.no_broker_text(self._config.bootstrap_servers, limit)
         if count is None:
+            said = self._metadata.topic_error(topic)
+            if said is not None and not isinstance(said, UnknownTopicOrPartitionError):
+                return f"Topic {topic} is not in the metadata {limit}. The brokers said: {said}"
             return (
                 f"Topic {topic} is not in the metadata {limit}: create it, or let the brokers do so"
                 " (auto.create.topics.enable)."

@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     ProducerFencedError,
     TopicAuthorizationError,
+    UnknownServerError,
     UnsupportedVersionError,
     error_for_code,
 )
@@ -212,11 +213,16 @@ _ACTIONS: Final[Mapping[int, Action]] = {
 
 
 def action_for(error_code: int) -> Action:
-    """Return the table's action. A code that is not in the table is sent again if Kafka calls it retriable."""
+    """Return the table's action. After a code that is not in the table, the request is sent again if Kafka calls the
+    code retriable. A code that this client does not know counts as UNKNOWN_SERVER_ERROR.
+    """
     known = _ACTIONS.get(error_code)
     if known is not None:
         return known
-    return Action.RETRY if error_for_code(error_code).retriable else Action.FAIL
+    error = error_for_code(error_code)
+    if isinstance(error, UnknownServerError):
+        return _ACTIONS[-1]
+    return Action.RETRY if error.retriable else Action.FAIL
 
 
 class Refusal(NamedTuple):
@@ -230,9 +236,10 @@ class Refusal(NamedTuple):
     def action(self) -> Action:
         return action_for(self.error_code)
 
-    def error(self) -> KafkaError:
-        said = error_for_code(self.error_code)
-        text = f"{self.place}: {self.text or said}"
+    def error(self, api: str, node_id: str) -> KafkaError:
+        """Return the error of the node's answer to `api` ("EndTxn")."""
+        said = error_for_code(self.error_code, self.text or "", api, node_id)
+        text = f"{self.place}: {said}"
         if isinstance(said, InvalidProducerEpochError):  # from a coordinator: a newer producer has the transactional id
             return ProducerFencedError(f"{self.place}: {ProducerFencedError.sentence}")
         if self.error_code not in _COMMIT_FAILED:
@@ -270,6 +277,11 @@ class TransactionRequest:
     not_before_ms: int = field(default=0)
     is_in_doubt: bool = field(default=False)
     """An attempt was not answered, and may have taken effect."""
+
+    @property
+    def api(self) -> str:
+        """Kafka's name of the request."""
+        return type(self.request).__name__.removesuffix("Request")
 
     @property
     def adds_to_transaction(self) -> bool:
@@ -550,7 +562,7 @@ class TransactionQueue:
         self,
         request: TransactionRequest,
         now_ms: int,
-        answered: Callable[[TransactionRequest, Message, int], None],
+        answered: Callable[[TransactionRequest, Message, str, int], None],
         refused: Callable[[KafkaError], None],
     ) -> OutgoingRequest | None:
         """Return `request` for the Sender, or the lookup of its coordinator. None while it waits out its backoff."""
@@ -561,7 +573,7 @@ class TransactionQueue:
             request=next_.request,
             node=node,
             take=lambda: self.take(next_),
-            answered=lambda body, answered_ms: answered(next_, body, answered_ms),
+            answered=lambda body, node_id, answered_ms: answered(next_, body, node_id, answered_ms),
             refused=lambda error: refused(next_.explained(error)),
             unreachable=lambda: self.unreachable(next_, node, now_ms),
         )

@@ -562,7 +562,7 @@ class TransactionManager:
         self._queue.add(requests.end_txn(self._open, committed, lambda body: self._on_end(body, result), result))
         return result
 
-    def _on_answer(self, request: TransactionRequest, body: Message, now_ms: int) -> None:
+    def _on_answer(self, request: TransactionRequest, body: Message, node_id: str, now_ms: int) -> None:
         """`body` is None where the connection was lost before an answer came."""
         with self._lock:
             self._queue.in_flight = None
@@ -575,7 +575,7 @@ class TransactionManager:
             if body is None:
                 self._queue.lost(request, now_ms)
             elif (refusal := request.gravest_refusal(body)) is not None:
-                self._on_refusal(request, refusal, now_ms)
+                self._on_refusal(request, refusal, node_id, now_ms)
             else:
                 if request.priority is not Priority.FIND_COORDINATOR:  # which brings records no step further
                     self._current.last_refusal = None
@@ -583,8 +583,8 @@ class TransactionManager:
 
     # ---- what answers lead to, with the lock held ------------------------------------------------------------------
 
-    def _on_refusal(self, request: TransactionRequest, refusal: Refusal, now_ms: int) -> None:
-        action, error = refusal.action, refusal.error()
+    def _on_refusal(self, request: TransactionRequest, refusal: Refusal, node_id: str, now_ms: int) -> None:
+        action, error = refusal.action, refusal.error(request.api, node_id)
         if self.machine.is_lost and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
             if request.is_in_doubt:
                 self._current.may_have_started()

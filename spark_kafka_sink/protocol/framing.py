@@ -16,7 +16,7 @@ from kio.serial.errors import SerialError
 
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.chunks import GatherBuffer
-from spark_kafka_sink.protocol.layout import Edit, Step, apply_edits, layout_of
+from spark_kafka_sink.protocol.layout import Edit, Step, apply_edits, layout_of, restore_codes
 from spark_kafka_sink.protocol.messages import ApiKey, Message, MessageType, response_type, writer_of
 
 _log = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _UNSUPPORTED_VERSION: Final = 35
+_UNKNOWN_SERVER_ERROR: Final = -1
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
 SIZE_BYTES: Final = 4
 MAX_FRAME: Final = 2**31 - 1
@@ -68,9 +69,8 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
     """The correlation id and the response to a request of `request_type`, from a frame without its size.
 
     Every count and length is checked against the bytes at hand before anything is allocated. Tags that kio does not
-    know are passed over, as KIP-482 asks of clients; an error code it does not know becomes UNKNOWN_SERVER_ERROR, as
-    in Kafka's Errors.forCode, and is logged. A broker that does not know our ApiVersions version answers in version 0
-    (KIP-511), and is read so.
+    know are passed over, as KIP-482 asks of clients; an error code that kio does not know is logged, and an int in
+    the entity. A broker that does not know our ApiVersions version answers in version 0 (KIP-511), and is read so.
 
     Bytes after the response are ignored, as by Kafka's own clients: servers with a sloppy encoder send some.
 
@@ -109,6 +109,9 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
     except (SerialError, ValueError, OverflowError, TypeError, LookupError) as error:
         name = _response_name(request_type, version, end)
         raise ProtocolError(f"{name} does not parse: {error}") from error
+    codes = [edit.code for edit in edits if edit.code is not None]
+    if any(code != _UNKNOWN_SERVER_ERROR for code in codes):
+        restore_codes(entity, iter(codes))
     return correlation_id, entity
 
 

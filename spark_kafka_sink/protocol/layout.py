@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin
@@ -21,18 +21,21 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.messages import MessageType
+from spark_kafka_sink.protocol.messages import Message, MessageType
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Edit(NamedTuple):
-    """Bytes to replace before kio may read the payload; `note` is for the log, or empty."""
+    """Bytes to replace before kio may read the payload; `note` is for the log, or empty. `code`: the error code that
+    stood there, for each that kio reads as UNKNOWN_SERVER_ERROR.
+    """
 
     start: int
     end: int
     replacement: bytes
     note: str
+    code: int | None = None
 
 
 Step: TypeAlias = Callable[[Data, int, list[Edit]], int]
@@ -71,6 +74,20 @@ def apply_edits(data: Data, edits: Sequence[Edit]) -> bytes:
         at = edit.end
     pieces.append(data[at:])
     return b"".join(pieces)
+
+
+def restore_codes(entity: Message, codes: Iterator[int]) -> None:
+    """Put `codes` where kio has read UNKNOWN_SERVER_ERROR, in the order of the payload. Those inside tags stay."""
+    for declared in dataclasses.fields(entity):
+        if declared.metadata.get("tag") is not None:
+            continue
+        value = getattr(entity, declared.name)
+        if value is ErrorCode.unknown_server_error:
+            object.__setattr__(entity, declared.name, next(codes))  # frozen, and nobody else's yet
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(item):
+                restore_codes(item, codes)
 
 
 def read_varint(data: Data, at: int) -> tuple[int, int]:
@@ -204,9 +221,9 @@ def _fixed(size: int, codes: tuple[int, ...]) -> Step:
             raise IndexError
         for code_at in codes:
             (code,) = _INT16.unpack_from(data, at + code_at)
-            if code not in _KNOWN_CODES:
-                note = f"unknown error code {code}, taken for UNKNOWN_SERVER_ERROR"
-                edits.append(Edit(at + code_at, at + code_at + 2, _UNKNOWN_SERVER_ERROR, note))
+            if code not in _KNOWN_CODES or code == -1:
+                note = "" if code == -1 else f"unknown error code {code}, taken for UNKNOWN_SERVER_ERROR"
+                edits.append(Edit(at + code_at, at + code_at + 2, _UNKNOWN_SERVER_ERROR, note, code))
         return end
 
     return walk

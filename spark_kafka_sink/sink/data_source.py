@@ -50,6 +50,7 @@ from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
 from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.task_delivery import TaskDelivery
 from spark_kafka_sink.sink.transactional_arrow import (
     batch_task,
@@ -160,6 +161,8 @@ class _ArrowWriter(ABC):
         batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
         """
         if self._config.is_exactly_once and self._mandate is None:
+            if not self.is_stream and not self._config.is_outside_queries:
+                refuse_beside_queries(has_query_thread())
             if self._prefix is None:  # not before: Spark makes writers that write nothing
                 with process_client(self._config.producer) as client:
                     self._claim = claim_name(client, self._config, random.Random())

@@ -32,7 +32,8 @@ METRICS_HOST: Final = "127.0.0.1"
 TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The brokers' own default maximum (transaction.max.timeout.ms): a restart has that long to finish a decided batch."""
 
-_OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic")
+OUTSIDE_OPTION: Final = "write.outside.queries"
+_OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic", OUTSIDE_OPTION)
 EARLY_OPTION: Final = "timestamp.allow.before.1980"
 _OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", EARLY_OPTION, *_OF_EXACTLY_ONCE)
 _LONGEST_PREFIX: Final = 200
@@ -58,6 +59,8 @@ class SinkConfig:
     transactional_id_prefix: str | None = None
     """None: it is made of the checkpoint location; a batch write has a new one."""
     decision_topic: str = DECISION_TOPIC
+    is_outside_queries: bool = False
+    """The user's word that a batch write by `format` is not inside foreachBatch."""
     metrics_ports: range | None = None
     """Where a worker may show its producer's metrics to Prometheus."""
     metrics_host: str = METRICS_HOST
@@ -96,6 +99,7 @@ class SinkConfig:
             is_exactly_once=is_exactly_once,
             transactional_id_prefix=_prefix(by_key),
             decision_topic=decision_topic,
+            is_outside_queries=_boolean(by_key, OUTSIDE_OPTION),
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             metrics_host=_metrics_host(by_key),
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),

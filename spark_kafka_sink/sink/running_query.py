@@ -8,6 +8,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError
@@ -24,6 +26,13 @@ _CONNECT_TAG: Final = "SparkConnect_"
 """The jobs of Spark Connect carry tags that begin with it."""
 _CONNECT_WORKER: Final = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 """The module of the Python process in which Spark Connect calls foreachBatch."""
+
+_QUERY_THREAD: Final = "stream "
+"""How Linux shows the name of a streaming query's thread, "stream execution thread for ...": shortened, by each Java in
+its own way.
+"""
+_MOST_PARENTS: Final = 4
+"""From a planning worker to the driver's JVM it is two: Spark's daemon of workers comes between."""
 
 _WAYS_OUT: Final = (
     "Spark may run a micro-batch again, and its rows would then be written twice. For a streaming query use"
@@ -97,6 +106,44 @@ def refuse_task_in_query(local_property: Callable[[str], str | None]) -> None:
             f"{what} on Spark Connect, where Spark does not say whether the call is inside foreachBatch. {_WAYS_OUT}"
             " For a batch DataFrame call sink.write(df), which commits from the client and must reach the brokers."
         )
+
+
+def refuse_beside_queries(has_query: bool | None) -> None:
+    """Raise ConfigError for an exactly-once `df.write.format("kafka_sink")` that may be inside foreachBatch.
+
+    `has_query`: what `has_query_thread` returned. Spark tells a data source nothing of the thread that called it.
+    """
+    if has_query is False:
+        return
+    why = "a streaming query is active" if has_query else "it cannot be told here whether a streaming query is active"
+    raise ConfigError(
+        f'delivery.guarantee=exactly-once: df.write.format("kafka_sink") was called, and {why}: the call may be inside'
+        f" foreachBatch. {_WAYS_OUT} If it is not inside foreachBatch, call sink.write(df) in the main thread, or set"
+        " write.outside.queries=true."
+    )
+
+
+def has_query_thread(proc: Path = Path("/proc")) -> bool | None:
+    """Whether the driver's JVM, a parent of this process, runs a streaming query. None: the system does not say."""
+    pid = os.getppid()
+    with suppress(OSError, ValueError, IndexError):
+        for _ in range(_MOST_PARENTS):
+            if (proc / str(pid) / "comm").read_text().strip() == "java":
+                return any(name.startswith(_QUERY_THREAD) for name in _thread_names(proc / str(pid) / "task"))
+            status = (proc / str(pid) / "status").read_text()
+            pid = int(status.partition("\nPPid:")[2].split()[0])
+    return None
+
+
+def _thread_names(tasks: Path) -> list[str]:
+    """Of the threads of a process; those that end meanwhile are left out."""
+    names = []
+    for task in tasks.iterdir():
+        try:
+            names.append((task / "comm").read_text())
+        except FileNotFoundError:
+            continue
+    return names
 
 
 def _is_connect_worker() -> bool:

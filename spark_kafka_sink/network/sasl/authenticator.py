@@ -23,6 +23,7 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.network.sasl.aside import Step, StepRunner
 from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
 from spark_kafka_sink.protocol.api_versions import NodeApiVersions
@@ -131,7 +132,8 @@ class SaslAuthenticator:
 
     def _on_versions(self, response: Message, _: int) -> None:
         if int(response.error_code):
-            raise error_for_code(int(response.error_code))
+            error = error_for_code(int(response.error_code), api="ApiVersions")
+            raise retold(error, f"{self._description}: {error}")
         self._versions = NodeApiVersions.from_response(response)
         self._shake_hands()
 
@@ -148,13 +150,13 @@ class SaslAuthenticator:
                 " other is tried unless it is configured."
             )
         if error_code:
-            raise self._refusal(error_for_code(error_code), "")
+            raise self._refusal(error_code, "", "SaslHandshake")
         self._respond(b"", now_ms)
 
     def _on_message(self, response: Message, now_ms: int) -> None:
         error_code = int(response.error_code)
         if error_code:
-            raise self._refusal(error_for_code(error_code), response.error_message or "")
+            raise self._refusal(error_code, response.error_message or "", "SaslAuthenticate")
         self._session_ms = to_ms(response.session_lifetime) if hasattr(response, "session_lifetime") else 0
         self._respond(bytes(response.auth_bytes), now_ms)
 
@@ -215,11 +217,14 @@ class SaslAuthenticator:
                 f"{self._description} cannot authenticate us: {error} Is it a SASL listener?"
             ) from None
 
-    def _refusal(self, error: KafkaError, message: str) -> KafkaError:
+    def _refusal(self, error_code: int, message: str, api: str) -> KafkaError:
         """The server's error with place and mechanism, without anything that we told it in confidence."""
         for secret in self._current.secrets:
             message = message.replace(secret.reveal(), "***")
-        text = f"{self._description} refuses us by SASL {self._current.name}: {one_line(message) or error}"
+        error = error_for_code(error_code, message, api)
+        text = f"{self._description} refuses us by SASL {self._current.name}: {error}"
         if isinstance(error, AuthenticationError) or error.retriable:
-            return type(error)(text)
-        return SaslAuthenticationError(text)
+            return retold(error, text)
+        refusal = SaslAuthenticationError(text)
+        refusal.error_code = error_code
+        return refusal

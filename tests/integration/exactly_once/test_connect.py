@@ -15,7 +15,7 @@ JOB = Path(__file__).parents[2] / "support" / "connect_foreach_batch_job.py"
 
 
 @pytest.mark.parametrize(
-    ("form", "text"), [("write", "write was called inside foreachBatch"), ("format", "was called on Spark Connect")]
+    ("form", "text"), [("write", "write was called inside foreachBatch"), ("format", "and a streaming query is active")]
 )
 def test_batch_write_inside_foreach_batch_is_refused(
     servers: str, three_partitions: str, tmp_path: Path, form: str, text: str

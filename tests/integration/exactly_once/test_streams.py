@@ -19,7 +19,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from pyspark.errors import PySparkException, PythonException, StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from support.exactly_once_streams import (
     KEYS,
     Stream,
@@ -211,7 +211,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
-@pytest.mark.parametrize("form", ["write", "format", "write in a thread"])
+@pytest.mark.parametrize("form", ["write", "format", "write in a thread", "format in a thread and session"])
 def test_a_batch_write_inside_foreach_batch_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
 ) -> None:
@@ -220,12 +220,21 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     spark.dataSource.register(KafkaSinkDataSource)
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
 
+    def by_another_session(rows: list[Row]) -> None:
+        other = spark.newSession()
+        other.dataSource.register(KafkaSinkDataSource)
+        frame = other.createDataFrame(rows, "key STRING, value STRING")
+        frame.write.format("kafka_sink").options(**options).mode("append").save()
+
     def write(batch: DataFrame, batch_id: int) -> None:
         if form == "write":
             KafkaSink(options).write(batch)
         elif form == "write in a thread":
             with ThreadPoolExecutor(1) as threads:  # it does not inherit the query's local properties
                 threads.submit(KafkaSink(options).write, batch).result()
+        elif form == "format in a thread and session":
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(by_another_session, batch.collect()).result()
         else:
             batch.write.format("kafka_sink").options(**options).mode("append").save()
 
@@ -234,6 +243,25 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     with pytest.raises(StreamingQueryException, match=r"inside foreachBatch.*sink\.write_batch"):
         query.trigger(availableNow=True).start().awaitTermination()
     assert visible_values(servers, three_partitions) == []
+
+
+def test_batch_write_by_format_beside_an_unrelated_query_needs_the_users_word(
+    spark: SparkSession, stream: Stream, servers: str, three_partitions: str
+) -> None:
+    spark.dataSource.register(KafkaSinkDataSource)
+    options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
+    rows = spark.range(0, 30, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+    ticks = spark.readStream.format("rate").load()
+    query = ticks.writeStream.format("noop").option("checkpointLocation", str(stream.checkpoint)).start()
+    try:
+        write = rows.write.format("kafka_sink").options(**options).mode("append")
+        with pytest.raises(PySparkException, match=r"write\.outside\.queries=true"):
+            write.save()
+        assert visible_values(servers, three_partitions) == []
+        write.option("write.outside.queries", "true").save()
+    finally:
+        query.stop()
+    assert visible_values(servers, three_partitions) == list(range(30))
 
 
 WITHOUT_PINNED_THREADS = """

@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.common import errors
-from spark_kafka_sink.common.errors import BrokerError, KafkaError, error_for_code
+from spark_kafka_sink.common.errors import BrokerError, KafkaError, UnknownServerError, error_for_code
 
 
 def classes() -> list[type[KafkaError]]:
@@ -37,11 +37,24 @@ def test_advice_follows_the_brokers_own_text() -> None:
 
 
 def test_a_code_without_a_class_of_its_own_is_carried_along() -> None:
-    error = pickle.loads(pickle.dumps(error_for_code(12_345)))
+    error = pickle.loads(pickle.dumps(error_for_code(89)))
     assert isinstance(error, BrokerError)
-    assert error.error_code == 12_345
-    assert "12345" in str(error)
+    assert error.error_code == 89
     assert BrokerError.error_code is None
+
+
+def test_a_code_that_is_not_known_is_an_unknown_server_error_with_its_number() -> None:
+    error = pickle.loads(pickle.dumps(error_for_code(999, api="Produce", node="7")))
+    assert isinstance(error, UnknownServerError)
+    assert error.error_code == 999
+    assert UnknownServerError.error_code == -1
+    assert not error.retriable
+    assert str(error) == (
+        "Node 7 answered Produce with error code 999, which this client does not know. Its log says more."
+    )
+    assert str(error_for_code(999, "a quota")) == (
+        "The server answered a request with error code 999, which this client does not know. It said: a quota"
+    )
 
 
 @pytest.mark.parametrize("error_code", [12, 22, 24, 25, 27, 28, 37, 38, 39, 40, 41, 44, 55, 82, 89])
@@ -94,13 +107,13 @@ def test_what_a_broker_says_cannot_pass_for_lines_of_its_own() -> None:
     told = str(error_for_code(87, "bad record\nERROR root logged in\x1b[2J" + "x" * 10_000))
     assert told.startswith("bad record?ERROR root logged in?[2J")
     assert len(told) < 600
-    assert str(error_for_code(12_345, "\r\n")) == "??"
+    assert str(error_for_code(89, "\r\n")) == "??"
+    assert str(error_for_code(12_345, "\r\n")).endswith("It said: ??")
 
 
 def test_every_code_of_kafka_has_a_sentence() -> None:
     silent = [code for code in ErrorCode if int(code) > 0 and "error code" in str(error_for_code(int(code)))]
     assert silent == []
-    assert str(error_for_code(999)) == "The server answered with error code 999."
 
 
 def test_old_message_format_is_named_with_its_remedies() -> None:

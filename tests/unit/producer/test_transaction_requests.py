@@ -21,6 +21,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     TopicAuthorizationError,
     TransactionalIdAuthorizationError,
+    UnknownServerError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer import transaction_requests as requests
@@ -175,10 +176,10 @@ def done(_: object) -> None:
 @pytest.mark.parametrize(
     ("action", "error_codes"),
     [
-        (Action.RETRY, [-1, 3, 7, 14, 51, 55]),
+        (Action.RETRY, [12345, -1, 3, 7, 14, 51, 55]),
         (Action.FIND_COORDINATOR, [15, 16]),
         (Action.ABORT, [12, 22, 25, 28, 29, 30, 49, 59, 82, 120]),
-        (Action.FAIL, [10, 24, 31, 35, 42, 47, 48, 50, 52, 53, 90, 12345]),
+        (Action.FAIL, [10, 24, 31, 35, 42, 47, 48, 50, 52, 53, 90]),
     ],
     ids=lambda value: value.name if isinstance(value, Action) else "",
 )
@@ -195,7 +196,7 @@ def test_the_gravest_action_counts_most() -> None:
     [(29, TopicAuthorizationError), (30, GroupAuthorizationError), (53, TransactionalIdAuthorizationError)],
 )
 def test_a_refusal_names_its_place_and_what_the_broker_said(error_code: int, error_class: type[Exception]) -> None:
-    plain, told = Refusal(error_code, "place").error(), Refusal(error_code, "place", "ask Ada").error()
+    plain, told = (Refusal(error_code, "place", text).error("EndTxn", "1") for text in (None, "ask Ada"))
     assert type(plain) is type(told) is error_class
     assert str(plain).startswith("place: ")
     assert len(str(plain)) > len("place: ")
@@ -204,7 +205,16 @@ def test_a_refusal_names_its_place_and_what_the_broker_said(error_code: int, err
 
 
 def test_a_code_without_a_class_keeps_its_number() -> None:
-    assert Refusal(12345, "place").error().error_code == 12345
+    assert Refusal(89, "place").error("EndTxn", "1").error_code == 89
+
+
+def test_a_code_that_is_not_known_is_told_with_its_request_and_node() -> None:
+    error = Refusal(999, "place", "odd").error("EndTxn", "1")
+    assert isinstance(error, UnknownServerError)
+    assert error.error_code == 999
+    assert str(error) == (
+        "place: Node 1 answered EndTxn with error code 999, which this client does not know. It said: odd"
+    )
 
 
 def all_requests() -> dict[Priority, TransactionRequest]:
@@ -316,9 +326,9 @@ def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
     request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
     topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": 29}]}]
     (refusal,) = request.refusals(answer(28, 4, {"topics": topics}))
-    assert isinstance(refusal.error(), TopicAuthorizationError)
-    assert "group g, b-1: " in str(refusal.error())
-    assert "grant READ on it" in str(refusal.error())
+    assert isinstance(refusal.error("TxnOffsetCommit", "1"), TopicAuthorizationError)
+    assert "group g, b-1: " in str(refusal.error("TxnOffsetCommit", "1"))
+    assert "grant READ on it" in str(refusal.error("TxnOffsetCommit", "1"))
 
 
 @pytest.mark.parametrize(("transaction_version", "latest"), [(1, 4), (2, 5)])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import struct
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
-from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from support.random_entities import random_entity, response_payload, varint
+from support.scripted_broker.responses import RawErrorCode
 
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.chunks import RecordChunks
@@ -140,14 +143,39 @@ def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_k
         logging.disable(logging.NOTSET)
 
 
-def test_an_error_code_that_kio_does_not_know_is_an_unknown_server_error_and_logged(
+def test_an_error_code_that_kio_does_not_know_is_told_by_its_number_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     payload = struct.pack(">iihqh", 1, 0, 999, 7, 3)
     _, response = parse_response(request_type(ApiKey.INIT_PRODUCER_ID, 1), payload)
-    assert response.error_code is ErrorCode.unknown_server_error
+    assert response.error_code == 999
     assert (response.producer_id, response.producer_epoch) == (7, 3)
     assert "unknown error code 999" in caplog.text
+
+
+def places_of_codes(entity: Any) -> Iterator[tuple[Any, str]]:
+    """The fields of an entity that hold an error code, in order, but for those inside tags."""
+    for declared in dataclasses.fields(entity):
+        value = getattr(entity, declared.name)
+        if declared.metadata.get("kafka_type") == "error_code":
+            yield entity, declared.name
+        elif "tag" not in declared.metadata:
+            for item in value if isinstance(value, tuple) else (value,):
+                yield from places_of_codes(item) if dataclasses.is_dataclass(item) else ()
+
+
+@pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
+def test_codes_that_kio_does_not_know_come_back_in_their_places(api_key: int, version: int) -> None:
+    """Beside codes that it knows, UNKNOWN_SERVER_ERROR among them."""
+    for seed in range(20):
+        random = Random(seed)
+        entity = random_entity(response_type(api_key, version), random)
+        sent = []
+        for owner, name in places_of_codes(entity):
+            sent.append(random.choice((999, 12_345, -7, -1, 0, 87)))
+            object.__setattr__(owner, name, RawErrorCode(sent[-1]))
+        _, parsed = parse_response(request_type(api_key, version), response_payload(entity, 1))
+        assert [int(getattr(owner, name)) for owner, name in places_of_codes(parsed)] == sent
 
 
 def test_a_response_with_many_unknown_codes_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:

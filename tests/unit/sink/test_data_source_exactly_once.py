@@ -16,7 +16,7 @@ from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import data_source, driver_cluster
@@ -36,6 +36,7 @@ CONFIG = SinkConfig.from_options(
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench(version=request.param)
     monkeypatch.setattr(driver_cluster, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
     return made
 
 
@@ -88,6 +89,19 @@ def test_named_query_needs_a_default_checkpoint_location(monkeypatch: pytest.Mon
         stream._task(mandate)
     given["spark.sql.streaming.checkpointLocation"] = "/checkpoints"
     assert stream._task(mandate).batch_id == 7
+
+
+@pytest.mark.parametrize("has_query", [True, None])
+def test_batch_write_beside_a_query_is_refused_before_it_begins(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, has_query: bool | None
+) -> None:
+    """Bug: a write by a thread of foreachBatch that used another session was accepted, and came twice."""
+    monkeypatch.setattr(data_source, "has_query_thread", lambda: has_query)
+    with pytest.raises(ConfigError, match=r"write\.outside\.queries=true"):
+        travelled(KafkaBatchWriter(CONFIG, PREFIX))
+    assert bench.cluster.transactions.transactions == {}
+    assert travelled(KafkaBatchWriter(replace(CONFIG, is_outside_queries=True), PREFIX))._mandate is not None
+    assert travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate is not None
 
 
 def test_a_batch_is_begun_once_though_its_writer_travels_twice(bench: CoordinatorBench) -> None:

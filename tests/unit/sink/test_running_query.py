@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.sink.running_query import context_of_thread, refuse_in_query
+from spark_kafka_sink.sink.running_query import (
+    context_of_thread,
+    has_query_thread,
+    refuse_beside_queries,
+    refuse_in_query,
+)
 
 CONTEXT: Any = object()
 
@@ -87,3 +94,51 @@ def test_foreach_batch_worker_of_spark_connect_is_refused(monkeypatch: pytest.Mo
         monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=name))
     with pytest.raises(ConfigError, match="inside foreachBatch"):
         refuse_in_query(object(), is_outside_queries=True)
+
+
+# ---- a data source's planning worker ---------------------------------------------------------------------------------
+
+
+def processes(proc: Path, *names: str, threads: tuple[str, ...] = ()) -> Path:
+    """This process's parents, the nearest first; the last one has these threads."""
+    pids = [os.getppid(), *range(900_001, 900_001 + len(names))]
+    for at, name in enumerate(names):
+        folder = proc / str(pids[at])
+        folder.mkdir()
+        (folder / "comm").write_text(f"{name}\n")
+        (folder / "status").write_text(f"Name:\t{name}\nPPid:\t{pids[at + 1]}\n")
+    for number, thread in enumerate(threads):
+        task = folder / "task" / str(number)
+        task.mkdir(parents=True)
+        (task / "comm").write_text(f"{thread}\n")
+    return proc
+
+
+@pytest.mark.parametrize("parents", [("java",), ("python3", "java"), ("python3", "python3", "java")])
+@pytest.mark.parametrize(
+    ("threads", "is_active"),
+    [(("java", "stream executio"), True), (("stream ..234def]", "GC"), True), (("java", "streaming-job"), False)],
+)
+def test_streaming_query_is_seen_by_its_thread_in_the_jvm(
+    tmp_path: Path, parents: tuple[str, ...], threads: tuple[str, ...], is_active: bool
+) -> None:
+    assert has_query_thread(processes(tmp_path, *parents, threads=threads)) is is_active
+
+
+def test_thread_that_ends_while_the_names_are_read_is_left_out(tmp_path: Path) -> None:
+    proc = processes(tmp_path, "java", threads=("java",))
+    (proc / str(os.getppid()) / "task" / "7").mkdir()
+    assert has_query_thread(proc) is False
+
+
+@pytest.mark.parametrize("parents", [(), ("python3",), ("a", "b", "c", "d", "java")])
+def test_system_without_the_jvm_among_its_processes_does_not_say(tmp_path: Path, parents: tuple[str, ...]) -> None:
+    assert has_query_thread(processes(tmp_path, *parents)) is None
+
+
+def test_write_by_format_is_refused_unless_no_query_is_active() -> None:
+    refuse_beside_queries(False)
+    with pytest.raises(ConfigError, match=r"and a streaming query is active: .*write\.outside\.queries=true"):
+        refuse_beside_queries(True)
+    with pytest.raises(ConfigError, match=r"it cannot be told here .*foreachBatch\(sink\.write_batch\)"):
+        refuse_beside_queries(None)

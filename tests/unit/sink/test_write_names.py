@@ -20,7 +20,7 @@ from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ProducerFencedError, TransactionalIdAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink import driver_cluster, driver_session, foreach
+from spark_kafka_sink.sink import data_source, driver_cluster, driver_session, foreach
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -74,6 +74,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wr
     monkeypatch.setattr(driver_session, "connect", lambda _: made.coordinator)
     monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(foreach, "refuse_in_query", lambda *_, **__: None)
+    monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
     monkeypatch.setattr(foreach, "write_in_transaction", lambda config, pool, mandate, *_: made.outcomes(mandate))
     return made
 
