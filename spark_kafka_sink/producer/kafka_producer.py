@@ -56,7 +56,7 @@ from spark_kafka_sink.producer.record_fields import (
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
-from spark_kafka_sink.producer.transactions import PreparedTransaction, TransactionManager
+from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -302,17 +302,7 @@ class KafkaProducer:
         self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng, self._accumulator.room)
         self._timestamps = TimestampWatch()
         self._is_closed = False
-        self.sender = Sender(
-            config=self.config,
-            codec=self._codec,
-            client=client_or_own,
-            metadata=self._metadata,
-            accumulator=self._accumulator,
-            idempotence=idempotence,
-            metrics=self._metrics,
-            on_loads=self._partitioners.update_loads,
-            clock=self._clock,
-        )
+        self.sender = self._make_sender(client_or_own, idempotence)
         on_wait = self.sender.wakeup_for_metadata
         self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, on_wait)
         self._thread: threading.Thread | None = None
@@ -323,18 +313,9 @@ class KafkaProducer:
             metadata=self._metadata,
             metrics=self._metrics,
             sender=self.sender,
-            is_sender_thread=lambda: threading.current_thread() is self._thread,
+            is_sender_thread=self._is_sender_thread,
         )
-        self._blocks = BlockAppender(
-            config=self.config,
-            clock=self._clock,
-            size_limit=self._size_limit,
-            topics=self._topics,
-            partitioners=self._partitioners,
-            accumulator=self._accumulator,
-            join=self._transaction_calls.join,
-            wakeup=self.sender.wakeup,
-        )
+        self._blocks = self._make_block_appender()
         if client is None:
             name = f"kafka-producer-network-thread-{self.client_id}"
             self._thread = threading.Thread(target=self.sender.run, name=name, daemon=True)
@@ -351,6 +332,31 @@ class KafkaProducer:
         if self._transactions is not None:
             return self._transactions.identity
         return ProducerIdentity(self._retry_backoff()) if self.config.enable_idempotence else None
+
+    def _make_sender(self, client: KafkaClient, idempotence: Idempotence | None) -> Sender:
+        return Sender(
+            config=self.config,
+            codec=self._codec,
+            client=client,
+            metadata=self._metadata,
+            accumulator=self._accumulator,
+            idempotence=idempotence,
+            metrics=self._metrics,
+            on_loads=self._partitioners.update_loads,
+            clock=self._clock,
+        )
+
+    def _make_block_appender(self) -> BlockAppender:
+        return BlockAppender(
+            config=self.config,
+            clock=self._clock,
+            size_limit=self._size_limit,
+            topics=self._topics,
+            partitioners=self._partitioners,
+            accumulator=self._accumulator,
+            join=self._transaction_calls.join,
+            wakeup=self.sender.wakeup,
+        )
 
     def _retry_backoff(self) -> ExponentialBackoff:
         return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
@@ -585,7 +591,7 @@ class KafkaProducer:
         IllegalStateError in a callback, whose thread is the one that would have to send.
         """
         self._ensure_same_process()
-        if threading.current_thread() is self._thread:
+        if self._is_sender_thread():
             raise IllegalStateError("A callback cannot flush: it would wait for its own thread.")
         started_ms = self._clock.now_ms()
         deadline_ms = None if timeout is None else started_ms + timeout * 1000
@@ -620,7 +626,7 @@ class KafkaProducer:
         self.sender.initiate_close()
         if self._thread is None:
             return
-        on_own_thread = threading.current_thread() is self._thread
+        on_own_thread = self._is_sender_thread()
         if not on_own_thread and timeout != 0:
             self.sender.wait_for_end(timeout)
         if not self.sender.has_ended:
@@ -629,6 +635,9 @@ class KafkaProducer:
                 log.warning("%s is held up, perhaps by a DNS, and left to end by itself", self._thread.name)
         if not on_own_thread and self.sender.has_ended:
             self._thread.join()
+
+    def _is_sender_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def _ensure_usable(self) -> None:
         self._ensure_same_process()
