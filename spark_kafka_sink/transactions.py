@@ -18,12 +18,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import (
-    EndTxnStatus,
-    OpenTransaction,
-    TransactionDescription,
-    TransactionState,
-)
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -34,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     ProtocolError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.properties_file import read_properties
 from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
@@ -204,7 +200,7 @@ class Operator:
     def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
         name = driver_id(prefix)
         self._driver(prefix).ensure_birth()
-        return OpenTransaction(name, *cluster.init_producer_id(name, None), cluster.transaction_version())
+        return OpenTransaction.of(name, cluster.init_producer_id(name, None), cluster.transaction_version())
 
     def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
         cluster.write_decision(driver, decision.finished(), 0)

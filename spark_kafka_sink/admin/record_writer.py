@@ -13,7 +13,6 @@ from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, Coordinator
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topics import TopicAbsence
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -26,6 +25,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.chunks import RecordChunks
@@ -169,7 +169,8 @@ class _AddPartition(CoordinatorApi[_Added, bool]):
     def requests(self, items: Sequence[_Added]) -> Iterable[tuple[Request, Sequence[_Added]]]:
         for item in items:
             transaction, place = item
-            yield AddPartitionsToTxnRequest(*transaction[:3], {place.topic: [place.partition]}), [item]
+            topics = {place.topic: [place.partition]}
+            yield AddPartitionsToTxnRequest(transaction.transactional_id, *transaction.producer, topics), [item]
 
     def answers(self, items: Sequence[_Added], body: Message) -> Mapping[_Added, bool | KafkaError]:
         codes = [

@@ -8,27 +8,7 @@ from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
-
-
-class ProducerIdAndEpoch(NamedTuple):
-    producer_id: int
-    producer_epoch: int
-
-
-class OpenTransaction(NamedTuple):
-    """What it takes to end a transaction. `transaction_version` is the one under which it was begun (1 or 2)."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    transaction_version: int
-
-    def __str__(self) -> str:
-        return f"transactional id {self.transactional_id!r} (producer id {self.producer_id}, {self._epoch})"
-
-    @property
-    def _epoch(self) -> str:
-        return f"epoch {self.producer_epoch}, transaction version {self.transaction_version}"
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 
 
 class EndTxnStatus(Enum):
@@ -46,14 +26,13 @@ class EndTxnStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndTxnOutcome:
-    """`producer_id` and `producer_epoch` are those of the next transaction where the status is DONE and the
-    transaction version 2, else those that were sent. `error` is None where the status is DONE.
+    """`producer` is that of the next transaction where the status is DONE and the transaction version 2, else the one
+    that was sent. `error` is None where the status is DONE.
     """
 
     transaction: OpenTransaction
     status: EndTxnStatus
-    producer_id: int
-    producer_epoch: int
+    producer: ProducerIdAndEpoch
     error: KafkaError | None = None
 
 
@@ -88,6 +67,10 @@ class TransactionDescription(NamedTuple):
     timeout_ms: int
     start_time_ms: int | None
     topic_partitions: frozenset[TopicPartition]
+
+    @property
+    def producer(self) -> ProducerIdAndEpoch:
+        return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
 
 
 class TransactionListing(NamedTuple):

@@ -14,8 +14,6 @@ from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
-    OpenTransaction,
-    ProducerIdAndEpoch,
     TransactionDescription,
     TransactionListing,
     TransactionState,
@@ -33,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import (
     TRANSACTION,
@@ -82,7 +81,7 @@ class Transactions:
         held: ProducerIdAndEpoch | None = None,
     ) -> dict[str, Outcome[ProducerIdAndEpoch]]:
         """`init_producer_id` of many at once, each with its own outcome."""
-        claimed = held or ProducerIdAndEpoch(-1, -1)
+        claimed = held or NO_PRODUCER
         requests = [InitProducerIdRequest(each, transaction_timeout_ms, *claimed) for each in transactional_ids]
         outcomes = self._calls.run(_InitProducerId(), requests, timer)
         return {str(request.transactional_id): outcome for request, outcome in outcomes.items()}
@@ -219,7 +218,7 @@ def _next_producer(ended: OpenTransaction, body: Message) -> ProducerIdAndEpoch:
     """From version 5 on the coordinator tells the next id and epoch."""
     if getattr(body, "producer_id", -1) >= 0:
         return ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
-    return ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
+    return ended.producer
 
 
 _STATUS_BY_ERROR: Final[tuple[tuple[type[KafkaError], EndTxnStatus], ...]] = (
@@ -234,10 +233,10 @@ _STATUS_BY_ERROR: Final[tuple[tuple[type[KafkaError], EndTxnStatus], ...]] = (
 def end_txn_outcome(transaction: OpenTransaction, outcome: Outcome[ProducerIdAndEpoch]) -> EndTxnOutcome:
     error = outcome.error
     if error is None:
-        return EndTxnOutcome(transaction, EndTxnStatus.DONE, *outcome.get())
+        return EndTxnOutcome(transaction, EndTxnStatus.DONE, outcome.get())
     found = next((status for kind, status in _STATUS_BY_ERROR if isinstance(error, kind)), None)
     status = found or (EndTxnStatus.UNRESOLVED if outcome.is_in_doubt else EndTxnStatus.REFUSED)
-    return EndTxnOutcome(transaction, status, transaction.producer_id, transaction.producer_epoch, error)
+    return EndTxnOutcome(transaction, status, transaction.producer, error)
 
 
 class _Described(NamedTuple):

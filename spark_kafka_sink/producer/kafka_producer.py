@@ -1,6 +1,9 @@
 """The producer's public face: takes records from application threads, hands them to the accumulator, and owns the
 Sender's thread.
 
+`KafkaProducer` holds a `BlockAppender`, which appends columns, and `TransactionCalls`, which waits for the operations
+of transactions.
+
 Reference: org.apache.kafka.clients.producer.KafkaProducer.
 """
 
@@ -11,7 +14,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
@@ -28,23 +31,32 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     ProducerClosedError,
-    RecordTooLargeError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
+from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import Partitioners
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.record_fields import TimestampWatch, checked_headers, checked_place, to_bytes
+from spark_kafka_sink.producer.record_fields import (
+    SizeLimit,
+    TimestampWatch,
+    checked_group,
+    checked_headers,
+    checked_offsets,
+    checked_place,
+    to_bytes,
+)
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.topic_metadata import TopicMetadata
-from spark_kafka_sink.producer.transaction_manager import TransactionManager
-from spark_kafka_sink.producer.transaction_methods import TransactionMethods
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
+from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -63,7 +75,189 @@ _numbers = itertools.count(1)
 """For generated client.ids; each process counts for itself."""
 
 
-class KafkaProducer(TransactionMethods):
+class BlockAppender:
+    """Appends columns block by block, for application threads.
+
+    `join` is called with the partitions that rows of a call are about to be appended to.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ProducerConfig,
+        clock: Clock,
+        size_limit: SizeLimit,
+        topics: TopicMetadata,
+        partitioners: Partitioners,
+        accumulator: RecordAccumulator,
+        join: Callable[[str, Iterable[int], object], None],
+        wakeup: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._size_limit = size_limit
+        self._topics = topics
+        self._partitioners = partitioners
+        self._accumulator = accumulator
+        self._join = join
+        self._wakeup = wakeup
+
+    def append(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object) -> None:
+        """Append every row of `columns`. `send` is the call on whose behalf the rows go."""
+        named = highest_partition(columns)
+        # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
+        for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
+            part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
+            cluster, left_ms = self._topics.wait_for(topic, named)
+            count = cluster.partition_count_for_topic(topic) or 1
+            placement = place(part, count, self._config.partitioner_ignore_keys, f"topic {topic}", offset)
+            if placement.placed is not None:
+                self._append_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms, send)
+            if placement.free is not None:
+                self._append_block(topic, placement.free, None, cluster, on_completion, left_ms, send)
+
+    def _append_block(
+        self,
+        topic: str,
+        columns: RecordColumns,
+        partitions: Any,
+        cluster: Cluster,
+        on_completion: RunCallback | None,
+        max_block_ms: int,
+        send: object,
+    ) -> None:
+        """Append rows as one block, or as two halves if one block would take too much memory. `partitions`: an int32
+        array, one a row, or None for rows that may go to any partition.
+        """
+        rows = columns.num_rows
+        if rows > 1 and columns_size_upper_bound(columns) > self._config.buffer_memory // BLOCKS_IN_MEMORY:
+            half = rows // 2
+            for first, last in ((0, half), (half, rows)):
+                own = None if partitions is None else partitions[first:last]
+                part = columns.slice(first, last - first)
+                self._append_block(topic, part, own, cluster, on_completion, max_block_ms, send)
+            return
+        room = self._size_limit.max_bytes - HEADER_SIZE
+        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms(), room)
+        self._size_limit.check(topic, block.largest_record)
+        groups: Iterable[tuple[int, int, int]] = block.groups
+        chosen = block.partitions
+        if partitions is None:
+            groups = self._partitioners[topic].assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
+            chosen = [partition for partition, _, _ in groups]
+        self._join(topic, chosen, send)
+        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
+        self._wakeup()
+
+
+class TransactionCalls:
+    """Transactions for application threads: begins an operation, wakes the Sender, and waits for the result.
+
+    A call that timed out may be made again with the same arguments, and then waits for the same operation. With other
+    arguments it raises IllegalStateError. `manager` is None in a producer without a transactional.id.
+    """
+
+    def __init__(
+        self,
+        *,
+        manager: TransactionManager | None,
+        config: ProducerConfig,
+        clock: Clock,
+        metadata: ProducerMetadata,
+        metrics: ProducerMetrics,
+        sender: Sender,
+        is_sender_thread: Callable[[], bool],
+    ) -> None:
+        self._manager = manager
+        self._config = config
+        self._clock = clock
+        self._metadata = metadata
+        self._metrics = metrics
+        self._sender = sender
+        self._is_sender_thread = is_sender_thread
+        self.leave: Final[Callable[[object], None]] = manager.sends.leave if manager else set[object]().discard
+        """As `JoinedSends.leave`."""
+
+    @property
+    def manager(self) -> TransactionManager:
+        """Raises IllegalStateError where there is none."""
+        if self._manager is None:
+            raise IllegalStateError("A producer without a transactional.id has no transactions: set transactional.id.")
+        return self._manager
+
+    def begin(self) -> None:
+        started_ms = self._clock.now_ms()
+        self.manager.begin_transaction()
+        self._metrics.call_returned("txn-begin", self._clock.now_ms() - started_ms)
+
+    def run(self, call: str, begin: Callable[[TransactionManager], OperationResult]) -> None:
+        """Run one operation to its end. `call` is its name in the metrics."""
+        started_ms = self._clock.now_ms()
+        manager = self.manager
+        if self._is_sender_thread():
+            raise IllegalStateError("A callback cannot wait for a transaction: its own thread would have to do it.")
+        result = begin(manager)
+        self._sender.wakeup()
+        if not result.wait(self._clock, self._config.max_block_ms):
+            limit = f"within max.block.ms={self._config.max_block_ms}"
+            late = KafkaTimeoutError(
+                f"{result.operation} of transactional.id {manager.transactional_id} did not end {limit}; call it again"
+                f" to go on waiting.{self._why_late(manager, limit)}"
+            )
+            raise self._sender.explained(late)
+        if result.error is not None:
+            raise copied(result.error)
+        self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
+
+    def send_offsets(self, offsets: Offsets, group: GroupMetadata | str) -> None:
+        """Commit a group's offsets as part of the transaction. Do nothing where there are none."""
+        manager = self.manager
+        if offsets:
+            checked, metadata = checked_offsets(offsets), checked_group(group)
+            self.run("txn-send-offsets", lambda _: manager.begin_send_offsets(checked, metadata))
+
+    def prepare(self, flush: Callable[[], None]) -> PreparedTransaction:
+        """Close the transaction to records, wait for those that it has, and leave it open."""
+        manager = self.manager
+        flush()
+        manager.prepare()
+        try:
+            manager.sends.wait_until_left(self._clock)  # calls of other threads, which joined before
+            flush()
+            return manager.current()
+        except BaseException as cause:  # Ctrl-C, say: the caller learns of no transaction that it could end
+            manager.lose_prepared(_as_kafka_error(cause, "prepare_transaction"))
+            raise
+
+    def join(self, topic: str, partitions: Iterable[int], send: object) -> None:
+        """`send` is about to append records of these partitions: they belong to the transaction, which does not end
+        before `send` leaves it. Without transactions do nothing.
+        """
+        if self._manager is not None:
+            for partition in dict.fromkeys(partitions):
+                self._manager.add_partition(TopicPartition(topic, partition), send)
+
+    def lose(self, cause: BaseException, send: object) -> None:
+        """A record of `send` was not taken, perhaps because of Ctrl-C or a close: the transaction must not be committed
+        without it. A call that was misuse has no record in it. A timeout is told why.
+        """
+        if isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError):
+            return
+        error = _as_kafka_error(cause, "A send")
+        self._sender.explained(error)
+        if self._manager is not None:
+            self._manager.handle_refused_record(error, send)
+
+    def _why_late(self, manager: TransactionManager, limit: str) -> str:
+        """Say what an operation that did not end waits for, as far as it is known."""
+        if self._metadata.fetch().is_bootstrap_configured:
+            return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
+        failure = self._metadata.connection_failure
+        lost = "" if failure is None else f" The last lost connection: {failure}"
+        return manager.pending.reason_for_delay + lost
+
+
+class KafkaProducer:
     """Sends records, from any thread of the process that made it.
 
     `config`: a ProducerConfig, or Kafka's producer settings. `clock`, `rng`, and `client` (with `metadata`) are the
@@ -84,15 +278,15 @@ class KafkaProducer(TransactionMethods):
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._process_id = os.getpid()
-        self._largest_batch = min(
-            (self.config.max_request_size, "max.request.size"), (self.config.buffer_memory, "buffer.memory")
-        )
-        """Bytes of the largest record with a batch's header, and the setting that says so."""
-        self._metadata = metadata or self.make_metadata(self.config, self._clock, self._rng)
+        self._size_limit = SizeLimit(self.config)
+        self._metadata = metadata or ProducerMetadata.of(self.config, self._clock, self._rng)
+        if metadata is None:
+            bootstrap(self._metadata, self.config)
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = ApiVersions()
-        self._transaction_manager = self._make_transaction_manager(api_versions)
-        self._sends: set[object] = set() if self._transaction_manager is None else self._transaction_manager.sends
+        self._transactions = self._make_transactions(api_versions)
+        self._identity = self._make_identity()
+        idempotence = self._transactions or self._identity
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
         self._metrics = ProducerMetrics(self._pool, self._metadata, client_or_own)
@@ -102,52 +296,67 @@ class KafkaProducer(TransactionMethods):
             delivery_timeout_ms=self.config.delivery_timeout_ms,
             retry_backoff=self._retry_backoff(),
             pool=self._pool,
-            drain_rules=self._transaction_manager or NoDrainRules(),
+            drain_rules=idempotence or NoDrainRules(),
         )
         is_adaptive = self.config.partitioner_adaptive_partitioning_enable
         self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng, self._accumulator.room)
         self._timestamps = TimestampWatch()
         self._is_closed = False
-        self.sender = Sender(
-            config=self.config,
-            codec=self._codec,
-            client=client_or_own,
-            metadata=self._metadata,
-            accumulator=self._accumulator,
-            transaction_manager=self._transaction_manager,
-            metrics=self._metrics,
-            on_loads=self._partitioners.update_loads,
-            clock=self._clock,
-        )
+        self.sender = self._make_sender(client_or_own, idempotence)
         on_wait = self.sender.wakeup_for_metadata
         self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, on_wait)
         self._thread: threading.Thread | None = None
+        self._transaction_calls = TransactionCalls(
+            manager=self._transactions,
+            config=self.config,
+            clock=self._clock,
+            metadata=self._metadata,
+            metrics=self._metrics,
+            sender=self.sender,
+            is_sender_thread=self._is_sender_thread,
+        )
+        self._blocks = self._make_block_appender()
         if client is None:
             name = f"kafka-producer-network-thread-{self.client_id}"
             self._thread = threading.Thread(target=self.sender.run, name=name, daemon=True)
             self._thread.start()
             log.info("Producer %s (client.id) has started", self.client_id)
 
-    @staticmethod
-    def make_metadata(config: ProducerConfig, clock: Clock, rng: random.Random) -> ProducerMetadata:
-        """The cluster view of a producer with this configuration, at its bootstrap addresses."""
-        metadata = ProducerMetadata(
-            refresh_backoff_ms=config.retry_backoff_ms,
-            refresh_backoff_max_ms=config.retry_backoff_max_ms,
-            metadata_expire_ms=config.metadata_max_age_ms,
-            metadata_idle_ms=config.metadata_max_idle_ms,
-            clock=clock,
-            rng=rng,
-        )
-        bootstrap(metadata, config)
-        return metadata
+    def _make_transactions(self, api_versions: ApiVersions) -> TransactionManager | None:
+        name, timeout_ms = self.config.transactional_id, self.config.transaction_timeout_ms
+        if name is None:
+            return None
+        return TransactionManager(name, timeout_ms, self._retry_backoff(), api_versions.finalized_feature)
 
-    def _make_transaction_manager(self, api_versions: ApiVersions) -> TransactionManager | None:
-        config, backoff = self.config, self._retry_backoff()
-        if config.transactional_id is not None:
-            features = api_versions.finalized_feature
-            return TransactionalManager(config.transactional_id, config.transaction_timeout_ms, backoff, features)
-        return TransactionManager(backoff) if config.enable_idempotence else None
+    def _make_identity(self) -> ProducerIdentity | None:
+        if self._transactions is not None:
+            return self._transactions.identity
+        return ProducerIdentity(self._retry_backoff()) if self.config.enable_idempotence else None
+
+    def _make_sender(self, client: KafkaClient, idempotence: Idempotence | None) -> Sender:
+        return Sender(
+            config=self.config,
+            codec=self._codec,
+            client=client,
+            metadata=self._metadata,
+            accumulator=self._accumulator,
+            idempotence=idempotence,
+            metrics=self._metrics,
+            on_loads=self._partitioners.update_loads,
+            clock=self._clock,
+        )
+
+    def _make_block_appender(self) -> BlockAppender:
+        return BlockAppender(
+            config=self.config,
+            clock=self._clock,
+            size_limit=self._size_limit,
+            topics=self._topics,
+            partitioners=self._partitioners,
+            accumulator=self._accumulator,
+            join=self._transaction_calls.join,
+            wakeup=self.sender.wakeup,
+        )
 
     def _retry_backoff(self) -> ExponentialBackoff:
         return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
@@ -175,8 +384,8 @@ class KafkaProducer(TransactionMethods):
     @property
     def has_failed(self) -> bool:
         """It met a fatal error or a refusal, a turn of its thread failed, or that is gone: close it, make another."""
-        manager = self._transaction_manager
-        is_fatal = self.sender.has_failed_turn or (manager is not None and manager.has_fatal_error)
+        idempotence = self._transactions or self._identity
+        is_fatal = self.sender.has_failed_turn or (idempotence is not None and idempotence.has_fatal_error)
         is_fatal |= self._metadata.was_refused  # what the node was shown may have been renewed since it was read
         return is_fatal or (self._thread is not None and not self._thread.is_alive() and not self._is_closed)
 
@@ -217,30 +426,30 @@ class KafkaProducer(TransactionMethods):
         try:
             cluster, left_ms = self._topics.wait_for(topic, partition)
             size = record_size_upper_bound(key_bytes, value_bytes, headers)
-            self._ensure_valid_size(topic, size)
+            self._size_limit.check(topic, size)
             chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
             place, thunk = TopicPartition(topic, chosen), RecordThunk(future, on_completion)
-            self._join_transaction(topic, [chosen], future)
+            self._transaction_calls.join(topic, [chosen], future)
             is_to_be_seen = self._accumulator.append_row(
                 place, key_bytes, value_bytes, headers, stamp, size, thunk, left_ms, self._clock.now_ms()
             )
             if is_to_be_seen:
                 self.sender.wakeup()
         except IllegalStateError as misuse:
-            self._lose_transaction(misuse, future)
+            self._transaction_calls.lose(misuse, future)
             raise
         except KafkaError as error:
-            self._lose_transaction(error, future)
+            self._transaction_calls.lose(error, future)
             self._metrics.records_failed(None, 1, self._clock.now_ms())
             failed = FutureRecordMetadata.failed(place, error)
             RecordThunk(failed, on_completion).fire(Exception)
             return failed
         except BaseException as cause:
-            self._lose_transaction(cause, future)
+            self._transaction_calls.lose(cause, future)
             self.sender.wakeup()  # Ctrl-C may have come when the record was in and the Sender not woken for it
             raise
         finally:
-            self._sends.discard(future)
+            self._transaction_calls.leave(future)
         return future
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
@@ -254,62 +463,13 @@ class KafkaProducer(TransactionMethods):
         self._ensure_usable()
         send = object()
         try:
-            self._send_columns(topic, columns, on_completion, send)
+            self._blocks.append(topic, columns, on_completion, send)
         except BaseException as cause:
-            self._lose_transaction(cause, send)
+            self._transaction_calls.lose(cause, send)
             self.sender.wakeup()  # rows may be in, and others may have waited behind those that failed
             raise
         finally:
-            self._sends.discard(send)
-
-    def _send_columns(
-        self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object
-    ) -> None:
-        self._timestamps.of_columns(topic, columns)
-        named = highest_partition(columns)
-        # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
-        for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
-            part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
-            cluster, left_ms = self._topics.wait_for(topic, named)
-            count = cluster.partition_count_for_topic(topic) or 1
-            placement = place(part, count, self.config.partitioner_ignore_keys, f"topic {topic}", offset)
-            if placement.placed is not None:
-                self._send_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms, send)
-            if placement.free is not None:
-                self._send_block(topic, placement.free, None, cluster, on_completion, left_ms, send)
-
-    def _send_block(
-        self,
-        topic: str,
-        columns: RecordColumns,
-        partitions: Any,
-        cluster: Cluster,
-        on_completion: RunCallback | None,
-        max_block_ms: int,
-        send: object,
-    ) -> None:
-        """Send rows as one block, or as two halves where that would take too much memory at once. `partitions`: int32
-        array, one per row, or None for rows that may go anywhere.
-        """
-        rows = columns.num_rows
-        if rows > 1 and columns_size_upper_bound(columns) > self.config.buffer_memory // BLOCKS_IN_MEMORY:
-            half = rows // 2
-            for first, last in ((0, half), (half, rows)):
-                own = None if partitions is None else partitions[first:last]
-                part = columns.slice(first, last - first)
-                self._send_block(topic, part, own, cluster, on_completion, max_block_ms, send)
-            return
-        limit, _ = self._largest_batch
-        block = Block(columns, 0 if partitions is None else partitions, self._clock.wall_ms(), limit - HEADER_SIZE)
-        self._ensure_valid_size(topic, block.largest_record)
-        groups: Iterable[tuple[int, int, int]] = block.groups
-        chosen = block.partitions
-        if partitions is None:
-            groups = self._partitioners[topic].assign(block, cluster, cluster.partition_count_for_topic(topic) or 1)
-            chosen = [partition for partition, _, _ in groups]
-        self._join_transaction(topic, chosen, send)
-        self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
-        self.sender.wakeup()
+            self._transaction_calls.leave(send)
 
     def _choose_partition(
         self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int
@@ -321,13 +481,69 @@ class KafkaProducer(TransactionMethods):
             return partition_for_key(key, count)
         return self._partitioners[topic].take(size, cluster, count)
 
-    def _ensure_valid_size(self, topic: str, size: int) -> None:
-        limit, name = self._largest_batch
-        if size + HEADER_SIZE > limit:
-            raise RecordTooLargeError(
-                f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than {name}={limit}: raise {name}"
-                " (and max.message.bytes of the topic), or make the record smaller."
-            )
+    # ---- transactions ----------------------------------------------------------------------------------------------
+
+    def init_transactions(self, transactional_id: str | None = None) -> None:
+        """Get a producer id and epoch for transactional.id. This fences older producers of the id, and aborts what they
+        left open.
+
+        Call it again after `prepare_transaction`, if another producer ends what was prepared. Then, and before the
+        first transaction, `transactional_id` may give the producer another id, over the connections it has.
+
+        Raises KafkaTimeoutError after max.block.ms. Raises AuthorizationError without the right to the id: call it
+        again once that is granted. Raises TransactionAbortableError where `abort_transaction` must come first, which
+        asks for a producer id again.
+        """
+        self._usable_calls().run("txn-init", lambda manager: manager.begin_initialize(transactional_id))
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. The records that are sent from now on belong to it."""
+        self._usable_calls().begin()
+
+    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | str) -> None:
+        """Commit a group's consumed offsets, topic-partition → (next offset, text), as part of the transaction
+        (KIP-447).
+
+        Raises SerializationError for offsets or a group that no request can hold; nothing is begun then. Raises
+        CommitFailedError when the group has rebalanced: its generation or member is not current any more.
+        """
+        self._usable_calls().send_offsets(offsets, group)
+
+    @property
+    def current_transaction(self) -> OpenTransaction:
+        """The transaction that was begun. Waits for none of its records."""
+        return self._usable_calls().manager.current().transaction
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        """Wait until every record is acknowledged, and leave the transaction open. Any process can end it with what
+        this returns.
+        """
+        return self._usable_calls().prepare(self.flush)
+
+    def resume_transaction(self, prepared: PreparedTransaction) -> None:
+        """Take over what another producer prepared, to commit or abort it. This producer must have no transaction of
+        its own. Afterwards it can resume the next, or begin its own with `init_transactions`.
+        """
+        self._usable_calls().manager.resume(prepared)
+
+    def commit_transaction(self) -> None:
+        """Commit the transaction with all its records.
+
+        Raises KafkaTimeoutError after max.block.ms: call it again. Raises ProducerFencedError. Raises the error of a
+        record that failed, with the next call at the latest, or TransactionAbortableError if that error is retriable,
+        as a timeout is: then only `abort_transaction` is left.
+        """
+        self._usable_calls().run("txn-commit", lambda manager: manager.begin_commit())
+
+    def abort_transaction(self) -> None:
+        """End the transaction as if it had never been. Records that were not sent fail: with the transaction's error
+        if it has one, else with TransactionAbortedError.
+        """
+        self._usable_calls().run("txn-abort", lambda manager: manager.begin_abort())
+
+    def _usable_calls(self) -> TransactionCalls:
+        self._ensure_usable()
+        return self._transaction_calls
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
@@ -375,7 +591,7 @@ class KafkaProducer(TransactionMethods):
         IllegalStateError in a callback, whose thread is the one that would have to send.
         """
         self._ensure_same_process()
-        if threading.current_thread() is self._thread:
+        if self._is_sender_thread():
             raise IllegalStateError("A callback cannot flush: it would wait for its own thread.")
         started_ms = self._clock.now_ms()
         deadline_ms = None if timeout is None else started_ms + timeout * 1000
@@ -410,7 +626,7 @@ class KafkaProducer(TransactionMethods):
         self.sender.initiate_close()
         if self._thread is None:
             return
-        on_own_thread = threading.current_thread() is self._thread
+        on_own_thread = self._is_sender_thread()
         if not on_own_thread and timeout != 0:
             self.sender.wait_for_end(timeout)
         if not self.sender.has_ended:
@@ -419,6 +635,9 @@ class KafkaProducer(TransactionMethods):
                 log.warning("%s is held up, perhaps by a DNS, and left to end by itself", self._thread.name)
         if not on_own_thread and self.sender.has_ended:
             self._thread.join()
+
+    def _is_sender_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def _ensure_usable(self) -> None:
         self._ensure_same_process()
@@ -430,6 +649,12 @@ class KafkaProducer(TransactionMethods):
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
+
+
+def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:
+    if isinstance(cause, KafkaError):
+        return cause
+    return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")
 
 
 def _named(config: ProducerConfig) -> ProducerConfig:

@@ -37,7 +37,7 @@ from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.transaction_manager import TransactionManager
+from spark_kafka_sink.producer.transactions import Idempotence, give_up_after_fault
 from spark_kafka_sink.protocol.messages import Message, to_ms
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class BatchOutcomes:
         *,
         accumulator: RecordAccumulator,
         metadata: ProducerMetadata,
-        transaction_manager: TransactionManager | None,
+        idempotence: Idempotence | None,
         metrics: ProducerMetrics,
         retries: int,
         delivery_timeout_ms: int,
@@ -87,7 +87,7 @@ class BatchOutcomes:
     ) -> None:
         self._accumulator = accumulator
         self._metadata = metadata
-        self._transaction_manager = transaction_manager
+        self._idempotence = idempotence
         self._metrics = metrics
         self._retries = retries
         self._delivery_timeout_ms = delivery_timeout_ms
@@ -210,12 +210,12 @@ class BatchOutcomes:
                 last_first.callback(self._acknowledge, batch, outcome)
             elif not batch.is_done:
                 self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
-            if self._transaction_manager is not None:
-                self._transaction_manager.handle_fault((batch, *batch.split_parts), error)
+            if self._idempotence is not None:
+                give_up_after_fault(self._idempotence, (batch, *batch.split_parts), error)
 
     def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
-        if self._transaction_manager is not None:
-            self._transaction_manager.handle_completed_batch(batch)
+        if self._idempotence is not None:
+            self._idempotence.handle_completed_batch(batch)
         if not batch.is_done:
             self._metrics.batch_acknowledged(now_ms)
         self._acknowledge(batch, outcome)
@@ -228,8 +228,8 @@ class BatchOutcomes:
         batch.complete(outcome.base_offset if outcome.error is None else -1, stamped_ms)
 
     def _split(self, batch: ProducerBatch, now_ms: int) -> None:
-        if self._transaction_manager is not None:
-            self._transaction_manager.handle_split_batch(batch)
+        if self._idempotence is not None:
+            self._idempotence.handle_split_batch(batch)
         parts = self._accumulator.split_and_reenqueue(batch, now_ms)
         self._metrics.batch_split(now_ms)
         topic = batch.topic_partition.topic
@@ -251,9 +251,9 @@ class BatchOutcomes:
             return False
         if batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms):
             return False
-        if self._transaction_manager is None:
+        if self._idempotence is None:
             return error.retriable
-        return self._transaction_manager.can_retry(batch, error, log_start_offset)
+        return self._idempotence.can_retry(batch, error, log_start_offset)
 
     def _fail_answered(self, batch: ProducerBatch, outcome: PartitionOutcome, error: KafkaError, now_ms: int) -> None:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
@@ -275,8 +275,8 @@ class BatchOutcomes:
         do what a fault left undone of that.
         """
         if not batch.is_done:
-            if self._transaction_manager is not None:
-                self._transaction_manager.handle_failed_batch(batch, error)
+            if self._idempotence is not None:
+                self._idempotence.handle_failed_batch(batch, error)
             self._metrics.records_failed(batch.topic_partition.topic, batch.record_count, now_ms)
         batch.fail(error, record_errors)
 
@@ -304,8 +304,8 @@ class BatchOutcomes:
         elif leader is None:
             why = self._why_no_leader(batch.topic_partition)
         else:
-            manager = self._transaction_manager
-            reason = None if manager is None else manager.reason_to_wait(batch.topic_partition)
+            idempotence = self._idempotence
+            reason = None if idempotence is None else idempotence.reason_to_wait(batch.topic_partition)
             why = reason or f"they could not be sent; is its broker reachable?{self._quota(batch, leader)}"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"

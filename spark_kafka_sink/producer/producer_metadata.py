@@ -12,6 +12,7 @@ import random
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, error_for_code
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.requests import MetadataRequest
@@ -37,6 +38,17 @@ class ProducerMetadata(Metadata):
         self._new_topics: set[str] = set()
         self._error_codes: dict[str, int] = {}
         """What the last response that names a topic says of it, where that is an error."""
+
+    @classmethod
+    def of(cls, config: ProducerConfig, clock: Clock, rng: random.Random) -> ProducerMetadata:
+        return cls(
+            refresh_backoff_ms=config.retry_backoff_ms,
+            refresh_backoff_max_ms=config.retry_backoff_max_ms,
+            metadata_expire_ms=config.metadata_max_age_ms,
+            metadata_idle_ms=config.metadata_max_idle_ms,
+            clock=clock,
+            rng=rng,
+        )
 
     def add(self, topic: str, now_ms: int) -> None:
         """Somebody writes to `topic`: keep it from now on for metadata.max.idle.ms; ask for it if it is new."""

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import RecordTooLargeError, SerializationError
 from spark_kafka_sink.producer.futures import Headers
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import header_pairs
 from spark_kafka_sink.record.row_arrays import exact_int, int_text, not_unicode
@@ -92,6 +94,24 @@ def checked_place(partition: int | None, timestamp_ms: int | None) -> tuple[int 
             raise SerializationError(_out_of_range("timestamp_ms", stamp))
         timestamp_ms = stamp
     return partition, timestamp_ms
+
+
+class SizeLimit:
+    """How large a record may be: `max_bytes` with a batch's header, by the option `setting`."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        self.max_bytes, self.setting = min(
+            (config.max_request_size, "max.request.size"), (config.buffer_memory, "buffer.memory")
+        )
+
+    def check(self, topic: str, size: int) -> None:
+        """Raises RecordTooLargeError for a record of `size` bytes that is larger."""
+        if size + HEADER_SIZE > self.max_bytes:
+            raise RecordTooLargeError(
+                f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than"
+                f" {self.setting}={self.max_bytes}: raise {self.setting} (and max.message.bytes of the topic), or make"
+                " the record smaller."
+            )
 
 
 class TimestampWatch:

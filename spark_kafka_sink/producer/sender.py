@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.node_availability import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
@@ -33,7 +34,7 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.transaction_manager import OutgoingRequest, TransactionManager
+from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.requests import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
@@ -60,7 +61,7 @@ class Sender:
         client: KafkaClient,
         metadata: ProducerMetadata,
         accumulator: RecordAccumulator,
-        transaction_manager: TransactionManager | None,
+        idempotence: Idempotence | None,
         metrics: ProducerMetrics,
         on_loads: LoadListener,
         clock: Clock,
@@ -69,7 +70,8 @@ class Sender:
         self._client = client
         self._metadata = metadata
         self._accumulator = accumulator
-        self._transaction_manager = transaction_manager
+        self._idempotence = idempotence
+        self._transactions = idempotence if isinstance(idempotence, TransactionManager) else None
         self._metrics = metrics
         self._on_loads = on_loads
         self._clock = clock
@@ -80,7 +82,7 @@ class Sender:
         self._outcomes = BatchOutcomes(
             accumulator=accumulator,
             metadata=metadata,
-            transaction_manager=transaction_manager,
+            idempotence=idempotence,
             metrics=metrics,
             retries=config.retries,
             delivery_timeout_ms=config.delivery_timeout_ms,
@@ -110,8 +112,8 @@ class Sender:
             while self._is_running:
                 self._run_safely()
             while not self._is_forced:
-                if self._transaction_manager is not None:
-                    self._transaction_manager.abort_what_is_open()  # also where a commit under way has failed meanwhile
+                if self._transactions is not None:
+                    self._transactions.abort_open_transaction()  # also where a commit under way has failed meanwhile
                 if not self._has_work():
                     break
                 self._run_safely()
@@ -133,16 +135,16 @@ class Sender:
         with ExitStack() as last_first:
             last_first.callback(self._client.close)
             last_first.callback(self._metadata.close)
-            if self._transaction_manager is not None:
+            if self._transactions is not None:
                 unended = ProducerClosedError(f"The producer {how} before this had ended.")
-                last_first.callback(self._transaction_manager.give_up, unended)
+                last_first.callback(self._transactions.give_up, unended)
             lost = ProducerClosedError(f"The producer {how} before this was acknowledged.")
             last_first.callback(self._accumulator.abort_incomplete, lost)
             last_first.callback(self._accumulator.close)
             self._metrics.requests_in_flight = 0
 
     def _has_work(self) -> bool:
-        is_ending = self._transaction_manager is not None and self._transaction_manager.is_completing
+        is_ending = self._transactions is not None and self._transactions.is_completing
         return self._accumulator.has_undrained or self._client.has_in_flight_requests() or is_ending
 
     def _run_safely(self) -> None:
@@ -159,14 +161,14 @@ class Sender:
         """
         now_ms = self._clock.now_ms()
         self._failed_turn = fault, now_ms
-        manager = self._transaction_manager
-        if is_of_identity and manager is not None and not manager.has_fatal_error:
+        idempotence = self._idempotence
+        if is_of_identity and idempotence is not None and not idempotence.has_fatal_error:
             error = KafkaError(
                 f"The producer met a fault of its own, {type(fault).__name__}: {one_line(str(fault))}. What it"
                 " had under way may have taken effect all the same. Close this producer and make another."
             )
             error.__cause__ = fault
-            manager.fail(error)
+            idempotence.fail(error)
         try:
             self._outcomes.give_up(self._accumulator.batches_in_flight() - self._on_wire, fault, now_ms)
         except Exception:  # the producer has failed already
@@ -194,23 +196,23 @@ class Sender:
         now_ms = self._clock.now_ms()
         for batch in self._accumulator.expired_batches(now_ms):  # before the drain: who was told so is not sent
             self._outcomes.expire(batch, now_ms)
-        manager = self._transaction_manager
-        if manager is not None:
-            if manager.recovers_by_itself:
-                manager.maybe_resolve_sequences()
-                self._fail_what_waits_in_vain(manager)
-                manager.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
-            self._maybe_send_request(manager, now_ms)
-            if manager.has_fatal_error:
-                self._abort_after(manager)
+        idempotence = self._idempotence
+        if idempotence is not None:
+            if isinstance(idempotence, ProducerIdentity):
+                idempotence.maybe_resolve_sequences()
+                self._fail_what_waits_in_vain(idempotence)
+                idempotence.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
+            self._maybe_send_request(idempotence, now_ms)
+            if idempotence.has_fatal_error:
+                self._abort_after(idempotence)
                 self._poll(self._config.retry_backoff_ms, now_ms)
                 return
-            lost = manager.lost_transaction
+            lost = None if self._transactions is None else self._transactions.lost_transaction
             if lost is not None:
                 self._accumulator.abort_undrained(lost)
         timeout_ms = self._send_producer_data(now_ms)
-        if manager is not None:
-            timeout_ms = min(timeout_ms, self._request_delay_ms(manager, now_ms))
+        if idempotence is not None:
+            timeout_ms = min(timeout_ms, self._request_delay_ms(idempotence, now_ms))
         self._poll(timeout_ms, now_ms)
 
     def _poll(self, timeout_ms: int, now_ms: int) -> None:
@@ -259,11 +261,11 @@ class Sender:
 
     # ---- the producer's identity -----------------------------------------------------------------------------------
 
-    def _maybe_send_request(self, manager: TransactionManager, now_ms: int) -> None:
-        """Send what the manager has to say to a broker. Records go on meanwhile: the drain holds back those that may
-        not.
+    def _maybe_send_request(self, idempotence: Idempotence, now_ms: int) -> None:
+        """Send the next request for the producer id or the transaction. Records go on meanwhile: the drain holds back
+        those that must wait.
         """
-        outgoing = manager.next_request(now_ms, lambda: self._accumulator.has_incomplete)
+        outgoing = idempotence.next_request(now_ms, lambda: self._accumulator.has_incomplete)
         if outgoing is None:
             return
         node = outgoing.node or self._client.least_loaded_node(now_ms)
@@ -277,11 +279,9 @@ class Sender:
         elif self._client.connection_failed(node):
             outgoing.unreachable()
 
-    def _request_delay_ms(self, manager: TransactionManager, now_ms: int) -> int:
-        """How long until a request of the manager's may go; one that could go but for its node is looked at soon
-        again.
-        """
-        delay_ms = manager.request_delay_ms(now_ms)
+    def _request_delay_ms(self, idempotence: Idempotence, now_ms: int) -> int:
+        """Return how long until the next request may go. A request that waits only for its node is tried again soon."""
+        delay_ms = idempotence.request_delay_ms(now_ms)
         return delay_ms if delay_ms > 0 else self._config.retry_backoff_ms
 
     def _send_outgoing(self, outgoing: OutgoingRequest, node: Node, now_ms: int) -> None:
@@ -300,15 +300,15 @@ class Sender:
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
 
-    def _fail_what_waits_in_vain(self, manager: TransactionManager) -> None:
+    def _fail_what_waits_in_vain(self, identity: ProducerIdentity) -> None:
         """No producer id is given without a right. What was sent before, and may be in the log, goes on asking."""
-        refusal = manager.take_refusal()
+        refusal = identity.take_refusal()
         if refusal is not None:
             log.error("What waits for a producer id fails: %s", refusal)
             self._accumulator.abort_undrained(refusal)
 
-    def _abort_after(self, manager: TransactionManager) -> None:
-        cause = manager.last_error
+    def _abort_after(self, idempotence: Idempotence) -> None:
+        cause = idempotence.last_error
         error = KafkaError("The producer met a fatal error.") if cause is None else cause
         if self._accumulator.has_incomplete:
             log.error("Every record that is not acknowledged fails: %s", error)
@@ -391,11 +391,11 @@ class Sender:
         the same credentials would be refused again.
         """
         log.error("What is not sent fails: %s", refusal)
-        manager = self._transaction_manager
-        if manager is None:
+        idempotence = self._idempotence
+        if idempotence is None:
             self._accumulator.abort_undrained(refusal)
-        elif not manager.has_fatal_error:
-            manager.fail(refusal)
+        elif not idempotence.has_fatal_error:
+            idempotence.fail(refusal)
 
     def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
         self._availability.keep(check.waiting_nodes)
@@ -422,13 +422,13 @@ class Sender:
             by_topic.setdefault(topic, []).append((partition, RecordChunks(sealed.buffers, sealed.size)))
             by_partition[topic_partition] = batch
         config = self._config
-        manager = self._transaction_manager
+        transactions = self._transactions
         request = ProduceRequest(
             config.acks,
             config.request_timeout_ms,
             by_topic,
-            None if manager is None else manager.name_of_transactions,
-            2 if manager is None else manager.transaction_version,
+            None if transactions is None else transactions.transactional_id,
+            2 if transactions is None else transactions.transaction_version,
             self._has_zstd,
         )
         expects_response = config.acks != 0

@@ -155,9 +155,7 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
     body: bytes, count: int, base_offset: int, last_delta: int, base_time: int, append_time: int | None, most: int
 ) -> list[DecodedRecord]:
     """One pass that reads varints of one byte, which most are, in place: twice as fast as a call for each."""
-    records: list[DecodedRecord] = []
-    position = 0
-    room = most - count
+    records, position, room = list[DecodedRecord](), 0, most - count
     try:
         for _ in range(count):
             length, position = _varint(body, position, _VARINT_BYTES)
@@ -185,7 +183,7 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
                 position += 1
             else:
                 size, position = _varint(body, position, _VARINT_BYTES)
-            key = None
+            key = value = None
             if size >= 0:
                 key = body[position : position + size]
                 position += size
@@ -195,7 +193,6 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
                 position += 1
             else:
                 size, position = _varint(body, position, _VARINT_BYTES)
-            value = None
             if size >= 0:
                 value = body[position : position + size]
                 position += size
@@ -207,8 +204,8 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
                 position += 1
             if position != end:
                 raise CorruptBatchError(f"Record {len(records)} is not the {length} bytes long that it states.")
-            timestamp = base_time + time_delta if append_time is None else append_time
-            records.append(DecodedRecord(base_offset + offset_delta, timestamp, key, value, headers))
+            stamp = base_time + time_delta if append_time is None else append_time
+            records.append(DecodedRecord(base_offset + offset_delta, stamp, key, value, headers))
     except IndexError:
         raise CorruptBatchError(f"Its bytes end within record {len(records)}.") from None
     if position != len(body):

@@ -14,8 +14,8 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.errors import KafkaError, ProtocolError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 
 _VERSION: Final = 2
 _FIRST_VERSION: Final = 1

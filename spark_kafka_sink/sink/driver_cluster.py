@@ -17,13 +17,7 @@ from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS
-from spark_kafka_sink.admin.transaction_values import (
-    EndTxnOutcome,
-    OpenTransaction,
-    ProducerIdAndEpoch,
-    TransactionDescription,
-    TransactionState,
-)
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
@@ -36,6 +30,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.murmur2 import partition_for_key

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -121,8 +121,7 @@ class DriverSession:
                 finally:
                     self.close()  # what kept it from an end, or from an abort, may be that it was not let in
                 raise
-            end = committed.driver or mandate.driver
-            self._held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch)
+            self._held = (committed.driver or mandate.driver).producer
             self._decided = committed.decision or known
             self._is_last_written = True
             self._release_name(config)

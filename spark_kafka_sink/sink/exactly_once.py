@@ -20,8 +20,6 @@ from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
-    OpenTransaction,
-    ProducerIdAndEpoch,
     TransactionDescription,
     TransactionState,
 )
@@ -33,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.fingerprint import MODULUS
 from spark_kafka_sink.sink.birth import Birth
@@ -171,7 +170,7 @@ class ExactlyOnceDriver:
             self.ensure_birth()
         last, birth = known, None
         while True:
-            driver = OpenTransaction(name, *self._cluster.init_producer_id(name, held), version)
+            driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
             # another producer id: others may have decided since. To find that there is no decision takes a whole
             # partition of those of others.
@@ -183,7 +182,7 @@ class ExactlyOnceDriver:
             self.finish(driver, last)
             with self._told_to_count(last):
                 driver = self._note_finished(driver, last, 0)
-            held, last = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch), last.finished()
+            held, last = driver.producer, last.finished()
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
@@ -225,7 +224,7 @@ class ExactlyOnceDriver:
             return
         last = self._cluster.last_records().decision
         if last is not None:
-            driver = OpenTransaction(name, found.producer_id, found.producer_epoch, 2)
+            driver = OpenTransaction.of(name, found.producer, 2)
             seen = Mandate(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
             seen.is_written_already(batch_id, query_id)
 
@@ -289,20 +288,17 @@ class ExactlyOnceDriver:
             if not self._is_untouched(driver):
                 return False
             # nothing was ended, so the epoch is still the one under which a task that is late may begin
-            held = ProducerIdAndEpoch(driver.producer_id, driver.producer_epoch)
-            next_ = self._cluster.init_producer_id(driver.transactional_id, held)
+            next_ = self._cluster.init_producer_id(driver.transactional_id, driver.producer)
             last, birth = self._cluster.last_records()
             if (last and last.batch_id) != mandate.last_batch_id or not (self._is_new or last or birth):
                 return False  # another process has decided it between the look and the fence, or the topic is lost
-            ended = replace(ended, producer_id=next_.producer_id, producer_epoch=next_.producer_epoch)
+            ended = replace(ended, producer=next_)
         elif ended.status is not EndTxnStatus.DONE:
             _raise_refusal([ended])
             return False
         named = [outcome.written for outcome in outcomes if outcome.written is not None]
         aborted = self._abort_all([task.transaction for task in named])
-        driver = OpenTransaction(
-            driver.transactional_id, ended.producer_id, ended.producer_epoch, driver.transaction_version
-        )
+        driver = driver.with_producer(ended.producer)
         # where another attempt has taken a task's id, it is that one's transaction which is open
         ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in _UNKNOWN]
         left = self._others_open(driver, ended_ones)
@@ -345,7 +341,7 @@ class ExactlyOnceDriver:
         """
         decided = {task.transaction.transactional_id: task.transaction for task in tasks}
         open_ = [
-            OpenTransaction(name, found.producer_id, found.producer_epoch, driver.transaction_version)
+            OpenTransaction.of(name, found.producer, driver.transaction_version)
             for name, found in self._cluster.describe(decided).items()
             if found is not None and found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
         ]
@@ -429,7 +425,7 @@ class ExactlyOnceDriver:
         described = {name: found for name, found in self._cluster.describe(ids).items() if found is not None}
         self._unwritten = frozenset(name for name, found in described.items() if found.state is TransactionState.EMPTY)
         return [
-            OpenTransaction(name, found.producer_id, found.producer_epoch, driver.transaction_version)
+            OpenTransaction.of(name, found.producer, driver.transaction_version)
             for name, found in described.items()
             if found.state in states
         ]
@@ -437,12 +433,12 @@ class ExactlyOnceDriver:
     def _is_current(self, driver: OpenTransaction) -> bool:
         """Whether no other driver has fenced this one: then nothing seen before was begun by another's tasks."""
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
-        return own is not None and (own.producer_id, own.producer_epoch) == driver[1:3]
+        return own is not None and own.producer == driver.producer
 
     def _is_untouched(self, driver: OpenTransaction) -> bool:
         """Whether nothing was written in the driver's transaction: under version 1 its abort is then refused."""
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
-        return own is not None and own.state is TransactionState.EMPTY and own[2:4] == driver[1:3]
+        return own is not None and own.state is TransactionState.EMPTY and own.producer == driver.producer
 
     def _abort_all(self, transactions: Sequence[OpenTransaction]) -> Sequence[EndTxnOutcome]:
         """By exact epochs. What cannot be aborted now is by the next driver, or by its time-out."""
@@ -489,7 +485,7 @@ class ExactlyOnceDriver:
     def _next_driver(self, driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
         """The driver's transaction after one that was committed. Raises what kept it from being."""
         if ended.status is EndTxnStatus.DONE:
-            return driver._replace(producer_id=ended.producer_id, producer_epoch=ended.producer_epoch)
+            return driver.with_producer(ended.producer)
         if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
             raise ProducerFencedError(
                 f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
@@ -514,4 +510,4 @@ def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
 
 
 def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:
-    return found.state is TransactionState.ONGOING and found[2:4] == left[1:3]
+    return found.state is TransactionState.ONGOING and found.producer == left.producer

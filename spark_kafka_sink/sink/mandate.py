@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.record.fingerprint import MODULUS
 from spark_kafka_sink.sink.decision import BatchChangedError, TaskTransaction
 from spark_kafka_sink.sink.options import DECISION_TOPIC

@@ -22,9 +22,10 @@ from typing import Final, Protocol
 from spark_kafka_sink.common.clock import Clock, SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import RunCallback
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 
 IDLE_MS: Final = 600_000
@@ -69,7 +70,7 @@ class Producer(Protocol):
     ) -> None: ...
 
     @property
-    def current_transaction(self) -> PreparedTransaction: ...
+    def current_transaction(self) -> OpenTransaction: ...
 
     def prepare_transaction(self) -> PreparedTransaction: ...
 

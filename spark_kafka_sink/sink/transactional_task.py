@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
@@ -123,7 +123,7 @@ class TransactionalDelivery(TaskDelivery):
         """
         mandate, task = self._mandate, self._task
         found = self._describe(mandate.driver.transactional_id)
-        if found is None or found[1:4] != (TransactionState.EMPTY, *mandate.driver[1:3]):
+        if found is None or found.state is not TransactionState.EMPTY or found.producer != mandate.driver.producer:
             raise ProducerFencedError(
                 f"Attempt {task.attempt} of partition {task.partition} comes too late for batch {task.batch_id}: its"
                 f" driver, {mandate.driver}, has decided, given up, or been replaced."
@@ -135,13 +135,15 @@ class TransactionalDelivery(TaskDelivery):
         version 1 of transactions what it aborted may have begun anew with the next partition.
         """
         task = self._task
-        current = OpenTransaction(*producer.current_transaction[:4])
+        current = producer.current_transaction
         offsets = {self._mandate.place: (task.batch_id + 1, marker_text(current, self._sent))}
         producer.send_offsets_to_transaction(offsets, current.transactional_id)
         self._await_rows()
         self._ensure_current()
         prepared = producer.prepare_transaction()
-        if OpenTransaction(*prepared[:4]) != current:
-            raise IllegalStateError(f"The transaction of partition {task.partition} was {current}, and now {prepared}.")
+        if prepared.transaction != current:
+            raise IllegalStateError(
+                f"The transaction of partition {task.partition} was {current}, and now {prepared.transaction}."
+            )
         self._is_prepared = True
         return TaskTransaction(current, task.partition, self._sent)

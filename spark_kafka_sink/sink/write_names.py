@@ -23,8 +23,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.errors import InvalidProducerEpochError, KafkaError, ProducerFencedError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.options import SinkConfig
 
@@ -66,7 +67,7 @@ def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) ->
         name, timer = _claim_id(prefix), client.timer(config.producer.max_block_ms)
         version = cluster.transaction_version()
         own = client.transactions.init_producer_id(name, timeout_ms, timer, None)
-        claim = Claim(prefix, OpenTransaction(name, *own, version))
+        claim = Claim(prefix, OpenTransaction.of(name, own, version))
         try:
             client.writer.add_partition(claim.transaction, cluster.place, timer)
         except (ProducerFencedError, InvalidProducerEpochError):

@@ -11,8 +11,8 @@ import pytest
 from support.fault_stage import Timeline
 
 import spark_kafka_sink
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.errors import ProtocolError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 
 pytestmark = pytest.mark.quick

@@ -187,13 +187,13 @@ def test_row_30_sequences_wrap(scripted: Start, seed: int) -> None:
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH)
     stage.deliver(producer)
-    manager = producer._transaction_manager
-    assert manager is not None
+    identity = producer._identity
+    assert identity is not None
     with stage.server.lock:
         (state,) = stage.cluster.log("t", 0)._producers.values()
         state.last_sequence = 2**31 - 4
         state.batches.clear()
-        (sequences,) = manager.sequences.values()
+        (sequences,) = identity.sequences.values()
         sequences.next_sequence, sequences.last_acked_sequence = 2**31 - 3, 2**31 - 4
     stage.on(PRODUCE, faults.fail_with(19), skip=2)
     stage.deliver(producer, 8)

@@ -11,8 +11,9 @@ from support.scripted_broker.exchange import Exchange
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, OpenTransaction
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 
 PLACE = TopicPartition("t", 0)
 

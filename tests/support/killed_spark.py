@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver

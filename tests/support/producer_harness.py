@@ -22,7 +22,6 @@ from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
 from spark_kafka_sink.record.columns import RecordColumns
 
 TOPIC = "flights"
@@ -107,14 +106,7 @@ class ProducerHarness:
         addresses = self.network.bootstrap_addresses()
         servers = ",".join(f"{host}:{port}" for host, port in addresses)
         self.config = config = ProducerConfig.from_mapping({"bootstrap.servers": servers, **(settings or {})})
-        self.metadata = ProducerMetadata(
-            refresh_backoff_ms=config.retry_backoff_ms,
-            refresh_backoff_max_ms=config.retry_backoff_max_ms,
-            metadata_expire_ms=config.metadata_max_age_ms,
-            metadata_idle_ms=config.metadata_max_idle_ms,
-            clock=self.clock,
-            rng=rng,
-        )
+        self.metadata = ProducerMetadata.of(config, self.clock, rng)
         self.metadata.bootstrap(addresses)
         self.api_versions = ApiVersions()
         self.client = network_client(
@@ -127,8 +119,8 @@ class ProducerHarness:
             resolve=self.network.resolve,
         )
         self.producer = KafkaProducer(config, clock=self.clock, rng=rng, client=self.client, metadata=self.metadata)
-        manager = self.producer._transaction_manager
-        if isinstance(manager, TransactionalManager):  # it asks what this client has heard of features
+        manager = self.producer._transactions
+        if manager is not None:  # it asks what this client has heard of features
             manager._finalized_feature = self.api_versions.finalized_feature
         self.accumulator = self.producer._accumulator
         self.on_turn: Callable[[], None] | None = None

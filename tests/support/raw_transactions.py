@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import error_for_code
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.chunks import RecordChunks
 from spark_kafka_sink.protocol.coordinator_requests import (
@@ -44,26 +44,24 @@ class RawTransactions:
         """A new epoch, with nothing in it yet."""
         timer = self.coordinator.timer(LIMIT_MS)
         given = self.coordinator.transactions.init_producer_id(transactional_id, timeout_ms, timer)
-        return OpenTransaction(transactional_id, *given, self.version)
-
-    def next(self, ended: OpenTransaction, given: ProducerIdAndEpoch) -> OpenTransaction:
-        """The transaction after `ended`, in the epoch that EndTxn gave."""
-        return OpenTransaction(ended.transactional_id, *given, self.version)
+        return OpenTransaction.of(transactional_id, given, self.version)
 
     def write(self, open_: OpenTransaction, place: TopicPartition, *values: str) -> None:
         if self.version < 2:
-            node = self.coordinator_of(TRANSACTION, open_.transactional_id)
-            request = AddPartitionsToTxnRequest(*open_[:3], {place.topic: [place.partition]})
+            name = open_.transactional_id
+            node = self.coordinator_of(TRANSACTION, name)
+            request = AddPartitionsToTxnRequest(name, *open_.producer, {place.topic: [place.partition]})
             self._ask(node, request, lambda body: _add_code(body))
         self._produce(open_, place, values)
 
     def mark(self, open_: OpenTransaction, group: str, place: TopicPartition, offset: int, metadata: str) -> None:
         """Commit an offset for a group, in the transaction."""
+        name = open_.transactional_id
         if self.version < 2:
-            node = self.coordinator_of(TRANSACTION, open_.transactional_id)
-            self._ask(node, AddOffsetsToTxnRequest(*open_[:3], group), lambda body: int(body.error_code))
+            added = AddOffsetsToTxnRequest(name, *open_.producer, group)
+            self._ask(self.coordinator_of(TRANSACTION, name), added, lambda body: int(body.error_code))
         commits = {place.topic: [OffsetToCommit(place.partition, offset, metadata)]}
-        request = TxnOffsetCommitRequest(*open_[:3], group, commits, transaction_version=self.version)
+        request = TxnOffsetCommitRequest(name, *open_.producer, group, commits, transaction_version=self.version)
         self._ask(self.coordinator_of(GROUP, group), request, lambda body: _offset_code(body))
 
     def _produce(self, open_: OpenTransaction, place: TopicPartition, values: tuple[str, ...]) -> None:

@@ -11,8 +11,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.transaction_coordinator import Commit, Transaction
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.producer.transaction_manager import State
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
+from spark_kafka_sink.producer.transactions import State, TransactionManager
 
 PRODUCE, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 10, 22
 ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
@@ -45,14 +44,14 @@ class TransactionHarness(ProducerHarness):
             self.clock.advance_to(beside.now_ms)
 
     @property
-    def manager(self) -> TransactionalManager:
-        manager = self.producer._transaction_manager
-        assert isinstance(manager, TransactionalManager)
+    def manager(self) -> TransactionManager:
+        manager = self.producer._transactions
+        assert manager is not None
         return manager
 
     @property
     def state(self) -> State:
-        return self.manager.state
+        return self.manager.machine.state
 
     @property
     def coordinated(self) -> Transaction:

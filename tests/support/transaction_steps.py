@@ -19,7 +19,7 @@ from support.transaction_harness import (
     TransactionHarness,
 )
 
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import State
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
 SMALL = {"batch.size": "1"}

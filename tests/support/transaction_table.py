@@ -20,8 +20,6 @@ from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
-    OpenTransaction,
-    ProducerIdAndEpoch,
     TransactionDescription,
     TransactionState,
 )
@@ -33,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
     UnknownTopicOrPartitionError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.requests import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -110,7 +109,7 @@ def who_never_produced_commits_what_another_wrote(stage: Stage) -> None:
     assert stage.values() == []
     outcome = stage.end(open_, committed=True)
     next_epoch = open_.producer_epoch + (1 if stage.version == 2 else 0)
-    assert outcome == EndTxnOutcome(open_, EndTxnStatus.DONE, open_.producer_id, next_epoch)
+    assert outcome == EndTxnOutcome(open_, EndTxnStatus.DONE, ProducerIdAndEpoch(open_.producer_id, next_epoch))
     assert stage.settled().state is TransactionState.COMPLETE_COMMIT
     assert stage.values() == ["a", "b"]
 
@@ -153,7 +152,7 @@ def the_epoch_that_a_commit_returns_serves_the_next_transaction(stage: Stage) ->
     open_ = stage.written("first")
     ended = stage.end(open_, committed=True)
     stage.settled()
-    following = stage.task.next(open_, ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch))
+    following = open_.with_producer(ended.producer)
     stage.task.write(following, stage.place, "second")
     assert stage.status(following, committed=True) is EndTxnStatus.DONE
     stage.settled()
@@ -280,7 +279,7 @@ def a_transaction_is_described_from_elsewhere_while_open_and_after(stage: Stage)
     open_ = stage.written()
     found = stage.describe()
     assert found.state is TransactionState.ONGOING
-    assert found[2:5] == (open_.producer_id, open_.producer_epoch, TIMEOUT_MS)
+    assert (found.producer, found.timeout_ms) == (open_.producer, TIMEOUT_MS)
     assert found.start_time_ms is not None
     assert found.topic_partitions == {stage.place}
     stage.end(open_, committed=True)
@@ -317,7 +316,7 @@ def transactions_are_listed_by_state_producer_and_age(stage: Stage) -> None:
 @case
 def a_held_epoch_is_continued_only_by_who_holds_the_last_one(stage: Stage) -> None:
     first = stage.task.begin(stage.id)
-    held = ProducerIdAndEpoch(first.producer_id, first.producer_epoch)
+    held = first.producer
     transactions = stage.driver.transactions
     continued = transactions.init_producer_id(stage.id, TIMEOUT_MS, stage.timer(), held)
     assert continued == (first.producer_id, first.producer_epoch + 1)

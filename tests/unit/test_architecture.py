@@ -37,7 +37,10 @@ BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.aside"
 """Slow steps of an authentication: each a thread that ends with it."""
 METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
 """Listens for Prometheus in a thread of its own; no connection of Kafka's goes through it."""
-MAX_LINES = 700
+MOST_LINES_OF_A_CLASS = 400
+MOST_LINES_OF_A_FUNCTION = 60
+"""Ruff limits the complexity (pyproject.toml)."""
+LINES_OF_A_LONG_FILE = 700
 
 
 def modules() -> list[Path]:
@@ -172,9 +175,42 @@ def test_only_loop_owners_read_the_clock() -> None:
     assert readers == []
 
 
-def test_no_room_is_overfull() -> None:
-    overfull = {dotted(path): lines for path in modules() if (lines := len(path.read_text().splitlines())) > MAX_LINES}
-    assert overfull == {}
+def definitions() -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, int]]:
+    """(its module and name, the definition, its lines) for each class and function."""
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno is not None
+                yield f"{dotted(path)}.{node.name}", node, node.end_lineno - node.lineno + 1
+
+
+def test_classes_have_at_most_400_lines() -> None:
+    too_long = {
+        name: lines
+        for name, node, lines in definitions()
+        if isinstance(node, ast.ClassDef) and lines > MOST_LINES_OF_A_CLASS
+    }
+    assert too_long == {}
+
+
+def test_functions_have_at_most_60_lines() -> None:
+    too_long = {
+        name: lines
+        for name, node, lines in definitions()
+        if not isinstance(node, ast.ClassDef) and lines > MOST_LINES_OF_A_FUNCTION
+    }
+    assert too_long == {}
+
+
+def test_a_file_of_more_than_700_lines_says_why() -> None:
+    """Its docstring has a sentence with "700 lines"."""
+    unexplained = []
+    for path in modules():
+        text = path.read_text()
+        head = ast.get_docstring(ast.parse(text)) or ""
+        if len(text.splitlines()) > LINES_OF_A_LONG_FILE and f"{LINES_OF_A_LONG_FILE} lines" not in head:
+            unexplained.append(dotted(path))
+    assert unexplained == []
 
 
 def test_the_file_map_names_every_module() -> None:

@@ -19,7 +19,7 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink import transactions
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
@@ -31,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     SslAuthenticationError,
     TopicAuthorizationError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
@@ -713,7 +714,7 @@ def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> No
     assert bench.driver.abort(mandate, [])
     found = bench.cluster_of_driver.describe([mandate.driver.transactional_id])[mandate.driver.transactional_id]
     assert found is not None
-    assert found[1:4] != (TransactionState.EMPTY, *mandate.driver[1:3])  # what a task looks at
+    assert (found.state, found.producer) != (TransactionState.EMPTY, mandate.driver.producer)  # what a task looks at
 
 
 def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: OperatorBench) -> None:

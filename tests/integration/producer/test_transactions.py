@@ -27,7 +27,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 
 PROPERTIES = {
@@ -268,14 +268,15 @@ def test_a_transaction_that_outlives_its_time_out_is_never_committed(stage: Stag
 
 DRIVER = """
 import json, sys
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 
 servers, work = sys.argv[1], json.loads(sys.argv[2])
-for prepared, committed in work:
-    transaction = PreparedTransaction(*prepared)
+for (values, is_empty), committed in work:
+    transaction = OpenTransaction(*values)
     with KafkaProducer({"bootstrap.servers": servers, "transactional.id": transaction.transactional_id}) as producer:
-        producer.resume_transaction(transaction)
+        producer.resume_transaction(PreparedTransaction(transaction, is_empty))
         if committed:
             producer.commit_transaction()
         else:
@@ -292,7 +293,9 @@ def test_another_process_ends_what_tasks_have_prepared(cluster: Cluster, start_p
     kept, dropped = Stage(cluster, start_producer), Stage(cluster, start_producer)
     task, to_keep = kept.prepared("a", "b")
     other, to_drop = dropped.prepared("c")
-    assert to_keep == (kept.id, *to_keep[1:3], cluster.version, False)
+    transaction = to_keep.transaction
+    assert (transaction.transactional_id, transaction.transaction_version) == (kept.id, cluster.version)
+    assert not to_keep.is_empty
     assert kept.committed() == []
     driver = end_elsewhere(cluster.servers, (to_keep, True), (to_drop, False), (to_keep, True), (to_drop, False))
     assert (driver.returncode, driver.stderr) == (0, "")

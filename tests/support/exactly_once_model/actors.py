@@ -9,18 +9,13 @@ from support.scripted_broker.transaction_coordinator import CONCURRENT_TRANSACTI
 
 from spark_kafka_sink.admin.coordinator_calls import Outcome
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
-from spark_kafka_sink.admin.transaction_values import (
-    EndTxnOutcome,
-    OpenTransaction,
-    ProducerIdAndEpoch,
-    TransactionDescription,
-    TransactionState,
-)
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
 from spark_kafka_sink.admin.transactions import end_txn_outcome
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_for_code
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.futures import RunMetadata
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.sink.birth import Birth
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.decision_topic import lost_decisions, missing_topic
@@ -77,11 +72,12 @@ def end(world: World, open_: OpenTransaction, committed: bool) -> EndTxnOutcome:
     coordinator = world.cluster.transactions
 
     def effect() -> ProducerIdAndEpoch:
-        code = coordinator.end(*open_[:3], committed, open_.transaction_version, world.now_ms)
+        name, version = open_.transactional_id, open_.transaction_version
+        code = coordinator.end(name, *open_.producer, committed, version, world.now_ms)
         if code:
             raise error_for_code(code)
         if open_.transaction_version < 2:
-            return ProducerIdAndEpoch(open_.producer_id, open_.producer_epoch)
+            return open_.producer
         held = coordinator.transactions[open_.transactional_id]
         return ProducerIdAndEpoch(held.producer_id, held.epoch)
 
@@ -93,7 +89,7 @@ def end(world: World, open_: OpenTransaction, committed: bool) -> EndTxnOutcome:
 
 
 def _check(world: World, open_: OpenTransaction) -> None:
-    code = world.cluster.transactions.check(*open_[:3])
+    code = world.cluster.transactions.check(open_.transactional_id, *open_.producer)
     if code:
         raise error_for_code(code)
 
@@ -217,17 +213,17 @@ class ModelProducer:
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
         given = init_producer_id(self.world, str(transactional_id), (-1, -1))
-        self.open_ = OpenTransaction(str(transactional_id), *given, self.world.version)
+        self.open_ = OpenTransaction.of(str(transactional_id), given, self.world.version)
 
     def begin_transaction(self) -> None:
         pass
 
     @property
-    def current_transaction(self) -> PreparedTransaction:
-        return PreparedTransaction(*self.open_, is_empty=False)
+    def current_transaction(self) -> OpenTransaction:
+        return self.open_
 
     def prepare_transaction(self) -> PreparedTransaction:
-        return self.current_transaction
+        return PreparedTransaction(self.open_, is_empty=False)
 
     def look_up(self, topics: Iterable[str]) -> None:
         pass

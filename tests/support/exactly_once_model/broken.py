@@ -9,7 +9,7 @@ from typing import Any
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster
 from support.exactly_once_model.world import Input, World
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction
 from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
@@ -128,8 +128,7 @@ class BeginsWithoutRows(TransactionalDelivery):
         super().finish()
         if self.outcome.written is None and not self.outcome.was_skipped:
             producer = self._acquire()
-            empty = OpenTransaction(*producer.current_transaction[:4])
-            written = TaskTransaction(empty, self._task.partition, 0)
+            written = TaskTransaction(producer.current_transaction, self._task.partition, 0)
             self.outcome = TaskOutcome(
                 self._mandate, self._task.batch_id, self._task.query_id, self._task.partition, 0, written
             )

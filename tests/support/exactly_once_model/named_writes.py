@@ -17,8 +17,8 @@ from support.exactly_once_model.world import (
     World,
 )
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink.decision import Decision, TransactionLostError
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome

@@ -15,8 +15,8 @@ import pyarrow as pa
 from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
 from support.exactly_once_model.logs import ModelCluster, ModelLog
 
-from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.decision_topic import missing_topic
@@ -389,8 +389,7 @@ class World:
                 raise QueryFailedError from error
             if not MAY_STAY_OPEN & set(self.plan.values()):
                 self._check_nothing_open(committed)
-            end = committed.driver or mandate.driver
-            held = ProducerIdAndEpoch(end.producer_id, end.producer_epoch) if self._holds_epoch else None
+            held = (committed.driver or mandate.driver).producer if self._holds_epoch else None
             known = committed.decision or known
             self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_, batch))  # type: ignore[misc]
 

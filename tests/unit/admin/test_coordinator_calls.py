@@ -18,7 +18,7 @@ from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 from spark_kafka_sink.admin import coordinator_calls
 from spark_kafka_sink.admin.coordinator_calls import Outcome
 from spark_kafka_sink.admin.group_offsets import GroupCommits
-from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -30,6 +30,7 @@ from spark_kafka_sink.common.errors import (
     TransactionalIdAuthorizationError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.coordinator_requests import GROUP, TRANSACTION
 from spark_kafka_sink.protocol.messages import ApiKey
 
@@ -244,7 +245,7 @@ def test_after_a_lost_answer_the_same_outcome_is_sent_again(bench: Bench, fault:
     bench.cluster.on(END, fault, times=2)
     outcome = bench.commit(open_)
     assert outcome.status is EndTxnStatus.DONE
-    assert outcome.producer_epoch == open_.producer_epoch + 1
+    assert outcome.producer.epoch == open_.producer_epoch + 1
     assert [exchange.request.committed for exchange in bench.asked(END)] == [True] * 3
     assert bench.state("id") == "CompleteCommit"
 

@@ -7,13 +7,14 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 
-from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
     TopicAuthorizationError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.messages import ApiKey
 
 PRODUCE = int(ApiKey.PRODUCE)
@@ -47,7 +48,7 @@ def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBen
     assert committed(bench) == []
     outcome = bench.commit(open_)
     assert committed(bench) == [b"first"]
-    following = OpenTransaction("driver", outcome.producer_id, outcome.producer_epoch, open_.transaction_version)
+    following = open_.with_producer(outcome.producer)
     write(bench, following, "second", 0 if open_.transaction_version == 2 else 1)
     assert bench.commit(following).status is EndTxnStatus.DONE
     assert committed(bench) == [b"first", b"second"]

@@ -8,13 +8,7 @@ from support.scripted_broker import faults
 from support.scripted_broker.versions import KAFKA_3_0
 
 from spark_kafka_sink.admin.coordinator_calls import Outcome
-from spark_kafka_sink.admin.transaction_values import (
-    EndTxnOutcome,
-    EndTxnStatus,
-    OpenTransaction,
-    ProducerIdAndEpoch,
-    TransactionState,
-)
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, TransactionState
 from spark_kafka_sink.admin.transactions import end_txn_outcome
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -28,6 +22,7 @@ from spark_kafka_sink.common.errors import (
     TransactionalIdAuthorizationError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.messages import ApiKey
 
 INIT, END, LIST = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.END_TXN), int(ApiKey.LIST_TRANSACTIONS)
@@ -44,7 +39,7 @@ def test_an_end_that_was_refused_after_no_answer_may_have_come_about(is_in_doubt
     open_ = OpenTransaction("id", 5, 3, 2)
     error = UnsupportedVersionError("a coordinator of an older release by then")
     outcome = end_txn_outcome(open_, Outcome(None, error, is_in_doubt))
-    assert outcome == EndTxnOutcome(open_, status, 5, 3, error)
+    assert outcome == EndTxnOutcome(open_, status, open_.producer, error)
 
 
 # ---- producer ids --------------------------------------------------------------------------------------------------
@@ -123,7 +118,7 @@ def test_what_an_answer_means_is_told_apart(
     assert outcome.error.error_code == error_code
     what = "Commit" if committed else "Abort"
     assert f"{what} of transactional id 'id' (producer id 1000, epoch 0, transaction version 2)" in str(outcome.error)
-    assert (outcome.producer_id, outcome.producer_epoch) == open_[1:3]
+    assert outcome.producer == open_.producer
     assert len(bench.asked(END)) == 1
 
 
@@ -139,7 +134,7 @@ def test_a_transaction_ends_in_the_version_it_was_begun_under(version: int, requ
     bench = CoordinatorBench(version=version)
     (open_,) = bench.open("id")
     outcome = bench.commit(open_)
-    assert (outcome.status, outcome.producer_epoch) == (EndTxnStatus.DONE, open_.producer_epoch + bump)
+    assert (outcome.status, outcome.producer.epoch) == (EndTxnStatus.DONE, open_.producer_epoch + bump)
     assert [exchange.version for exchange in bench.asked(END)] == [request_version]
 
 
@@ -147,7 +142,7 @@ def test_the_first_producer_id_of_all_has_a_next_epoch_too(bench: CoordinatorBen
     bench.cluster.next_producer_id = 0
     (open_,) = bench.open("id")
     outcome = bench.commit(open_)
-    assert (outcome.producer_id, outcome.producer_epoch) == (0, open_.producer_epoch + 1)
+    assert outcome.producer == (0, open_.producer_epoch + 1)
 
 
 def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: CoordinatorBench) -> None:
@@ -157,7 +152,7 @@ def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: Coordi
     last = open_._replace(producer_epoch=held.epoch)
     outcome = bench.commit(last)
     assert outcome.status is EndTxnStatus.DONE
-    assert (outcome.producer_id, outcome.producer_epoch) == (1001, 0)
+    assert outcome.producer == (1001, 0)
     assert bench.commit(last) == outcome
     following = OpenTransaction("id", 1001, 0, 2)
     bench.raw.write(following, PLACE, "more")

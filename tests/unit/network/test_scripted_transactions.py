@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.coordinator_bench import PLACE, CoordinatorBench
 
-from spark_kafka_sink.admin.transaction_values import EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import InvalidTxnStateError, ProducerFencedError, error_for_code
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.coordinator_requests import AddPartitionsToTxnRequest
 from spark_kafka_sink.record.decoder import decode_batches
 
@@ -110,7 +111,7 @@ def test_an_id_out_of_epochs_gets_another_producer_id_when_it_begins() -> None:
     bench = CoordinatorBench(version=1)
     bench.raw.begin("id")
     bench.cluster.transactions.transactions["id"].epoch = MAX_EPOCH
-    assert bench.raw.begin("id")[1:3] == (1001, 0)
+    assert bench.raw.begin("id").producer == (1001, 0)
 
 
 def test_a_fence_in_the_last_epoch_does_not_run_over() -> None:
@@ -118,7 +119,7 @@ def test_a_fence_in_the_last_epoch_does_not_run_over() -> None:
     bench.open("id")
     held = bench.cluster.transactions.transactions["id"]
     held.epoch = MAX_EPOCH
-    assert bench.raw.begin("id")[1:3] == (1001, 1)
+    assert bench.raw.begin("id").producer == (1001, 1)
     assert bench.commit(OpenTransaction("id", 1000, MAX_EPOCH, 2)).status is EndTxnStatus.INVALID_PID_MAPPING
 
 

@@ -14,7 +14,7 @@ from support.transaction_harness import TransactionHarness
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError, ProducerClosedError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer.transaction_requests import OperationResult
 from spark_kafka_sink.record.columns import RecordColumns
 
 SETTINGS = {
@@ -178,7 +178,7 @@ def test_a_transactional_call_does_not_wait_where_another_thread_closes_as_it_be
     manager = harness.manager
     begin = manager.begin_commit if call == "commit_transaction" else manager.begin_initialize
 
-    def after_the_close(*arguments: Any) -> TransactionalResult:
+    def after_the_close(*arguments: Any) -> OperationResult:
         harness.producer.close()
         harness.producer.sender.run()
         return begin(*arguments)

@@ -21,7 +21,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import BatchResult
-from spark_kafka_sink.producer.pending_operation import TransactionalResult
+from spark_kafka_sink.producer.transaction_requests import OperationResult
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -244,7 +244,7 @@ def test_wherever_the_wait_for_a_batch_is_interrupted_it_says_so() -> None:
 
 
 def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -> None:
-    result = TransactionalResult("commit_transaction")
+    result = OperationResult("commit_transaction")
     result.finish()
     for at in count():
         interrupt = CallInterrupt(at)
@@ -290,10 +290,25 @@ def test_wherever_a_call_is_interrupted_the_sender_is_woken_for_what_is_in(
         with suppress(KeyboardInterrupt), interrupt:
             getattr(harness.producer, call)(*arguments)
         assert woken or not harness.accumulator.has_undrained, interrupt.where
-        assert not harness.producer._sends, "a transaction would wait for it"
         if interrupt.where is None:
             break
     assert at > 20, "the interrupts come in every function"
+
+
+@pytest.mark.parametrize("call", ["send", "send_columns"])
+def test_wherever_a_call_is_interrupted_no_transaction_waits_for_it(call: str) -> None:
+    arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
+    joined = 0
+    for at in count():
+        harness = TransactionHarness(2, partitions=3).started()
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            getattr(harness.producer, call)(*arguments)
+        joined += not harness.manager._current.is_empty
+        assert not harness.manager.sends, interrupt.where
+        if interrupt.where is None:
+            break
+    assert joined > 5, "the interrupts come after it has joined, too"
 
 
 def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:

@@ -37,8 +37,9 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.futures import RecordMetadata
-from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.producer.transactions import State
 
 METADATA = 3
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
@@ -57,17 +58,17 @@ def idempotent(settings: dict[str, str] | None = None) -> ProducerHarness:
     return harness
 
 
-def manager_of(harness: ProducerHarness) -> TransactionManager:
-    manager = harness.producer._transaction_manager
-    assert manager is not None
-    return manager
+def identity_of(harness: ProducerHarness) -> ProducerIdentity:
+    identity = harness.producer._identity
+    assert identity is not None
+    return identity
 
 
 def at_last_epoch() -> ProducerHarness:
     """As `idempotent`, and the next epoch takes a new producer id: 1001, after 1000."""
     harness = idempotent()
-    manager = manager_of(harness)
-    manager.producer = manager.producer._replace(epoch=MAX_EPOCH)
+    identity = identity_of(harness)
+    identity.producer = identity.producer._replace(epoch=MAX_EPOCH)
     harness.warm_up()
     harness.cluster.requests.clear()
     return harness
@@ -136,7 +137,7 @@ def test_batch_in_flight_ends_under_its_old_producer_id(fate: faults.Hook | None
     harness = at_last_epoch()
     answer(harness, {0: [faults.fail_with(OUT_OF_ORDER)], 1: [] if fate is None else [fate]})
     send_to_both(harness, b"second")
-    harness.run_until(lambda: manager_of(harness).producer == (NEW_ID, 0))
+    harness.run_until(lambda: identity_of(harness).producer == (NEW_ID, 0))
     assert not harness.deliveries[1].is_settled
     send_to_both(harness, b"third")
     harness.settle()
@@ -251,7 +252,7 @@ def test_producer_id_comes_though_metadata_takes_the_only_request(
     (metadata,) = harness.cluster.requests_of(METADATA)[:1]
     (asked,) = harness.cluster.requests_of(INIT_PRODUCER_ID)
     assert asked.now_ms >= metadata.now_ms + 500
-    assert manager_of(harness).state is State.READY
+    assert identity_of(harness).producer.is_valid
     assert most == [1]
 
 

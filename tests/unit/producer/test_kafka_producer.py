@@ -40,6 +40,7 @@ from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.buffer_pool import Grant
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RecordThunk
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
@@ -912,8 +913,8 @@ def test_a_callback_that_sends_waits_for_nothing_that_its_own_thread_would_bring
 
 
 def test_metadata_is_made_from_the_settings() -> None:
-    config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"})
-    metadata = KafkaProducer.make_metadata(config, FakeClock(), random.Random(1))
+    producer = KafkaProducer({"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"}, client=ProducerHarness().client)
+    metadata = producer._metadata
     assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
     assert metadata.fetch().is_bootstrap_configured
 
@@ -922,7 +923,7 @@ def test_metadata_keeps_to_the_backoff_and_the_ages_that_are_set() -> None:
     ages = {"retry.backoff.ms": "70", "metadata.max.age.ms": "7000", "metadata.max.idle.ms": "9000"}
     config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1", **ages})
     clock = FakeClock()
-    metadata = KafkaProducer.make_metadata(config, clock, random.Random(1))
+    metadata = ProducerMetadata.of(config, clock, random.Random(1))
     metadata.add(TOPIC, clock.now_ms())
     described = TopicMetadata(TOPIC, 0, None, ())
     _, version, _ = metadata.new_metadata_request_and_version(clock.now_ms())

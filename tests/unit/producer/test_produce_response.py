@@ -16,7 +16,7 @@ from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.producer import batch_split, produce_response
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.record.columns import RecordColumns
 
 PRODUCE = 0
@@ -386,7 +386,7 @@ def test_a_state_that_cannot_be_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPat
 def test_a_fault_in_the_answer_with_a_producer_id_fails_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ProducerHarness(SETTINGS)
     delivery = harness.send(b"v")
-    raise_once(monkeypatch, harness.producer._transaction_manager, "_restart_partitions", MemoryError("no more"))
+    raise_once(monkeypatch, harness.producer._identity, "_restart_partitions", MemoryError("no more"))
     harness.settle(1_000)
     assert "MemoryError: no more" in str(delivery.error)
     assert_nothing_is_left(harness)

@@ -9,7 +9,7 @@ import pytest
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.producer.record_fields import checked_group, checked_headers, checked_offsets, checked_place
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 
 PLACE = TopicPartition("flights", 0)
 

@@ -57,8 +57,8 @@ def test_the_simulation_meets_what_it_is_there_for() -> None:
     for seed in range(60):
         run = Simulation(seed)
         run.run()
-        manager = run.world.producer._transaction_manager
-        met["new epochs"] += manager is not None and manager.producer.epoch > 0
+        identity = run.world.producer._identity
+        met["new epochs"] += identity is not None and identity.producer.epoch > 0
         for topic in run.world.cluster.topics.values():
             met["recognised doubles"] += sum(partition.log.duplicates for partition in topic.partitions)
         for call in run.ledger:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
 from spark_kafka_sink.sink.mandate import Mandate
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink.decision import Decision, TaskTransaction, _checksum
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
 

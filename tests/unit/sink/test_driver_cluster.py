@@ -14,7 +14,7 @@ from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction, TransactionState
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, TransactionState
 from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
@@ -24,6 +24,7 @@ from spark_kafka_sink.common.errors import (
     SslAuthenticationError,
     UnsupportedVersionError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
 from spark_kafka_sink.sink.decision import TaskTransaction
@@ -185,7 +186,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     ) -> list[EndTxnOutcome]:
         if transactions[0].transactional_id != whose:
             return end(of, transactions, committed=committed)
-        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, *each[1:3], refusal) for each in transactions]
+        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, each.producer, refusal) for each in transactions]
 
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "end", refused)
@@ -207,7 +208,7 @@ def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_a
     bench.cluster.transactions.max_timeout_ms = 600_000
     held = cluster.init_producer_id("P/driver", None)
     bench.cluster.transactions.max_timeout_ms = 60_000
-    assert cluster.init_producer_id("P/driver", held).producer_epoch == held.producer_epoch + 1, "asked once a client"
+    assert cluster.init_producer_id("P/driver", held).epoch == held.epoch + 1, "asked once a client"
 
 
 def test_of_all_transactions_those_in_the_states_asked_for_are_listed() -> None:

@@ -18,7 +18,7 @@ from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, OpenTransaction
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ConfigError,
@@ -28,6 +28,7 @@ from spark_kafka_sink.common.errors import (
     SslAuthenticationError,
     TopicAuthorizationError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import BatchChangedError, TaskTransaction
@@ -292,7 +293,7 @@ def test_a_client_that_was_not_let_in_to_end_a_transaction_is_made_anew(
     refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
 
     def refused(_: object, transactions: Sequence[OpenTransaction], **__: object) -> list[EndTxnOutcome]:
-        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, *each[1:3], refusal) for each in transactions]
+        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, each.producer, refusal) for each in transactions]
 
     def fail(*_: object) -> NoReturn:
         raise KafkaTimeoutError

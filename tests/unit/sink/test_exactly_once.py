@@ -13,7 +13,6 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker import faults
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -24,6 +23,7 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
     error_for_code,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
@@ -82,7 +82,7 @@ def test_first_batch_without_rows_leaves_a_decision_and_later_ones_none(version:
     assert committed.decision is not None
     assert (committed.decision.batch_id, committed.decision.is_finished) == (4, True)
     assert committed.driver is not None
-    mandate = driver.begin(ProducerIdAndEpoch(*committed.driver[1:3]), committed.decision)
+    mandate = driver.begin(committed.driver.producer, committed.decision)
     assert (mandate.last_batch_id, mandate.is_written_already(4, "q"), mandate.is_written_already(5, "q")) == (
         4,
         True,
@@ -405,8 +405,7 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
 def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> Mandate:
     """Batch 4 of three rows, by a release that knows fingerprints or by one that does not; its successor's mandate."""
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
-    driver = cluster.init_producer_id("P/driver", None)
-    own = OpenTransaction("P/driver", *driver, 2)
+    own = OpenTransaction.of("P/driver", cluster.init_producer_id("P/driver", None), 2)
     cluster.write_decision(own, Decision(4, "q", 0, 1, 3, (), True, fingerprint=fingerprint, topic=topic), 0)
     cluster.end([own], committed=True)
     return ExactlyOnceDriver("P", cluster, lambda: 0).begin()
@@ -476,7 +475,7 @@ def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:
     stranger = bench.raw.begin("payments/0")
     bench.raw.write(stranger, PLACE, "a row")
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
-    own = OpenTransaction("P/driver", *cluster.init_producer_id("P/driver", None), 2)
+    own = OpenTransaction.of("P/driver", cluster.init_producer_id("P/driver", None), 2)
     cluster.write_decision(own, Decision(4, "q", 0, 1, 1, (TaskTransaction(stranger, 0, 1),)), 0)
     cluster.end([own], committed=True)
     with pytest.raises(

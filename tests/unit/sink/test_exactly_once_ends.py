@@ -13,7 +13,7 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
-from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaError,
@@ -48,7 +48,7 @@ def test_who_goes_on_and_does_not_know_what_was_decided_last_reads_it(
     """Taken for none, a batch that was written would be written again."""
     next_ = driver.commit([told_by_a_task(bench, driver.begin())]).driver
     assert next_ is not None
-    assert driver.begin(ProducerIdAndEpoch(*next_[1:3])).last_batch_id == 4
+    assert driver.begin(next_.producer).last_batch_id == 4
 
 
 def test_the_next_mandate_tells_what_was_decided_last(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
@@ -65,7 +65,7 @@ def test_who_goes_on_and_knows_what_was_decided_last_does_not_read_it(
     decision, _, next_ = driver.commit([told_by_a_task(bench, driver.begin())])
     assert next_ is not None
     bench.cluster.requests.clear()
-    assert driver.begin(ProducerIdAndEpoch(*next_[1:3]), decision).last_batch_id == 4
+    assert driver.begin(next_.producer, decision).last_batch_id == 4
     assert bench.asked(ApiKey.FETCH) == []
 
 

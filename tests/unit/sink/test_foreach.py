@@ -13,10 +13,10 @@ from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructField, StructType
 from support.scripted_producer import ScriptedProducer, Sent
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import foreach, running_query
 from spark_kafka_sink.sink.columns import BLOCK_ROWS
 from spark_kafka_sink.sink.driver_session import StreamBatch

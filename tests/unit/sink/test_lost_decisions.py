@@ -10,7 +10,6 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Proceed
 
-from spark_kafka_sink.admin.transaction_values import ProducerIdAndEpoch
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey
@@ -102,7 +101,7 @@ def test_topic_deleted_while_the_client_goes_on_is_an_error_soon(bench: Coordina
     assert committed.driver is not None
     bench.cluster.delete_topic(TOPIC)
     started_ms = bench.rig.now_ms
-    held = ProducerIdAndEpoch(*committed.driver[1:3]) if is_held else None
+    held = committed.driver.producer if is_held else None
     with pytest.raises(IllegalStateError, match="is not in the cluster"):
         driver.begin(held, committed.decision if is_held else None)
     assert bench.rig.now_ms - started_ms < 15_000

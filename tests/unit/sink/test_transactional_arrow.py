@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import transactional_arrow
 from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
 from spark_kafka_sink.sink.options import SinkConfig

@@ -8,11 +8,12 @@ import pytest
 from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer, Sent
 
-from spark_kafka_sink.admin.transaction_values import OpenTransaction, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import fingerprint
 from spark_kafka_sink.sink.mandate import Mandate
@@ -49,11 +50,11 @@ class NamedProducer(ScriptedProducer):
         self.offsets.append(offsets)
 
     @property
-    def current_transaction(self) -> PreparedTransaction:
-        return PreparedTransaction(self.names[-1], 1, self.epoch, 2, is_empty=False)
+    def current_transaction(self) -> OpenTransaction:
+        return OpenTransaction(self.names[-1], 1, self.epoch, 2)
 
     def prepare_transaction(self) -> PreparedTransaction:
-        return self.current_transaction
+        return PreparedTransaction(self.current_transaction, is_empty=False)
 
 
 class Bench:
@@ -176,7 +177,7 @@ def test_a_transaction_that_is_another_when_it_is_prepared_fails_the_task() -> N
         producer.epoch += 1
 
     producer.on_flush = bump
-    with pytest.raises(IllegalStateError, match=r"The transaction of partition 0 was .*epoch 0.*, and now .*epoch=1"):
+    with pytest.raises(IllegalStateError, match=r"The transaction of partition 0 was .*epoch 0.*, and now .*epoch 1"):
         bench.delivery.finish()
     assert len(producer.closed_with) == 1
 

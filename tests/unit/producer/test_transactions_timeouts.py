@@ -10,7 +10,7 @@ from support.transaction_steps import both_versions
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 
 API_VERSIONS = 18
 OTHER = {TopicPartition(TOPIC, 1): (9, None)}

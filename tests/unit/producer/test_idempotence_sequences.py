@@ -6,7 +6,7 @@ import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
-from spark_kafka_sink.producer.partition_sequences import (
+from spark_kafka_sink.producer.idempotence import (
     NO_PRODUCER,
     PartitionSequences,
     ProducerIdAndEpoch,

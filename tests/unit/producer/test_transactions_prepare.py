@@ -20,9 +20,9 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     TransactionAbortableError,
 )
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
-from spark_kafka_sink.producer.transaction_content import PreparedTransaction
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import PreparedTransaction, State
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
 both_ends = pytest.mark.parametrize("committed", [True, False])
@@ -43,7 +43,7 @@ def end(harness: TransactionHarness, committed: bool) -> None:
 @both_versions
 def test_what_is_prepared_says_all_that_another_needs(version: int) -> None:
     harness, prepared = prepared_by_another(version, b"a")
-    assert prepared == PreparedTransaction(ID, 1000, 0, version, is_empty=False)
+    assert prepared == PreparedTransaction(OpenTransaction(ID, 1000, 0, version), is_empty=False)
     assert pickle.loads(pickle.dumps(prepared)) == prepared
     assert harness.state is State.PREPARED
     assert harness.coordinated.state == "Ongoing"
@@ -213,7 +213,7 @@ def test_only_a_producer_of_the_same_id_with_nothing_of_its_own_resumes(version:
         stranger.producer.resume_transaction(prepared)
     busy = TransactionHarness(version, {"transactional.id": "other"}, beside=task)
     busy.producer.init_transactions()
-    own = prepared._replace(transactional_id="other")
+    own = prepared._replace(transaction=prepared.transaction._replace(transactional_id="other"))
     with pytest.raises(IllegalStateError, match="has a producer id"):
         busy.producer.resume_transaction(own)
     busy.producer.begin_transaction()
@@ -330,9 +330,9 @@ def test_a_producer_goes_on_under_another_id_and_leaves_what_it_prepared(version
     harness.producer.begin_transaction()
     harness.send(b"second id", partition=0)
     harness.settle()
-    other = harness.producer.prepare_transaction()
-    assert (other.transactional_id, prepared.transactional_id) == ("another-id", ID)
-    assert other.producer_id != prepared.producer_id
+    other, first = harness.producer.prepare_transaction().transaction, prepared.transaction
+    assert (other.transactional_id, first.transactional_id) == ("another-id", ID)
+    assert other.producer_id != first.producer_id
     states = {name: held.state for name, held in harness.cluster.transactions.transactions.items()}
     assert states == {ID: "Ongoing", "another-id": "Ongoing"}
     harness.producer.commit_transaction()
@@ -349,7 +349,7 @@ def test_the_current_transaction_is_told_before_its_records_are_written(version:
     harness.send(b"a", partition=0)
     current = harness.producer.current_transaction
     harness.settle()
-    assert current[:4] == harness.producer.prepare_transaction()[:4] == (ID, 1000, 0, version)
+    assert current == harness.producer.prepare_transaction().transaction == (ID, 1000, 0, version)
 
 
 @both_versions
@@ -403,7 +403,7 @@ def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: i
         with pytest.raises(IllegalStateError, match="prepared transaction"):
             task.producer.send(TOPIC, b"too late", partition=0)
         task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
-        task.manager.sends.discard("a send")
+        task.manager.sends.leave("a send")
 
     task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
     prepared = task.producer.prepare_transaction()
@@ -424,7 +424,7 @@ def test_of_send_columns_that_joined_before_all_rows_are_in_the_prepared_transac
             place = TopicPartition(TOPIC, partition)
             task.manager.add_partition(place, "a send")
             task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
-        task.manager.sends.discard("a send")
+        task.manager.sends.leave("a send")
 
     task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
     prepared = task.producer.prepare_transaction()

@@ -22,16 +22,15 @@ from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
-    IllegalStateError,
     KafkaError,
     KafkaTimeoutError,
     OutOfOrderSequenceError,
     SaslAuthenticationError,
     UnknownServerError,
 )
-from spark_kafka_sink.producer.partition_sequences import NO_PRODUCER
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER
+from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.transaction_manager import MAX_EPOCH, State, TransactionManager
 
 PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
 LOADING = "The coordinator is still loading its state."
@@ -47,10 +46,10 @@ def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarn
     return harness
 
 
-def manager_of(harness: ProducerHarness) -> TransactionManager:
-    manager = harness.producer._transaction_manager
-    assert manager is not None
-    return manager
+def identity_of(harness: ProducerHarness) -> ProducerIdentity:
+    identity = harness.producer._identity
+    assert identity is not None
+    return identity
 
 
 def send_all(harness: ProducerHarness, count: int, start: int = 0) -> list[Delivery]:
@@ -94,7 +93,7 @@ def test_one_producer_id_is_asked_for_and_every_batch_carries_it() -> None:
     assert stored(harness, 0) == stored(harness, 1) == [(0, 0), (0, 1), (0, 2)]
     ids = {batch.header.producer_id for index in (0, 1) for batch in harness.cluster.log(TOPIC, index).batches}
     assert ids == {1000}
-    assert "producer id 1000, epoch 0" in repr(manager_of(harness))
+    assert "producer id 1000, epoch 0" in repr(identity_of(harness))
 
 
 def test_without_idempotence_no_id_is_asked_for_and_no_sequence_given() -> None:
@@ -166,9 +165,8 @@ def test_a_refused_renewal_of_the_producer_id_keeps_what_may_be_in_the_log() -> 
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=3)
     (sent,) = send_all(harness, 1)
     harness.run_until(lambda: len(attempts(harness)) == 1)
-    manager = manager_of(harness)
-    manager.producer = NO_PRODUCER  # as where the epochs are used up
-    manager.state = State.UNINITIALIZED
+    identity = identity_of(harness)
+    identity.producer = NO_PRODUCER  # as where the epochs are used up
     harness.settle()
     assert sent.error is None
     assert harness.values() == values(1)
@@ -182,6 +180,22 @@ def test_a_producer_id_that_is_refused_for_another_reason_is_fatal() -> None:
     harness.settle()
     assert delivery.error.error_code == 42
     assert harness.producer.has_failed
+
+
+def test_an_answer_without_a_producer_id_is_asked_for_again_after_the_backoff() -> None:
+    """No broker does this. The producer must neither send under the id -1 nor ask in a loop."""
+
+    def without_id(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        return Answer({**(proceed().values or {}), "producer_id": -1, "producer_epoch": -1})
+
+    harness = ProducerHarness(ONE_EACH)
+    harness.cluster.on(INIT_PRODUCER_ID, without_id, times=3)
+    start_ms = harness.now_ms
+    delivery = harness.send(b"v")
+    harness.settle()
+    assert delivery.error is None
+    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 4
+    assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
 
 
 def test_a_node_that_refuses_us_is_fatal_while_there_is_no_producer_id() -> None:
@@ -207,7 +221,7 @@ def test_a_producer_id_that_comes_after_another_node_has_refused_us_is_not_taken
     harness.run_for(1_000)
     assert not harness.client.has_in_flight_requests()
     assert delivery.error is refusal
-    assert manager_of(harness).last_error is refusal
+    assert identity_of(harness).last_error is refusal
     assert "failed" not in caplog.text
 
 
@@ -215,7 +229,7 @@ def test_without_any_node_a_turn_asks_for_no_producer_id() -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.client.least_loaded_node = lambda now_ms: None
     harness.turn(5)
-    assert manager_of(harness).state is State.INITIALIZING
+    assert identity_of(harness).is_initializing
     assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
 
 
@@ -233,12 +247,12 @@ def test_expiry_goes_on_while_no_producer_id_is_to_be_had_and_says_so(caplog: py
 
 def test_a_refusal_of_a_producer_id_that_came_in_the_end_explains_nothing_later() -> None:
     harness = ProducerHarness(SHORT)
-    manager = manager_of(harness)
+    identity = identity_of(harness)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14))
-    harness.run_until(lambda: manager.reason_to_wait(PLACE))
-    harness.run_until(lambda: manager.producer.is_valid)
-    manager.producer = NO_PRODUCER  # the next one is asked for, and nothing was answered yet
-    assert manager.reason_to_wait(PLACE) is None
+    harness.run_until(lambda: identity.reason_to_wait(PLACE))
+    harness.run_until(lambda: identity.producer.is_valid)
+    identity.producer = NO_PRODUCER  # the next one is asked for, and nothing was answered yet
+    assert identity.reason_to_wait(PLACE) is None
 
 
 # ---- five in flight, in order ----------------------------------------------------------------------------------------
@@ -285,14 +299,14 @@ def test_nothing_new_follows_a_batch_that_comes_back_whose_topic_may_have_been_m
 
 def test_nothing_new_follows_a_batch_that_comes_back_while_what_was_sent_behind_it_is_in_flight() -> None:
     harness = warm()
-    manager = manager_of(harness)
+    identity = identity_of(harness)
     first, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
     for batch in (first, behind_it):
         batch.append_row(None, b"v", (), 0, 50, None)
-        manager.on_drain(batch)
-    assert not manager.must_wait(new)
+        identity.on_drain(batch)
+    assert not identity.must_wait(new)
     first.mark_attempt(UnknownServerError(), harness.now_ms, harness.now_ms + 100)
-    assert manager.must_wait(new)
+    assert identity.must_wait(new)
 
 
 def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
@@ -378,7 +392,7 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
     harness.settle()
     assert isinstance(delivery.error, (KafkaTimeoutError, OutOfOrderSequenceError))
     assert delivery.settled_ms - delivery.sent_ms <= 11_000
-    assert manager_of(harness).producer.epoch <= 2  # one that did not help, one after giving up
+    assert identity_of(harness).producer.epoch <= 2  # one that did not help, one after giving up
     harness.cluster.scripts.clear()
     later = harness.send(b"later")
     harness.settle()
@@ -511,7 +525,7 @@ def test_several_in_flight_meet_an_unknown_producer_id_and_one_new_epoch_does() 
     harness.settle()
     assert errors(deliveries) == [None] * 5
     assert harness.values() == values(5)
-    assert manager_of(harness).producer.epoch == 1
+    assert identity_of(harness).producer.epoch == 1
 
 
 def test_an_expired_producer_id_is_not_noticed() -> None:
@@ -545,18 +559,18 @@ def test_nothing_new_follows_what_is_in_flight_behind_a_batch_given_up() -> None
     harness = warm()
     send_all(harness, 1)  # which is acknowledged: not that is waited for
     harness.settle()
-    manager = manager_of(harness)
+    identity = identity_of(harness)
     given_up, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
     for batch in (given_up, behind_it):
         batch.append_row(None, b"v", (), 0, 50, None)
-        assert not manager.must_wait(batch)
-        manager.on_drain(batch)
-    manager.handle_failed_batch(given_up, KafkaTimeoutError("late"))
-    manager.maybe_resolve_sequences()
-    assert manager.must_wait(new)
-    manager.handle_completed_batch(behind_it)
-    manager.maybe_resolve_sequences()
-    assert not manager.must_wait(new)
+        assert not identity.must_wait(batch)
+        identity.on_drain(batch)
+    identity.handle_failed_batch(given_up, KafkaTimeoutError("late"))
+    identity.maybe_resolve_sequences()
+    assert identity.must_wait(new)
+    identity.handle_completed_batch(behind_it)
+    identity.maybe_resolve_sequences()
+    assert not identity.must_wait(new)
 
 
 def test_an_expired_batch_that_was_written_all_the_same_needs_no_new_epoch() -> None:
@@ -625,7 +639,7 @@ def test_an_error_that_comes_at_the_delivery_timeout_leaves_no_gap() -> None:
 
 def test_a_late_acknowledgement_does_not_count_in_the_epoch_that_has_begun_since() -> None:
     harness = warm({**SHORT, "request.timeout.ms": "9000"})
-    manager = manager_of(harness)
+    identity = identity_of(harness)
     send_all(harness, 5)
     harness.settle()
     harness.network.held.add(0)
@@ -637,7 +651,7 @@ def test_a_late_acknowledgement_does_not_count_in_the_epoch_that_has_begun_since
     harness.selector.at(first.sent_ms + 10_300, harness.network.held.clear)
     harness.run_until(lambda: harness.memory_in_use == 0)
     assert isinstance(first.error, KafkaTimeoutError)
-    entry = manager.sequences[PLACE]
+    entry = identity.sequences[PLACE]
     assert entry.producer.epoch == 1
     assert not entry.has_acknowledged
     harness.deliveries.clear()
@@ -670,12 +684,12 @@ def test_a_batch_that_expires_before_it_was_sent_begins_no_new_epoch() -> None:
     delivery = harness.send(b"v")
     harness.settle()
     assert delivery.error is None
-    assert manager_of(harness).producer.epoch == 0
+    assert identity_of(harness).producer.epoch == 0
 
 
 def test_sequences_wrap() -> None:
     harness = warm()
-    entry = manager_of(harness).sequences[PLACE]
+    entry = identity_of(harness).sequences[PLACE]
     log = harness.cluster.log(TOPIC, 0)
     entry.next_sequence = 2**31 - 3
     entry.last_acked_sequence = 2**31 - 4
@@ -690,7 +704,7 @@ def test_sequences_wrap() -> None:
 
 def test_retries_keep_their_order_across_the_wrap() -> None:
     harness = warm()
-    entry = manager_of(harness).sequences[PLACE]
+    entry = identity_of(harness).sequences[PLACE]
     harness.cluster.log(TOPIC, 0).forget_producers()
     entry.next_sequence = 2**31 - 2
     entry.last_acked_sequence = 2**31 - 3
@@ -789,8 +803,8 @@ def test_a_topic_deleted_and_made_again_is_written_to(metadata_version: int) -> 
 def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for(refusals: int) -> None:
     harness = warm(topics={TOPIC: 2})
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=refusals)
-    manager = manager_of(harness)
-    manager.producer = manager.producer._replace(epoch=MAX_EPOCH)
+    identity = identity_of(harness)
+    identity.producer = identity.producer._replace(epoch=MAX_EPOCH)
     send_all(harness, 1)  # goes under the last epoch
     harness.settle()
     harness.cluster.on(PRODUCE, faults.fail_with(45))
@@ -798,30 +812,27 @@ def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for(refusals: in
     harness.settle()
     assert errors(deliveries) == [None] * 3
     assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1 + refusals
-    assert manager.producer == (1001, 0)
-    assert manager.state is State.READY
+    assert identity.producer == (1001, 0)
+    assert not identity.is_initializing
     log = harness.cluster.log(TOPIC, 0)
     assert [(each.header.producer_id, each.header.producer_epoch) for each in log.batches[-3:]] == [(1001, 0)] * 3
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
-
-
-def test_a_move_that_the_table_does_not_have_is_refused() -> None:
-    manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
-    with pytest.raises(IllegalStateError, match="has no producer id"):
-        manager._move_to(State.READY)
-    manager.fail(KafkaError("over"))
-    with pytest.raises(IllegalStateError):
-        manager._move_to(State.INITIALIZING)
-    assert manager.has_fatal_error
-    manager.fail(KafkaError("again"))
-    assert str(manager.last_error) == "again"
+# ---- after a fatal error ---------------------------------------------------------------------------------------------
 
 
 def test_after_a_fatal_error_nothing_is_asked_for_any_more() -> None:
-    manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
-    manager.fail(KafkaError("over"))
-    manager.bump_epoch_if_needed(lambda: True)
-    assert manager.next_request(0, False) is None
-    assert manager.has_fatal_error
+    identity = ProducerIdentity(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
+    error = KafkaError("over")
+    identity.fail(error)
+    identity.bump_epoch_if_needed(lambda: True)
+    assert identity.next_request(0, lambda: False) is None
+    assert identity.has_fatal_error
+    assert error.fatal
+
+
+def test_last_fatal_error_is_the_one_that_is_told() -> None:
+    identity = ProducerIdentity(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
+    identity.fail(KafkaError("over"))
+    identity.fail(KafkaError("again"))
+    assert str(identity.last_error) == "again"

@@ -29,10 +29,11 @@ from spark_kafka_sink.common.errors import (
     TransactionAbortedError,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.transaction_manager import State
-from spark_kafka_sink.producer.transactional_manager import TransactionalManager
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.producer.transactions import State, TransactionManager
 from spark_kafka_sink.record.columns import RecordColumns
+
+SEND = "a send"
 
 # ---- records that do not even get into a batch -----------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ def test_offsets_or_a_group_that_are_none_are_refused_at_once_and_the_transactio
 # ---- the order of records and ends -----------------------------------------------------------------------------------
 
 
-def manager_in_transaction(version: int) -> TransactionalManager:
+def manager_in_transaction(version: int) -> TransactionManager:
     harness = TransactionHarness(version).started()
     return harness.manager
 
@@ -149,18 +150,18 @@ def test_a_batch_of_no_transaction_waits(version: int) -> None:
     manager = manager_in_transaction(version)
     batch = ProducerBatch(TopicPartition(TOPIC, 1), 0, 1_000, 0)
     assert manager.must_wait(batch)
-    manager.add_partition(batch.topic_partition)
+    manager.add_partition(batch.topic_partition, SEND)
     assert manager.must_wait(batch) is (version == 1)
-    manager._content.give_in(frozenset({batch.topic_partition}))
+    manager._current.give_in(frozenset({batch.topic_partition}))
     assert not manager.must_wait(batch)
 
 
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 def test_whether_something_is_lost_or_completing_follows_from_the_state(state: State) -> None:
     manager = manager_in_transaction(2)
-    manager.add_partition(PLACE)
+    manager.add_partition(PLACE, SEND)
     batch = ProducerBatch(PLACE, 0, 1_000, 0)
-    manager.state, manager.last_error = state, KafkaError("why")
+    manager.machine.state, manager.machine.error = state, KafkaError("why")
     is_lost = state in {State.ABORTABLE_ERROR, State.ABORTING}
     assert (manager.lost_transaction is not None) is is_lost
     assert manager.must_wait(batch) is (is_lost or state is State.FATAL_ERROR)
@@ -168,12 +169,12 @@ def test_whether_something_is_lost_or_completing_follows_from_the_state(state: S
     if is_lost:
         assert manager.lost_transaction is manager.last_error
     if state is State.ABORTING:
-        manager.last_error = None
+        manager.machine.error = None
         assert isinstance(manager.lost_transaction, TransactionAbortedError)
         assert ID in str(manager.lost_transaction)
 
 
 def test_an_id_is_told_with_its_records() -> None:
-    manager = TransactionalManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0)  # type: ignore[arg-type]
-    assert manager.name_of_transactions == ID
-    assert manager.is_transactional
+    manager = TransactionManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0)  # type: ignore[arg-type]
+    assert manager.transactional_id == ID
+    assert manager.identity.is_transactional

@@ -30,7 +30,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
 )
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import State
 
 # ---- retried until they pass -----------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ def test_under_version_1_a_copy_that_comes_late_meets_another_epoch(lost: int, c
     (harness.producer.commit_transaction if committed else harness.producer.abort_transaction)()
     (asked,) = harness.cluster.requests_of(INIT_PRODUCER_ID)
     assert (asked.request.producer_id, asked.request.producer_epoch) == (1000, 0)
-    assert harness.manager.producer == (1000, 1)
+    assert harness.manager.identity.producer == (1000, 1)
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
     harness.settle()
@@ -253,7 +253,7 @@ def test_under_version_1_offsets_that_an_abort_overtook_meet_another_epoch() -> 
     harness.run_until(lambda: result.is_done)
     assert result.error is None
     result.is_heard = True
-    assert harness.manager.producer == (1000, 1)
+    assert harness.manager.identity.producer == (1000, 1)
     harness.run_for(500)
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
@@ -269,7 +269,7 @@ def test_under_version_2_a_lost_answer_takes_no_further_epoch() -> None:
     harness.send(b"a", partition=0)
     harness.producer.commit_transaction()
     assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
-    assert harness.manager.producer == (1000, 1)
+    assert harness.manager.identity.producer == (1000, 1)
 
 
 def test_a_commit_has_succeeded_though_the_epoch_after_it_is_refused() -> None:

@@ -20,7 +20,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     TransactionAbortedError,
 )
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.record.columns import RecordColumns
 
 

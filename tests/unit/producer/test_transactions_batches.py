@@ -34,7 +34,7 @@ from spark_kafka_sink.common.errors import (
     UnknownProducerIdError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import State
 
 
 def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:
@@ -113,14 +113,14 @@ def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: 
 @pytest.mark.parametrize(("version", "asked"), [(1, 1), (2, 0)])
 def test_under_version_1_an_abort_after_a_failed_batch_takes_another_epoch(version: int, asked: int) -> None:
     harness = warm(version)
-    before = harness.manager.producer
+    before = harness.manager.identity.producer
     harness.cluster.on(PRODUCE, faults.fail_with(29))
     harness.send(b"refused", partition=0)
     harness.settle()
     harness.producer.abort_transaction()
     requests = [exchange.request for exchange in harness.cluster.requests_of(INIT_PRODUCER_ID)]
     assert [(each.producer_id, each.producer_epoch) for each in requests] == [before] * asked
-    assert harness.manager.producer == (before.producer_id, before.epoch + 1)
+    assert harness.manager.identity.producer == (before.producer_id, before.epoch + 1)
     harness.commit(b"next")
     assert harness.stored()[-1] == (before.epoch + 1, 0)
     assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == asked

@@ -1,4 +1,14 @@
-"""Transactions of a whole producer under both protocol versions: what goes over the wire, and what readers see."""
+"""Transactions of a whole producer under both protocol versions: what goes over the wire, and what readers see.
+
+The other files on `producer/transactions.py` have one subject each:
+
+- `test_transactions_states.py`: the table of states.
+- `test_transactions_content.py`: `CurrentTransaction` and `JoinedSends`.
+- `test_transactions_records.py`, `test_transactions_batches.py`: records and batches that fail.
+- `test_transactions_coordinator.py`, `test_transactions_refusals.py`: coordinators that move, and their errors.
+- `test_transactions_prepare.py`: transactions that another producer ends.
+- `test_transactions_races.py`, `test_transactions_timeouts.py`: threads that come in between, calls that are repeated.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +35,8 @@ from support.transaction_harness import (
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.producer.transaction_manager import State
-from spark_kafka_sink.producer.transactional_requests import GroupMetadata
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.record.columns import RecordColumns
 
 both_versions = pytest.mark.parametrize("version", [1, 2])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
-from spark_kafka_sink.producer.transaction_manager import State, TransactionManager
+from spark_kafka_sink.producer.transactions import State, StateMachine
 
 S = State
 LEGAL = {
@@ -19,7 +16,6 @@ LEGAL = {
     (S.INITIALIZING, S.ABORTABLE_ERROR),  # refused until an abort
     (S.READY, S.IN_TRANSACTION),
     (S.READY, S.INITIALIZING),
-    (S.READY, S.UNINITIALIZED),  # out of epochs
     (S.IN_TRANSACTION, S.PREPARED),
     (S.IN_TRANSACTION, S.COMMITTING),
     (S.IN_TRANSACTION, S.ABORTING),
@@ -44,15 +40,28 @@ LEGAL = {
 @pytest.mark.parametrize("target", State, ids=lambda state: f"to-{state.name}")
 @pytest.mark.parametrize("source", State, ids=lambda state: f"from-{state.name}")
 def test_a_move_is_made_or_refused_as_the_table_has_it(source: State, target: State) -> None:
-    manager = TransactionManager(ExponentialBackoff(100, 2, 1_000, 0.2, random.Random(1)))
-    manager.state = source
+    machine = StateMachine()
+    machine.state = source
     error = KafkaError("why")
     if (source, target) in LEGAL:
-        manager._move_to(target, error)
-        assert (manager.state, manager.last_error) == (target, error)
+        machine.move_to(target, error)
+        assert (machine.state, machine.error) == (target, error)
         return
     with pytest.raises(IllegalStateError) as caught:
-        manager._move_to(target, error)
+        machine.move_to(target, error)
     assert source.value in str(caught.value)
     assert target.value in str(caught.value)
-    assert (manager.state, manager.last_error) == (source, None)
+    assert (machine.state, machine.error) == (source, None)
+
+
+def test_a_fatal_error_may_follow_another_and_nothing_else_may() -> None:
+    machine = StateMachine()
+    with pytest.raises(IllegalStateError, match="has no producer id"):
+        machine.move_to(State.READY)
+    machine.move_to(State.FATAL_ERROR, KafkaError("over"))
+    with pytest.raises(IllegalStateError):
+        machine.move_to(State.INITIALIZING)
+    assert machine.has_fatal_error
+    machine.move_to(State.FATAL_ERROR, KafkaError("again"))
+    assert str(machine.error) == "again"
+    assert machine.error.fatal

@@ -43,7 +43,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.producer.transaction_manager import State
+from spark_kafka_sink.producer.transactions import State
 
 # ---- answers that put off --------------------------------------------------------------------------------------------
 
@@ -219,12 +219,12 @@ def test_an_abort_after_the_coordinator_has_forgotten_the_producer_takes_another
     """Bug: the end was refused as the offsets were, and the producer could do no more."""
     harness = TransactionHarness(2).started()
     del harness.cluster.transactions.transactions[ID]
-    before = harness.manager.producer
+    before = harness.manager.identity.producer
     with pytest.raises(InvalidPidMappingError):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.abort_transaction()
     assert harness.calls()[-2:] == [END_TXN, INIT_PRODUCER_ID]
-    assert harness.manager.producer.producer_id != before.producer_id
+    assert harness.manager.identity.producer.producer_id != before.producer_id
     finish(harness)
 
 
@@ -258,7 +258,7 @@ def test_under_version_1_a_producer_id_that_is_not_known_is_followed_by_another_
         harness.producer.commit_transaction()
     harness.producer.abort_transaction()
     assert harness.calls() == [ADD_PARTITIONS, INIT_PRODUCER_ID]
-    assert harness.manager.producer == (1000, 1)
+    assert harness.manager.identity.producer == (1000, 1)
     harness.commit(b"b")
     assert harness.committed() == [b"b"]
 

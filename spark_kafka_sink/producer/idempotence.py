@@ -1,0 +1,384 @@
+"""Idempotence: the producer's id and epoch, and the sequence numbers that its batches get.
+
+Without transactions a `ProducerIdentity` also asks for its producer id, and begins a new epoch after a gap in the
+numbers. In a transactional producer `transactions.TransactionManager` holds the identity and does both.
+
+Sender thread. `must_wait`, `on_drain` and `on_split_part` run under the accumulator's lock, on the same thread.
+Reference: org.apache.kafka.clients.producer.internals.{TransactionManager, TxnPartitionMap, TxnPartitionEntry} (KIP-98,
+KIP-360).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
+    KafkaError,
+    OutOfOrderSequenceError,
+    UnknownProducerIdError,
+    UnsupportedVersionError,
+    error_for_code,
+)
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
+
+log = logging.getLogger(__name__)
+
+MAX_EPOCH: Final = 2**15 - 1
+ATTEMPTS_BEFORE_A_WARNING: Final = 5
+"""Coordinators often ask for a few retries."""
+NO_LAST_ACKED_SEQUENCE: Final = -1
+REMEMBERED_BATCHES: Final = 5
+"""A leader detects a duplicate of any of the last five batches (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
+
+
+class OutgoingRequest(NamedTuple):
+    """A request for the Sender to send, with the calls that take its outcome. It stays the next one until `take`."""
+
+    request: Request
+    node: Node | None
+    """Where it goes; None: to any node."""
+    take: Callable[[], bool]
+    """The Sender is about to send it. Returns False where another thread has taken it back."""
+    answered: Callable[[Message, str, int], None]
+    """Takes the response, the node's id and the time. The response is None where the connection was lost before."""
+    refused: Callable[[KafkaError], None]
+    """The node speaks no version of the request, or refuses to speak to us."""
+    unreachable: Callable[[], None]
+    """The node cannot be connected to."""
+
+
+# ---- sequence numbers ------------------------------------------------------------------------------------------------
+
+
+class PartitionSequences:
+    """One partition's sequence numbers: the next one, the last acknowledged one, and the batches between them."""
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.producer = NO_PRODUCER
+        self.next_sequence = 0
+        self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+        self.in_flight: list[ProducerBatch] = []
+        """Batches with a sequence that have not ended, in the order of their first send. Batches that wait for a retry
+        are among them.
+        """
+        self._next_ordinal = 0
+
+    def take(self, batch: ProducerBatch, is_transactional: bool) -> None:
+        """Give `batch` the next numbers and count it as in flight."""
+        batch.set_producer_state(self.producer.producer_id, self.producer.epoch, self.next_sequence, is_transactional)
+        batch.ordinal = (self._next_ordinal,)
+        self._next_ordinal += 1
+        self.next_sequence = increment_sequence(self.next_sequence, batch.record_count)
+        self.in_flight.append(batch)
+
+    def insert(self, part: ProducerBatch) -> None:
+        """Count a part of a split batch as in flight, in its place."""
+        self.in_flight.append(part)
+        self.in_flight.sort(key=lambda batch: batch.ordinal)
+
+    def remove(self, batch: ProducerBatch) -> None:
+        if self.in_flight and self.in_flight[0] is batch:  # nearly always
+            del self.in_flight[0]
+        else:
+            self.in_flight = [other for other in self.in_flight if other is not batch]
+
+    def acknowledge(self, last_sequence: int) -> None:
+        last = self.last_acked_sequence
+        if last == NO_LAST_ACKED_SEQUENCE or _is_after(last_sequence, last):
+            self.last_acked_sequence = last_sequence
+
+    @property
+    def is_window_full(self) -> bool:
+        """Whether the leader might no longer detect a duplicate of the oldest batch in flight after one more batch.
+
+        Every later batch counts, acknowledged or not. A part of a split batch stands for many batches, so none may
+        follow it.
+        """
+        if not self.in_flight:
+            return False
+        oldest = self.in_flight[0].ordinal
+        return len(oldest) > 1 or self._next_ordinal - oldest[0] >= REMEMBERED_BATCHES
+
+    @property
+    def has_acknowledged(self) -> bool:
+        """The leader has taken records of this producer and epoch."""
+        return self.last_acked_sequence != NO_LAST_ACKED_SEQUENCE
+
+    def start_at_beginning(self, producer: ProducerIdAndEpoch, is_transactional: bool) -> None:
+        """Number what is in flight from 0 under a new producer id or epoch (KIP-360)."""
+        sequence = 0
+        for batch in self.in_flight:
+            batch.reset_producer_state(producer.producer_id, producer.epoch, sequence, is_transactional)
+            sequence = increment_sequence(sequence, batch.record_count)
+        self.producer = producer
+        self.next_sequence = sequence
+        self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+
+
+def _is_after(sequence: int, other: int) -> bool:
+    """Whether `sequence` comes after `other`, less than half a turn on, so that 0 comes after 2**31 - 1."""
+    return 0 < (sequence - other) % (MAX_SEQUENCE + 1) < 2**30
+
+
+class SequenceTable(dict[TopicPartition, PartitionSequences]):
+    """By topic-partition. A partition that is asked for is in the table from then on.
+
+    Entries outlive the topic's metadata. A topic that vanishes and comes back goes on with its numbers, because brokers
+    would take restarted numbers for duplicates and drop the records.
+    """
+
+    def __missing__(self, topic_partition: TopicPartition) -> PartitionSequences:
+        entry = self[topic_partition] = PartitionSequences(topic_partition)
+        return entry
+
+
+# ---- the identity ----------------------------------------------------------------------------------------------------
+
+
+class ProducerIdentity:
+    """What brokers know a producer by. `retry_backoff` paces InitProducerId. Implements `DrainRules`."""
+
+    is_completing = False
+
+    def __init__(self, retry_backoff: ExponentialBackoff, *, is_transactional: bool = False) -> None:
+        self.is_transactional = is_transactional
+        self.producer = NO_PRODUCER
+        self.sequences = SequenceTable()
+        self.last_error: KafkaError | None = None
+        """The fatal error after which nothing is sent. A transactional producer keeps its own."""
+        self._retry_backoff = retry_backoff
+        self._unresolved: set[TopicPartition] = set()
+        """Partitions where a batch was given up while later batches are in flight."""
+        self._to_restart: set[TopicPartition] = set()
+        self.is_initializing = False
+        """A producer id is asked for. A transactional producer asks for it by itself."""
+        self._init_attempts = 0
+        self._init_not_before_ms = 0
+        self._init_in_flight = False
+        self._refusal: KafkaError | None = None
+        """The last answer, where it refused a producer id."""
+        self._unreported: KafkaError | None = None
+        """A refusal that the records waiting for a producer id have not failed with yet."""
+
+    def __repr__(self) -> str:
+        return f"ProducerIdentity(producer id {self.producer.producer_id}, epoch {self.producer.epoch})"
+
+    @property
+    def has_fatal_error(self) -> bool:
+        return self.last_error is not None
+
+    def adopt(self, body: Message) -> None:
+        """Take the producer id and epoch of a response."""
+        self.producer = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+
+    def fail(self, error: KafkaError) -> None:
+        """No usable producer id can be had: from now on every send fails with `error`."""
+        self.is_initializing = False
+        self.last_error = error
+        error.fatal = True  # also where its class says otherwise
+
+    def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
+        """Say why records of the partition may not go yet, if a broker has refused what they wait for."""
+        if self.producer.is_valid or self._refusal is None:
+            return None
+        return f"the producer has no producer id; the last answer was: {self._refusal}"
+
+    # ---- the accumulator's questions -------------------------------------------------------------------------------
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        """Whether to hold `batch` back: there is no producer id, earlier batches are not settled, or it is a retry and
+        not the oldest batch in flight.
+
+        Nothing follows a partition's first batch until that is acknowledged. A leader that does not know the producer
+        takes any first sequence. It could take a second batch after it refused the first, and would then refuse the
+        first for ever. A batch that comes back is treated alike, because its topic may have been deleted and created
+        again. Nor does a batch go that is more than four after the oldest in flight: the leader would take a retry of
+        the oldest for out of order, and under a new number its records would be duplicated.
+        """
+        if not self.producer.is_valid or self.last_error is not None:
+            return True
+        entry = self.sequences[batch.topic_partition]
+        if not entry.in_flight:
+            return False
+        if batch.has_sequence:
+            return entry.in_flight[0] is not batch
+        is_stale = entry.producer != self.producer
+        is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
+        return is_unsettled or entry.in_flight[0].attempts > 0 or entry.is_window_full
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        if batch.has_sequence:
+            if batch.base_sequence:  # what is said of it from now on is of its new number; a 0 cannot be a gap
+                batch.sequence_has_been_reset = False
+            return
+        entry = self.sequences[batch.topic_partition]
+        if entry.producer != self.producer:
+            entry.start_at_beginning(self.producer, self.is_transactional)
+        entry.take(batch, self.is_transactional)
+
+    def on_split_part(self, part: ProducerBatch) -> None:
+        if part.has_sequence:
+            self.sequences[part.topic_partition].insert(part)
+
+    # ---- what became of a batch ------------------------------------------------------------------------------------
+
+    def handle_completed_batch(self, batch: ProducerBatch) -> None:
+        entry = self.sequences[batch.topic_partition]
+        entry.remove(batch)
+        current = entry.producer
+        # else the batch was given up, and the partition has begun a new epoch since
+        if batch.producer_id == current.producer_id and batch.producer_epoch == current.epoch:
+            entry.acknowledge(batch.last_sequence)
+
+    def handle_split_batch(self, batch: ProducerBatch) -> None:
+        """The parts of `batch` take its place in flight."""
+        self.sequences[batch.topic_partition].remove(batch)
+
+    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """Give the records up, though the broker may have them. Nothing new goes to the partition until the batches
+        in flight there have ended.
+
+        Batches that were sent after this one may be in the log with their answers lost. Under new numbers their records
+        would be duplicated, so they end under their old numbers first. A leader that has them says so. A leader that
+        refuses them for the gap has none of them.
+        """
+        entry = self.sequences[batch.topic_partition]
+        entry.remove(batch)
+        if error.fatal or isinstance(error, UnsupportedVersionError):
+            self.fail(error)
+            return
+        if not batch.has_sequence:
+            return
+        if entry.in_flight:
+            self._unresolved.add(batch.topic_partition)
+            return
+        log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
+        self._to_restart.add(batch.topic_partition)
+
+    def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
+        """Whether to send `batch` again after `error` from its leader. The leader's log begins at `log_start_offset`,
+        -1 where the answer does not say.
+
+        A gap before the oldest batch in flight needs a new epoch: the leader has neither that batch nor any later one.
+        A gap before a later batch says nothing of the older ones, which may be in the log with their answers lost. The
+        batch waits until it is the oldest. A part of a split batch that was sent before may be out of order because the
+        whole is in the log. What became of its records is not known, and under new numbers they would be duplicated.
+        """
+        if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
+            return error.retriable
+        in_flight = self.sequences[batch.topic_partition].in_flight
+        is_oldest = bool(in_flight) and in_flight[0] is batch
+        if is_oldest and batch.was_sent_in_larger:
+            return False
+        is_told = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
+        is_new_gap = is_told and not batch.sequence_has_been_reset
+        if is_oldest and (is_new_gap or batch.topic_partition in self._unresolved):
+            self._to_restart.add(batch.topic_partition)
+        return True
+
+    # ---- a new epoch, without transactions -------------------------------------------------------------------------
+
+    def maybe_resolve_sequences(self) -> None:
+        """Let new batches go where everything in flight has ended.
+
+        Either the last batch was acknowledged, and with it every number before, or it was given up too and the
+        partition begins again.
+        """
+        if self._unresolved:
+            self._unresolved = {place for place in self._unresolved if self.sequences[place].in_flight}
+
+    def take_refusal(self) -> KafkaError | None:
+        """Return the error that every record waiting for a producer id is to fail with, once."""
+        refusal, self._unreported = self._unreported, None
+        return refusal
+
+    def bump_epoch_if_needed(self, has_undrained: Callable[[], bool]) -> None:
+        """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none.
+
+        After a refusal the producer asks only where records wait for the id, as `has_undrained` tells.
+        """
+        if self.has_fatal_error:
+            return
+        if self._to_restart and self.producer.is_valid:
+            if self.producer.epoch >= MAX_EPOCH:
+                self.producer = NO_PRODUCER
+            else:
+                self.producer = ProducerIdAndEpoch(self.producer.producer_id, self.producer.epoch + 1)
+                self._restart_partitions()
+        if not self.producer.is_valid and not self.is_initializing:
+            self.is_initializing = self._refusal is None or has_undrained()
+
+    def _restart_partitions(self) -> None:
+        for topic_partition in self._to_restart:
+            self.sequences[topic_partition].start_at_beginning(self.producer, self.is_transactional)
+            self._unresolved.discard(topic_partition)
+        self._to_restart.clear()
+
+    # ---- InitProducerId, without transactions ----------------------------------------------------------------------
+
+    def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:  # noqa: ARG002
+        """Return the request for a producer id, when there has to be one and it is time."""
+        if not self.is_initializing or self._init_in_flight or now_ms < self._init_not_before_ms:
+            return None
+        return OutgoingRequest(
+            request=InitProducerIdRequest(),
+            node=None,
+            take=self._take_init,
+            answered=self._handle_init_response,
+            refused=self.fail,
+            unreachable=lambda: None,
+        )
+
+    def request_delay_ms(self, now_ms: int) -> int:
+        """Return how long until a request that waits out its backoff may go."""
+        is_waiting = self.is_initializing and not self._init_in_flight
+        return max(0, self._init_not_before_ms - now_ms) if is_waiting else FOREVER_MS
+
+    def _take_init(self) -> bool:
+        self._init_in_flight = True
+        return True
+
+    def _handle_init_response(self, body: Message, node_id: str, now_ms: int) -> None:
+        """`body` is the response, None where the connection was lost before it came."""
+        self._init_in_flight = False
+        if self.has_fatal_error:  # another node has refused us meanwhile
+            return
+        error_code = 0 if body is None else int(body.error_code)
+        error = error_for_code(error_code, "", "InitProducerId", node_id) if error_code else None
+        if body is not None and error is None and body.producer_id >= 0:
+            self._init_attempts = 0
+            self._refusal = None
+            self.adopt(body)
+            self.is_initializing = False
+            self._restart_partitions()
+            log.info("Producer id %d, epoch %d", *self.producer)
+        elif error is None or error.retriable or isinstance(error, ClusterAuthorizationError):
+            self._init_not_before_ms = now_ms + self._retry_backoff.backoff_ms(self._init_attempts)
+            self._init_attempts += 1
+            if error is not None:
+                self._on_init_refusal(error)
+        else:
+            self.fail(error)
+
+    def _on_init_refusal(self, error: KafkaError) -> None:
+        """Ask again: at once after an error that passes by itself, and with later records after a missing permission.
+        The records that wait for that permission now fail.
+        """
+        self._refusal = error
+        if isinstance(error, ClusterAuthorizationError):
+            error.fatal = False  # unlike in the answer to a batch
+            self._unreported = error
+            self.is_initializing = False
+        elif self._init_attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+            log.warning("No producer id: attempt %d was refused: %s", self._init_attempts, error)

@@ -1,0 +1,696 @@
+"""The transactions of a producer with a transactional.id.
+
+`TransactionManager` is the whole of it. Application threads begin operations (`begin_commit`, ...) and get an
+`OperationResult` to wait for. The Sender's thread asks for the next request, hands in its answer, and asks which
+batches may go. One lock guards both sides; results are waited for outside it. The manager holds
+
+- `ProducerIdentity`: producer id, epoch and sequence numbers,
+- `CurrentTransaction`: what is in the transaction, and whether there is anything to end,
+- `JoinedSends`: the calls that the transaction's end waits for,
+- `PendingOperation` and `TransactionQueue`: the operation under way, and the requests that it takes.
+
+Reference: org.apache.kafka.clients.producer.internals.TransactionManager (KIP-98, KIP-360, KIP-447, KIP-890).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ClusterAuthorizationError,
+    IllegalStateError,
+    InvalidPidMappingError,
+    KafkaError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    TransactionAbortableError,
+    TransactionAbortedError,
+    TransactionalIdAuthorizationError,
+    UnknownProducerIdError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.common.retold import retold
+from spark_kafka_sink.producer import transaction_requests as requests
+from spark_kafka_sink.producer.idempotence import ATTEMPTS_BEFORE_A_WARNING, OutgoingRequest, ProducerIdentity
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.transaction_requests import (
+    Action,
+    GroupMetadata,
+    Offsets,
+    OperationResult,
+    PendingOperation,
+    Priority,
+    Refusal,
+    TransactionQueue,
+    TransactionRequest,
+)
+from spark_kafka_sink.protocol.messages import Message
+
+log = logging.getLogger(__name__)
+
+
+class State(enum.Enum):
+    """What the producer may do."""
+
+    UNINITIALIZED = "has no producer id"
+    INITIALIZING = "waits for a producer id"
+    READY = "has a producer id"
+    IN_TRANSACTION = "is in a transaction"
+    PREPARED = "has a prepared transaction"
+    COMMITTING = "is committing a transaction"
+    ABORTING = "is aborting a transaction"
+    ABORTABLE_ERROR = "is in a transaction that can only be aborted"
+    FATAL_ERROR = "met an error that it cannot recover from"
+
+
+_MOVES: Final[Mapping[State, frozenset[State]]] = {
+    State.UNINITIALIZED: frozenset({State.INITIALIZING, State.PREPARED}),
+    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.ABORTABLE_ERROR}),
+    State.READY: frozenset({State.INITIALIZING, State.IN_TRANSACTION}),
+    State.IN_TRANSACTION: frozenset({State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
+    State.PREPARED: frozenset({State.INITIALIZING, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
+    State.COMMITTING: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.READY, State.ABORTABLE_ERROR}),
+    State.ABORTING: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.READY}),
+    State.ABORTABLE_ERROR: frozenset({State.ABORTABLE_ERROR, State.ABORTING}),
+    State.FATAL_ERROR: frozenset(),
+}
+"""The states that may follow each state. FATAL_ERROR may follow any."""
+_MAY_BECOME_ABORTABLE: Final = frozenset(
+    {State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTABLE_ERROR}
+)
+_TAKES_PARTITIONS: Final = frozenset({State.IN_TRANSACTION, State.PREPARED, State.COMMITTING})
+"""Records may still be on their way into the transaction."""
+_LOST: Final = frozenset({State.ABORTABLE_ERROR, State.ABORTING})
+_FATAL_FOR_A_BATCH: Final = (
+    AuthenticationError,
+    ClusterAuthorizationError,
+    TransactionalIdAuthorizationError,
+    ProducerFencedError,
+    UnsupportedVersionError,
+    InvalidPidMappingError,
+)
+
+
+class StateMachine:
+    """The producer's state, and the error that led to it. The table above has every move."""
+
+    def __init__(self) -> None:
+        self.state = State.UNINITIALIZED
+        self.error: KafkaError | None = None
+
+    @property
+    def has_fatal_error(self) -> bool:
+        return self.state is State.FATAL_ERROR
+
+    @property
+    def is_lost(self) -> bool:
+        """The transaction is being aborted, or can only be aborted."""
+        return self.state in _LOST
+
+    @property
+    def may_become_abortable(self) -> bool:
+        return self.state in _MAY_BECOME_ABORTABLE
+
+    def move_to(self, state: State, error: KafkaError | None = None) -> None:
+        if state is not State.FATAL_ERROR and state not in _MOVES[self.state]:
+            raise IllegalStateError(f"A producer that {self.state.value} cannot become one that {state.value}.")
+        self.state = state
+        self.error = error
+        if state is State.FATAL_ERROR and error is not None:
+            error.fatal = True  # also where its class says otherwise
+
+    def become_abortable(self, error: KafkaError) -> None:
+        """Only an abort is left to the transaction. The first error of several is kept."""
+        error.fatal = False  # its class may say so, for producers without transactions
+        first = self.error if self.state is State.ABORTABLE_ERROR else None
+        self.move_to(State.ABORTABLE_ERROR, first or error)
+
+    def raise_error(self) -> None:
+        """Raise the error that keeps the producer, or its transaction, from going on. Do nothing without one."""
+        if self.error is not None and self.state in {State.ABORTABLE_ERROR, State.FATAL_ERROR}:
+            text = f"The producer met an error before: {self.error}"
+            if self.error.retriable and self.state is State.ABORTABLE_ERROR:
+                # a record's timeout, say: a caller would retry a commit that raised it again and again
+                raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
+            raise retold(self.error, text)
+
+
+class PreparedTransaction(NamedTuple):
+    """An open transaction whose records are all acknowledged: what another process needs to end it."""
+
+    transaction: OpenTransaction
+    is_empty: bool
+    """Nothing was written in it. A broker refuses to commit such a transaction."""
+
+
+class JoinedSends:
+    """The calls of `send` and `send_columns` that have joined the transaction and are not over. Its end waits for them.
+
+    A call joins under the manager's lock. It leaves without a lock, by one call into C, which Ctrl-C does not divide: a
+    call that never left would keep the transaction from its end.
+    """
+
+    def __init__(self, machine: StateMachine) -> None:
+        self._machine = machine
+        self._calls: set[object] = set()
+        self.leave: Final[Callable[[object], None]] = self._calls.discard
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def may_join(self, send: object) -> bool:
+        """Whether the transaction takes records of `send`. A transaction that is closed takes those it waits for."""
+        state = self._machine.state
+        return state is State.IN_TRANSACTION or (state in {State.PREPARED, State.COMMITTING} and send in self._calls)
+
+    def join(self, send: object) -> None:
+        """Raises IllegalStateError where the transaction takes no records of `send`."""
+        if not self.may_join(send):
+            raise IllegalStateError(
+                "A record can be sent between begin_transaction and its end;"
+                f" this producer {self._machine.state.value}."
+            )
+        self._calls.add(send)
+
+    def wait_until_left(self, clock: Clock) -> None:
+        while self._calls:
+            clock.sleep_ms(1)
+
+
+class CurrentTransaction:
+    """What is in the transaction, and whether there is anything to end. Guarded by the manager's lock.
+
+    Under transaction version 1 a partition is new, then asked for (AddPartitionsToTxn), then in. Under version 2 the
+    first record puts it in.
+    """
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.is_resumed = False
+        """Another producer began it."""
+        self.is_in_doubt = False
+        """Whether it has started is not known: the request that may have started it was not answered."""
+        self.has_gap = False
+        """A batch of this epoch was lost, or a request may still arrive. Under version 1 the next transaction takes the
+        next epoch.
+        """
+        self.last_refusal: KafkaError | None = None
+        """The last answer to a request that its records wait for, where it was an error."""
+        self._new: set[TopicPartition] = set()
+        self._asked_for: set[TopicPartition] = set()
+        self._inside: set[TopicPartition] = set()
+        self._has_started = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._has_started
+
+    @property
+    def needs_next_epoch(self) -> bool:
+        """Whether the transaction after this one must not share its epoch. Under version 2 it never does."""
+        return self.has_gap and self.version < 2 and not self.is_resumed
+
+    def __contains__(self, topic_partition: TopicPartition) -> bool:
+        return topic_partition in self._inside
+
+    def begin(self, version: int) -> None:
+        self.forget()
+        self.version = version
+
+    def resume(self, prepared: PreparedTransaction) -> None:
+        """Take over what another producer prepared."""
+        self.begin(prepared.transaction.transaction_version)
+        self.is_resumed = True
+        if not prepared.is_empty:
+            self.start()
+
+    def start(self) -> None:
+        """Something is in the transaction that is not a record, or was in it before."""
+        self._has_started = True
+        self.is_in_doubt = False
+
+    def may_have_started(self) -> None:
+        """It must be ended in case it did."""
+        if not self._has_started:
+            self._has_started = self.is_in_doubt = True
+
+    def add(self, topic_partition: TopicPartition) -> None:
+        """A record of the partition belongs to the transaction."""
+        if self.version >= 2:
+            self._has_started = True
+            self._inside.add(topic_partition)
+        elif topic_partition not in self._inside and topic_partition not in self._asked_for:
+            self._new.add(topic_partition)
+
+    def ask_for_new(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are new. From now on they are asked for."""
+        new = frozenset(self._new)
+        self._asked_for |= new
+        self._new.clear()
+        return new
+
+    def give_in(self, partitions: frozenset[TopicPartition]) -> None:
+        """The coordinator has taken `partitions` in."""
+        self._asked_for -= partitions
+        self._inside |= partitions
+        self.start()
+
+    def forget(self) -> None:
+        """The transaction has ended, or another begins."""
+        self._new.clear()
+        self._asked_for.clear()
+        self._inside.clear()
+        self._has_started = self.is_in_doubt = self.has_gap = self.is_resumed = False
+        self.last_refusal = None
+
+
+class TransactionManager:
+    """Begins, fills and ends transactions. Implements `DrainRules`.
+
+    `finalized_feature` returns the cluster's level of a feature. From transaction.version 2 on (KIP-890) brokers add
+    partitions by themselves, and every transaction has an epoch of its own.
+
+    A `begin_...` that is called again with the same arguments returns the same result until its caller has heard the
+    outcome.
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        retry_backoff: ExponentialBackoff,
+        finalized_feature: Callable[[str], int],
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.identity = ProducerIdentity(retry_backoff, is_transactional=True)
+        self.machine = StateMachine()
+        self.sends = JoinedSends(self.machine)
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._finalized_feature = finalized_feature
+        self._lock = threading.RLock()
+        self.pending = PendingOperation()
+        self._queue = TransactionQueue(retry_backoff, self._lock, self.pending)
+        self._current = CurrentTransaction()
+        self._lacks_epoch = False
+        """The coordinator refused an epoch until an abort: the next abort asks for it."""
+        # The identity's own methods: a batch costs no call more than without transactions.
+        self.on_drain = self.identity.on_drain
+        self.on_split_part = self.identity.on_split_part
+        self.handle_completed_batch = self.identity.handle_completed_batch
+        self.handle_split_batch = self.identity.handle_split_batch
+        self.request_delay_ms = self._queue.delay_ms
+
+    def __repr__(self) -> str:
+        return f"TransactionManager({self.transactional_id}, {self.machine.state.name}, {self.identity})"
+
+    @property
+    def has_fatal_error(self) -> bool:
+        return self.machine.has_fatal_error
+
+    @property
+    def last_error(self) -> KafkaError | None:
+        return self.machine.error
+
+    @property
+    def transaction_version(self) -> int:
+        """The transaction.version of the current transaction."""
+        return self._current.version
+
+    # ---- operations: application threads ---------------------------------------------------------------------------
+
+    def begin_initialize(self, transactional_id: str | None = None) -> OperationResult:
+        """Ask for a producer id and epoch, which fences every older producer of the id. A `transactional_id` replaces
+        the producer's own from now on.
+        """
+        with self._lock:
+            wanted_id = transactional_id or self.transactional_id
+            pending = self.pending.joined("init_transactions", wanted_id)
+            if pending is not None:
+                return pending
+            self.machine.raise_error()
+            self.machine.move_to(State.INITIALIZING)
+            self.transactional_id = wanted_id
+            result = self.pending.begin("init_transactions", wanted_id)
+            self._enqueue_init(NO_PRODUCER, result)
+            return result
+
+    def begin_transaction(self) -> None:
+        with self._lock:
+            self.machine.raise_error()
+            self.pending.ensure_none("begin_transaction")
+            self.machine.move_to(State.IN_TRANSACTION)
+            self._current.begin(2 if self._finalized_feature("transaction.version") >= 2 else 1)
+
+    def add_partition(self, topic_partition: TopicPartition, send: object) -> None:
+        """`send` is about to append a record of the partition. The transaction's end waits for `send`, which may add
+        more partitions until then, unless the end is an abort.
+
+        Raises IllegalStateError outside a transaction, and the error of a transaction that can only be aborted.
+        """
+        with self._lock:
+            self.machine.raise_error()
+            self.sends.join(send)
+            self._current.add(topic_partition)
+
+    def begin_send_offsets(self, offsets: Offsets, group: GroupMetadata) -> OperationResult:
+        """Commit a group's offsets as part of the transaction. The caller must not change `offsets` afterwards: a later
+        call is compared with them.
+        """
+        with self._lock:
+            pending = self.pending.joined("send_offsets_to_transaction", (offsets, group))
+            if pending is not None:
+                return pending
+            self.machine.raise_error()
+            if self.machine.state is not State.IN_TRANSACTION:
+                raise IllegalStateError(f"Offsets belong into a transaction; this producer {self.machine.state.value}.")
+            result = self.pending.begin("send_offsets_to_transaction", (offsets, group))
+            self._queue.add_offsets(self._open, group, offsets, self._current.start, result)
+            return result
+
+    def current(self) -> PreparedTransaction:
+        """Return the transaction as it is."""
+        with self._lock:
+            self.machine.raise_error()
+            return PreparedTransaction(self._open, self._current.is_empty)
+
+    @property
+    def _open(self) -> OpenTransaction:
+        return OpenTransaction.of(self.transactional_id, self.identity.producer, self._current.version)
+
+    def prepare(self) -> None:
+        """Close the transaction to records and leave it open. The caller must wait for the records before."""
+        with self._lock:
+            self.machine.raise_error()
+            self.pending.ensure_none("prepare_transaction")
+            self.machine.move_to(State.PREPARED)
+
+    def lose_prepared(self, error: KafkaError) -> None:
+        """The call that prepared the transaction failed: it can only be aborted."""
+        with self._lock:
+            if self.machine.state is State.PREPARED:
+                self._to_abortable(error)
+
+    def resume(self, prepared: PreparedTransaction) -> None:
+        """Take over a transaction that another producer prepared, in order to end it."""
+        with self._lock:
+            transaction = prepared.transaction
+            if transaction.transactional_id != self.transactional_id:
+                raise IllegalStateError(
+                    f"A transaction of {transaction.transactional_id} cannot be resumed by {self.transactional_id}."
+                )
+            self.machine.raise_error()
+            self.pending.ensure_none("resume_transaction")
+            if (state := self.machine.state) is not State.UNINITIALIZED:
+                raise IllegalStateError(
+                    f"A transaction is resumed by a producer that has none of its own; this one {state.value}."
+                )
+            self.machine.move_to(State.PREPARED)
+            self._current.resume(prepared)
+            self.identity.producer = transaction.producer
+
+    def begin_commit(self) -> OperationResult:
+        """End the transaction with all its records, once they are acknowledged."""
+        with self._lock:
+            pending = self.pending.joined("commit_transaction")
+            if pending is not None:
+                return pending
+            self.machine.raise_error()
+            self.machine.move_to(State.COMMITTING)
+            return self._enqueue_end(self.pending.begin("commit_transaction"), committed=True)
+
+    def begin_abort(self) -> OperationResult:
+        """End the transaction as if nothing had been sent. The Sender drops the records that it has not sent."""
+        with self._lock:
+            pending = self.pending.joined("abort_transaction")
+            if pending is not None:
+                return pending
+            if self.has_fatal_error:
+                self.machine.raise_error()
+            self.machine.move_to(State.ABORTING, self.machine.error)  # with which unsent records fail, if there is one
+            self.pending.give_up(_aborted(self.transactional_id))
+            self._queue.clear_for_abort()
+            return self._enqueue_end(self.pending.begin("abort_transaction"), committed=False)
+
+    def abort_open_transaction(self) -> None:
+        """The producer closes: abort a transaction that is neither prepared nor ending."""
+        with self._lock:
+            if self.machine.state in {State.IN_TRANSACTION, State.ABORTABLE_ERROR}:
+                log.info("%s: aborting the open transaction, because the producer closes", self.transactional_id)
+                self.begin_abort()
+
+    # ---- batches: the Sender and the accumulator -------------------------------------------------------------------
+
+    @property
+    def is_completing(self) -> bool:
+        return self.machine.state in {State.COMMITTING, State.ABORTING}
+
+    @property
+    def lost_transaction(self) -> KafkaError | None:
+        """Why the transaction cannot be committed any more, so that the rest of its records need not be sent."""
+        with self._lock:
+            if self.machine.state is State.ABORTING:
+                return self.machine.error or _aborted(self.transactional_id)
+            return self.machine.error if self.machine.state is State.ABORTABLE_ERROR else None
+
+    def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:
+        """Say why records of the partition may not go yet, if a broker has refused what they wait for."""
+        with self._lock:
+            refusal = self._current.last_refusal
+            if topic_partition in self._current or refusal is None:
+                return None
+            return f"the partition is not in the transaction yet; the last answer was: {refusal}"
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        with self._lock:
+            state = self.machine.state
+            if batch.topic_partition not in self._current or state is State.FATAL_ERROR:
+                return True
+            return (state in _LOST and not batch.has_sequence) or self.identity.must_wait(batch)
+
+    def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:  # noqa: ARG002
+        """Whether to send `batch` again: not in a lost transaction, nor where the leader has lost its records."""
+        with self._lock:
+            if self.machine.is_lost or self.has_fatal_error:
+                return False
+            if isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
+                in_flight = self.identity.sequences[batch.topic_partition].in_flight
+                return bool(in_flight) and in_flight[0] is not batch
+            return error.retriable
+
+    def handle_failed_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
+        with self._lock:
+            self.identity.sequences[batch.topic_partition].remove(batch)
+            if isinstance(error, _FATAL_FOR_A_BATCH):
+                self.fail(error)
+                return
+            error.fatal = self.has_fatal_error
+            self._current.has_gap = True
+            if self.machine.may_become_abortable:
+                self._to_abortable(error)
+
+    def handle_refused_record(self, error: KafkaError, send: object) -> None:
+        """A record of the transaction was not taken into it, so it can only be aborted.
+
+        That is so too where the transaction is being committed or prepared and waits for `send`, which joined it
+        before. From now on nothing waits for `send`.
+        """
+        with self._lock:
+            if self.sends.may_join(send):
+                self._to_abortable(error)
+            self.sends.leave(send)
+
+    # ---- requests: the Sender --------------------------------------------------------------------------------------
+
+    def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:
+        """Return what to send next, if anything.
+
+        The end of a transaction waits until every send that joined it is over, and then until no batch is incomplete.
+        `has_incomplete` is asked once the end is in the queue: no record can come after that.
+        """
+        with self._lock:
+            if self._queue.in_flight is not None or self.has_fatal_error:
+                return None
+            self._enqueue_new_partitions()
+            first = self._queue.first()
+            if first is None or (first.priority is Priority.END_TXN and (self.sends or has_incomplete())):
+                return None
+            if first.priority is Priority.END_TXN and self._current.is_empty:
+                self._queue.remove(first)
+                self._on_end(None, first.result)
+                return None
+            return self._queue.outgoing(first, now_ms, self._on_answer, self.fail)
+
+    def fail(self, error: KafkaError) -> None:
+        with self._lock:
+            self._finish_ended()
+            self.machine.move_to(State.FATAL_ERROR, error)
+            self._queue.clear()
+            self.pending.give_up(error)
+
+    def give_up(self, error: KafkaError) -> None:
+        """The Sender has ended: nothing is sent any more, and the operation under way fails with `error`."""
+        with self._lock:
+            self._finish_ended()
+            self.pending.close(error)
+
+    def _finish_ended(self) -> None:
+        """Report success where only the next epoch is missing: the transaction before it has ended."""
+        if self.machine.state is State.INITIALIZING and not self.pending.is_under_way("init_transactions"):
+            self.pending.give_up(None)
+
+    def _enqueue_new_partitions(self) -> None:
+        added = self._current.ask_for_new() if self.machine.state in _TAKES_PARTITIONS else None
+        if added:
+            result = OperationResult("add partitions")
+            self._queue.add(requests.add_partitions(self._open, added, lambda _: self._current.give_in(added), result))
+
+    def _enqueue_init(self, producer: ProducerIdAndEpoch, result: OperationResult) -> None:
+        who = (self.transactional_id, self._transaction_timeout_ms, producer)
+        self._queue.add(requests.init_producer_id(*who, lambda body: self._on_initialized(body, result), result))
+
+    def _enqueue_end(self, result: OperationResult, *, committed: bool) -> OperationResult:
+        self._queue.add(requests.end_txn(self._open, committed, lambda body: self._on_end(body, result), result))
+        return result
+
+    def _on_answer(self, request: TransactionRequest, body: Message, node_id: str, now_ms: int) -> None:
+        """`body` is None where the connection was lost before an answer came."""
+        with self._lock:
+            self._queue.in_flight = None
+            if body is None:  # a copy may still arrive, also of a request that nothing waits for
+                self.pending.last_loss = "A broker was disconnected before it answered."
+                self._current.has_gap |= request.may_be_late
+                request.is_in_doubt = True
+            if self.has_fatal_error or request.result.is_done:
+                return
+            if body is None:
+                self._queue.lost(request, now_ms)
+            elif (refusal := request.gravest_refusal(body)) is not None:
+                self._on_refusal(request, refusal, node_id, now_ms)
+            else:
+                if request.priority is not Priority.FIND_COORDINATOR:  # which brings records no step further
+                    self._current.last_refusal = None
+                request.succeeded(body)
+
+    # ---- what answers lead to, with the lock held ------------------------------------------------------------------
+
+    def _on_refusal(self, request: TransactionRequest, refusal: Refusal, node_id: str, now_ms: int) -> None:
+        action, error = refusal.action, refusal.error(request.api, node_id)
+        if self.machine.is_lost and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
+            if request.is_in_doubt:
+                self._current.may_have_started()
+            request.result.finish(error)  # the abort needs no answer, and the topic may never come back
+            return
+        is_end = request.priority is Priority.END_TXN
+        if is_end and self._had_nothing_to_end(request, error):
+            return
+        if action is Action.FIND_COORDINATOR:
+            self._queue.forget_coordinator(request)
+        if action <= Action.FIND_COORDINATOR:
+            self._current.last_refusal = self.pending.last_refusal = error
+            self._queue.again(request, refusal.error_code, now_ms)
+            if request.attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+                log.warning("%s: attempt %d was refused: %s", self.transactional_id, request.attempts, error)
+        elif self._may_initialize_again(request, error):
+            pass
+        elif action is Action.ABORT and self.machine.is_lost and not is_end:
+            request.result.finish(error)
+        elif action is Action.FAIL or not self.machine.may_become_abortable:
+            self.fail(error)
+        else:
+            request.result.finish(error)
+            self._current.has_gap |= isinstance(error, (UnknownProducerIdError, InvalidPidMappingError))
+            self._to_abortable(error)
+
+    def _may_initialize_again(self, request: TransactionRequest, error: KafkaError) -> bool:
+        """Handle a refusal of a producer id after which the producer can go on. Return False for any other."""
+        if isinstance(error, AuthorizationError) and self.pending.is_under_way("init_transactions"):
+            self.machine.move_to(State.UNINITIALIZED)  # it may be asked for again, once it is granted
+            self._queue.clear()
+            error.fatal = False
+            request.result.finish(error)
+            return True
+        if isinstance(error, TransactionAbortableError) and request.priority is Priority.INIT_PRODUCER_ID:
+            self._finish_ended()
+            self._lacks_epoch = True
+            self._to_abortable(error)
+            return True
+        return False
+
+    def _had_nothing_to_end(self, request: TransactionRequest, error: KafkaError) -> bool:
+        if self._current.is_in_doubt and error.error_code == requests.INVALID_TXN_STATE:
+            request.succeeded(None)
+            return True
+        is_own_abort = self.machine.state is State.ABORTING and not self._current.is_resumed
+        if is_own_abort and isinstance(error, InvalidPidMappingError):
+            # the coordinator has forgotten the producer, and it does so only while no transaction is open
+            self._init_after_end(request.result)
+            return True
+        return False
+
+    def _on_initialized(self, body: Message, result: OperationResult) -> None:
+        self.identity.adopt(body)
+        log.info("%s: producer id %d, epoch %d", self.transactional_id, *self.identity.producer)
+        self._current.forget()
+        self._lacks_epoch = False
+        self.machine.move_to(State.READY)
+        result.finish()
+
+    def _on_end(self, body: Message, result: OperationResult) -> None:
+        """The transaction has ended. `body` is None where there was nothing to end."""
+        if getattr(body, "producer_id", -1) >= 0:  # in the answers of version 5 and above
+            self.identity.adopt(body)
+        needs_next_epoch = self._current.needs_next_epoch or self._lacks_epoch
+        next_state = State.UNINITIALIZED if self._current.is_resumed else State.READY
+        self._current.forget()
+        if needs_next_epoch:
+            self._init_after_end(result)
+            return
+        self.machine.move_to(next_state)
+        result.finish()
+
+    def _init_after_end(self, result: OperationResult) -> None:
+        self.machine.move_to(State.INITIALIZING)
+        self._enqueue_init(self.identity.producer, result)
+
+    def _to_abortable(self, error: KafkaError) -> None:
+        self.machine.become_abortable(error)
+        self.pending.give_up(error)
+        self._queue.clear_for_abort()
+
+
+Idempotence = ProducerIdentity | TransactionManager
+"""What the Sender asks for a producer id and for the order of batches: a producer's identity, or the transactions that
+hold it.
+"""
+
+
+def give_up_after_fault(owner: Idempotence, batches: Iterable[ProducerBatch], error: KafkaError) -> None:
+    """Give up `batches`. A fault of the producer itself, the cause of `error`, kept them from being settled.
+
+    After a fault in the owner's own state nothing may reach a broker: the producer fails (KAFKA-14831).
+    """
+    try:
+        if isinstance(error.__cause__, IllegalStateError):
+            raise error.__cause__
+        for batch in batches:
+            owner.handle_failed_batch(batch, error)
+    except Exception:
+        owner.fail(error)
+        raise
+
+
+def _aborted(transactional_id: str) -> TransactionAbortedError:
+    return TransactionAbortedError(
+        f"The transaction of {transactional_id} was aborted, by abort_transaction or because the producer closes,"
+        " before this had ended. Nothing of it is committed."
+    )

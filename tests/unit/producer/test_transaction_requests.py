@@ -1,0 +1,486 @@
+"""A transaction's requests: the operation under way, what each error code leads to, what each request says and how its
+answer is read, and the queue.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from kio.index import load_response_schema
+from support.fake_clock import FakeClock
+from support.scripted_broker.responses import _build
+
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.errors import (
+    GroupAuthorizationError,
+    IllegalStateError,
+    KafkaError,
+    TopicAuthorizationError,
+    TransactionalIdAuthorizationError,
+    UnknownServerError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.producer import transaction_requests as requests
+from spark_kafka_sink.producer.transaction_requests import (
+    Action,
+    GroupMetadata,
+    OperationResult,
+    PendingOperation,
+    Priority,
+    Refusal,
+    TransactionQueue,
+    TransactionRequest,
+    action_for,
+)
+from spark_kafka_sink.protocol.coordinator_requests import GROUP, TRANSACTION
+
+PRODUCER = ProducerIdAndEpoch(1000, 3)
+OPEN = OpenTransaction("t", *PRODUCER, 2)
+V1 = OpenTransaction("id", *PRODUCER, 1)
+RESULT = OperationResult("any")
+PLACE = TopicPartition("t", 0)
+PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)]
+LOADING, NOT_COORDINATOR, CONCURRENT = 14, 16, 51
+
+
+# ---- one operation at a time, and its outcome kept until its caller hears it -----------------------------------------
+
+
+def test_a_result_is_waited_for_until_it_comes_or_time_is_up() -> None:
+    clock = FakeClock()
+    result = OperationResult("commit_transaction")
+    began_ms = clock.now_ms()
+    assert not result.wait(clock, 700)
+    assert clock.now_ms() - began_ms == 700
+    assert not result.is_heard
+
+    def finish(timeout_ms: int) -> None:
+        assert timeout_ms == 1_000
+        clock.advance(300)
+        result.finish()
+
+    clock.on_wait = finish
+    assert result.wait(clock, 1_000)
+    assert clock.now_ms() - began_ms == 1_000
+    assert result.is_heard
+    assert result.error is None
+
+
+def test_the_first_outcome_counts() -> None:
+    result = OperationResult("commit_transaction")
+    first = KafkaError("first")
+    result.finish(first)
+    result.finish()
+    assert result.is_done
+    assert result.error is first
+
+
+def test_an_operation_under_way_is_joined_by_the_same_and_refused_to_others() -> None:
+    pending = PendingOperation()
+    assert pending.joined("commit_transaction") is None
+    result = pending.begin("commit_transaction")
+    assert pending.joined("commit_transaction") is result
+    with pytest.raises(IllegalStateError, match=r"abort_transaction was called while .*commit_transaction is open"):
+        pending.joined("abort_transaction")
+    with pytest.raises(IllegalStateError, match=r"begin_transaction was called while .*commit_transaction is open"):
+        pending.ensure_none("begin_transaction")
+    assert pending.is_under_way("commit_transaction")
+    assert not pending.is_under_way("abort_transaction")
+
+
+def test_the_same_operation_with_other_arguments_is_another() -> None:
+    pending = PendingOperation()
+    result = pending.begin("send_offsets_to_transaction", {"a": 1})
+    assert pending.joined("send_offsets_to_transaction", {"a": 1}) is result
+    for is_done in (False, True):
+        with pytest.raises(IllegalStateError, match=r"outcome of an earlier send_off.* it again with the arguments"):
+            pending.joined("send_offsets_to_transaction", {"a": 2})
+        if not is_done:
+            result.finish()
+    assert result.wait(FakeClock(), 10)
+    assert pending.joined("send_offsets_to_transaction", {"a": 2}) is None
+
+
+@pytest.mark.parametrize("error", [None, KafkaError("refused")])
+def test_an_outcome_that_nobody_heard_is_told_to_who_asks_again(error: KafkaError | None) -> None:
+    pending = PendingOperation()
+    result = pending.begin("commit_transaction")
+    assert not result.wait(FakeClock(), 10)
+    pending.give_up(error)
+    assert pending.joined("commit_transaction") is result
+    assert result.wait(FakeClock(), 10)
+    assert pending.joined("commit_transaction") is None
+    pending.ensure_none("begin_transaction")
+
+
+def test_nothing_else_begins_before_a_success_is_heard() -> None:
+    pending = PendingOperation()
+    pending.begin("commit_transaction").finish()
+    with pytest.raises(IllegalStateError, match="call that again"):
+        pending.joined("abort_transaction")
+    with pytest.raises(IllegalStateError, match="call that again"):
+        pending.ensure_none("begin_transaction")
+
+
+def test_after_a_failure_anything_may_begin() -> None:
+    pending = PendingOperation()
+    pending.begin("commit_transaction").finish(KafkaError("refused"))
+    assert pending.joined("abort_transaction") is None
+    pending.ensure_none("begin_transaction")
+
+
+def test_an_abort_overtakes_offsets_and_nothing_else_does() -> None:
+    pending = PendingOperation()
+    pending.begin("send_offsets_to_transaction")
+    with pytest.raises(IllegalStateError):
+        pending.joined("commit_transaction")
+    assert pending.joined("abort_transaction") is None
+    pending.begin("init_transactions")
+    with pytest.raises(IllegalStateError):
+        pending.joined("abort_transaction")
+
+
+def test_what_was_last_refused_is_forgotten_with_the_next_operation() -> None:
+    pending = PendingOperation()
+    pending.give_up(KafkaError("nothing to give up"))
+    pending.last_refusal = KafkaError("not yet")
+    pending.begin("commit_transaction")
+    assert pending.last_refusal is None
+
+
+def test_who_comes_after_the_close_is_told_by_an_error_of_its_own() -> None:
+    pending = PendingOperation()
+    error = KafkaError("closed")
+    pending.close(error)
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="closed"):
+            pending.ensure_none("begin_transaction")
+    assert error.__traceback__ is None
+
+
+# ---- error codes, requests, answers ----------------------------------------------------------------------------------
+
+
+def answer(api_key: int, version: int, values: dict[str, Any]) -> Any:
+    return _build(load_response_schema(api_key, version), values)
+
+
+def done(_: object) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize(
+    ("action", "error_codes"),
+    [
+        (Action.RETRY, [12345, -1, 3, 7, 14, 51, 55]),
+        (Action.FIND_COORDINATOR, [15, 16]),
+        (Action.ABORT, [12, 22, 25, 28, 29, 30, 49, 59, 82, 120]),
+        (Action.FAIL, [10, 24, 31, 35, 42, 47, 48, 50, 52, 53, 90]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Action) else "",
+)
+def test_every_code_has_its_action(action: Action, error_codes: list[int]) -> None:
+    assert {code: action_for(code) for code in error_codes} == dict.fromkeys(error_codes, action)
+
+
+def test_the_gravest_action_counts_most() -> None:
+    assert sorted(Action) == [Action.RETRY, Action.FIND_COORDINATOR, Action.ABORT, Action.FAIL]
+
+
+@pytest.mark.parametrize(
+    ("error_code", "error_class"),
+    [(29, TopicAuthorizationError), (30, GroupAuthorizationError), (53, TransactionalIdAuthorizationError)],
+)
+def test_a_refusal_names_its_place_and_what_the_broker_said(error_code: int, error_class: type[Exception]) -> None:
+    plain, told = (Refusal(error_code, "place", text).error("EndTxn", "1") for text in (None, "ask Ada"))
+    assert type(plain) is type(told) is error_class
+    assert str(plain).startswith("place: ")
+    assert len(str(plain)) > len("place: ")
+    assert str(told) == "place: ask Ada"
+    assert plain.error_code == told.error_code == error_code
+
+
+def test_a_code_without_a_class_keeps_its_number() -> None:
+    assert Refusal(89, "place").error("EndTxn", "1").error_code == 89
+
+
+def test_a_code_that_is_not_known_is_told_with_its_request_and_node() -> None:
+    error = Refusal(999, "place", "odd").error("EndTxn", "1")
+    assert isinstance(error, UnknownServerError)
+    assert error.error_code == 999
+    assert str(error) == (
+        "place: Node 1 answered EndTxn with error code 999, which this client does not know. It said: odd"
+    )
+
+
+def all_requests() -> dict[Priority, TransactionRequest]:
+    made = [
+        requests.find_coordinator(GROUP, "g", done, RESULT),
+        requests.init_producer_id("t", 60_000, PRODUCER, done, RESULT),
+        requests.add_partitions(OPEN, PLACES, done, RESULT),
+        requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, "x")}, RESULT),
+        requests.end_txn(OPEN, True, done, RESULT),
+    ]
+    return {request.priority: request for request in made}
+
+
+def test_every_request_goes_to_its_coordinator_in_its_turn() -> None:
+    found = all_requests()
+    assert sorted(found) == list(Priority)
+    assert found[Priority.FIND_COORDINATOR].coordinator is None
+    assert found[Priority.TXN_OFFSET_COMMIT].coordinator == (GROUP, "g")
+    for priority in (Priority.INIT_PRODUCER_ID, Priority.ADD_PARTITIONS_OR_OFFSETS, Priority.END_TXN):
+        assert found[priority].coordinator == (TRANSACTION, "t")
+    offsets = requests.add_offsets(OPEN, "g", done, RESULT)
+    assert (offsets.coordinator, offsets.priority) == ((TRANSACTION, "t"), Priority.ADD_PARTITIONS_OR_OFFSETS)
+
+
+def test_what_adds_and_what_may_be_late() -> None:
+    found = all_requests()
+    assert [each for each in Priority if found[each].adds_to_transaction] == [Priority.ADD_PARTITIONS_OR_OFFSETS]
+    assert [each for each in Priority if found[each].may_be_late] == [
+        Priority.ADD_PARTITIONS_OR_OFFSETS,
+        Priority.TXN_OFFSET_COMMIT,
+        Priority.END_TXN,
+    ]
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_coordinator_is_found_or_why_not(version: int) -> None:
+    request = requests.find_coordinator(TRANSACTION, "t", done, RESULT)
+
+    def said(error_code: int, key: str = "t", text: str | None = None) -> list[Refusal]:
+        values = {"error_code": error_code, "error_message": text, "node_id": 2, "host": "h", "port": 9}
+        body = {"coordinators": [{"key": key, **values}]} if version >= 4 else values
+        return list(request.refusals(answer(10, version, body)))
+
+    assert said(0) == []
+    assert said(53, text="ask Ada") == [Refusal(53, "transactional.id t", "ask Ada")]
+    if version >= 4:
+        assert said(0, key="other") == [Refusal(15, "transactional.id t")]
+    group = requests.find_coordinator(GROUP, "g", done, RESULT)
+    body = {"error_code": 30, "error_message": None, "node_id": 2, "host": "h", "port": 9}
+    assert list(group.refusals(answer(10, 3, body))) == [Refusal(30, "group g")]
+
+
+def test_a_producer_id_carries_the_one_held() -> None:
+    request = requests.init_producer_id("t", 12_000, PRODUCER, done, RESULT)
+    built = request.request.build(4)
+    assert (built.transactional_id, built.producer_id, built.producer_epoch) == ("t", 1000, 3)
+    assert built.transaction_timeout.total_seconds() == 12
+    values = {"error_code": 90, "producer_id": -1, "producer_epoch": -1}
+    assert list(request.refusals(answer(22, 4, values))) == [Refusal(90, "transactional.id t")]
+    assert list(request.refusals(answer(22, 4, values | {"error_code": 0}))) == []
+
+
+def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:
+    request = requests.add_partitions(OPEN, PLACES, done, RESULT)
+    built = request.request.build(3)
+    named = [(topic.name, topic.partitions) for topic in built.v3_and_below_topics]
+    assert named == [("a", (2,)), ("b", (0, 1))]
+    assert (built.v3_and_below_producer_id, built.v3_and_below_producer_epoch) == PRODUCER
+    results = [{"partition_index": index, "partition_error_code": code} for index, code in [(0, 29), (1, 55), (2, 0)]]
+    others = [{"partition_index": 2, "partition_error_code": 0}]
+    topics = [{"name": "b", "results_by_partition": results}, {"name": "a", "results_by_partition": others}]
+    body = answer(24, 3, {"results_by_topic_v3_and_below": topics})
+    assert list(request.refusals(body)) == [Refusal(29, "b-0"), Refusal(55, "b-1")]
+    body = answer(24, 3, {"results_by_topic_v3_and_below": topics[:1]})
+    assert list(request.refusals(body))[2:] == [Refusal(15, "a-2", "The answer does not mention it.")]
+
+
+def test_a_group_is_added_and_refused_by_its_name() -> None:
+    request = requests.add_offsets(OPEN, "g", done, RESULT)
+    built = request.request.build(3)
+    assert (built.transactional_id, built.producer_id, built.producer_epoch, built.group_id) == ("t", 1000, 3, "g")
+    assert list(request.refusals(answer(25, 3, {"error_code": 30}))) == [Refusal(30, "group g")]
+
+
+def test_offsets_go_with_their_texts_and_their_member() -> None:
+    group = GroupMetadata("g", 5, "member", "instance")
+    offsets = {PLACES[0]: (7, "rows=10"), PLACES[2]: (8, None), PLACES[1]: (9, "")}
+    request = requests.txn_offset_commit(OPEN._replace(transaction_version=1), group, offsets, RESULT)
+    assert request.request.latest_version == 4
+    built = request.request.build(4)
+    found = {
+        (topic.name, each.partition_index): (each.committed_offset, each.committed_metadata)
+        for topic in built.topics
+        for each in topic.partitions
+    }
+    assert found == {("b", 1): (7, "rows=10"), ("b", 0): (8, None), ("a", 2): (9, "")}
+    assert (built.group_id, built.generation_id, built.member_id, built.group_instance_id) == group
+    partitions = [{"partition_index": 0, "error_code": 0}, {"partition_index": 1, "error_code": 22}]
+    others = [{"partition_index": 2, "error_code": 0}]
+    topics = [{"name": "b", "partitions": partitions}, {"name": "a", "partitions": others}]
+    assert list(request.refusals(answer(28, 4, {"topics": topics}))) == [Refusal(22, "group g, b-1")]
+    refusals = list(request.refusals(answer(28, 4, {"topics": topics[:1]})))
+    assert refusals[1:] == [Refusal(15, "a-2", "The answer does not mention it.")]
+    assert requests.txn_offset_commit(OPEN, group, offsets, RESULT).request.latest_version == 5
+
+
+def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
+    """Not those of records, which the error's own sentence tells of."""
+    request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
+    topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": 29}]}]
+    (refusal,) = request.refusals(answer(28, 4, {"topics": topics}))
+    assert isinstance(refusal.error("TxnOffsetCommit", "1"), TopicAuthorizationError)
+    assert "group g, b-1: " in str(refusal.error("TxnOffsetCommit", "1"))
+    assert "grant READ on it" in str(refusal.error("TxnOffsetCommit", "1"))
+
+
+@pytest.mark.parametrize(("transaction_version", "latest"), [(1, 4), (2, 5)])
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_says_which_and_in_the_version_of_its_transaction(
+    transaction_version: int, latest: int, committed: bool
+) -> None:
+    request = requests.end_txn(OPEN._replace(transaction_version=transaction_version), committed, done, RESULT)
+    assert request.request.latest_version == latest
+    built = request.request.build(latest)
+    assert (built.transactional_id, built.producer_id, built.producer_epoch) == ("t", 1000, 3)
+    assert built.committed is committed
+    assert list(request.refusals(answer(26, 4, {"error_code": 48}))) == [Refusal(48, "transactional.id t")]
+
+
+# ---- which request goes next, where to, and when again ---------------------------------------------------------------
+
+
+def end() -> TransactionRequest:
+    return requests.end_txn(V1, True, done, RESULT)
+
+
+def add() -> TransactionRequest:
+    return requests.add_partitions(V1, [PLACE], done, RESULT)
+
+
+def commit_offsets() -> TransactionRequest:
+    return requests.txn_offset_commit(V1, GroupMetadata("g"), {PLACE: (1, None)}, RESULT)
+
+
+def lookup() -> TransactionRequest:
+    return requests.find_coordinator(TRANSACTION, "id", done, RESULT)
+
+
+@pytest.fixture
+def queue() -> TransactionQueue:
+    return TransactionQueue(
+        ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)), threading.RLock(), PendingOperation()
+    )
+
+
+def found(node_id: int) -> Any:
+    values = {"error_code": 0, "error_message": None, "node_id": node_id, "host": f"host-{node_id}", "port": 9092}
+    return _build(load_response_schema(10, 3), values)
+
+
+def test_requests_go_by_priority_and_in_their_order(queue: TransactionQueue) -> None:
+    last, third, first, second, beginning = end(), commit_offsets(), add(), add(), lookup()
+    for request in (last, third, first, second, beginning):
+        queue.add(request)
+    for request in (beginning, first, second, third, last):
+        assert queue.first() is request
+        queue.remove(request)
+    assert queue.first() is None
+
+
+def test_a_request_in_flight_is_not_waiting_any_more(queue: TransactionQueue) -> None:
+    request = add()
+    queue.add(request)
+    assert request in queue
+    assert queue.take(request)
+    assert request not in queue
+    assert queue.in_flight is request
+    assert queue.delay_ms(0) == FOREVER_MS
+
+
+def test_a_request_that_was_taken_back_does_not_go_out(queue: TransactionQueue) -> None:
+    request = commit_offsets()
+    queue.add(request)
+    queue.clear_for_abort()
+    assert not queue.take(request)
+    assert queue.in_flight is None
+
+
+def test_the_coordinator_is_looked_up_first_and_then_known(queue: TransactionQueue) -> None:
+    request = add()
+    request.attempts, request.not_before_ms = 2, 700
+    queue.add(request)
+    asked, node = queue.with_coordinator(request)
+    assert (asked.priority, node) == (requests.Priority.FIND_COORDINATOR, None)
+    assert (asked.attempts, asked.not_before_ms) == (2, 700)
+    assert queue.first() is asked
+    assert queue.with_coordinator(asked) == (asked, None)
+    queue.remove(asked)
+    asked.succeeded(found(4))
+    assert queue.with_coordinator(request) == (request, Node(4, "host-4", 9092))
+    group = commit_offsets()
+    assert queue.with_coordinator(group)[0] is not group
+
+
+def test_a_coordinator_is_forgotten_for_all_its_requests(queue: TransactionQueue) -> None:
+    queue.with_coordinator(add())[0].succeeded(found(4))
+    queue.forget_coordinator(end())
+    assert queue.with_coordinator(add())[1] is None
+    queue.forget_coordinator(lookup())  # goes to any node: nothing to forget
+
+
+def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(queue: TransactionQueue) -> None:
+    for number in range(20_000):
+        request = requests.add_partitions(V1._replace(transactional_id=f"id-{number}"), [PLACE], done, RESULT)
+        asked, _ = queue.with_coordinator(request)
+        queue.remove(asked)
+        asked.succeeded(found(4))
+        assert queue.with_coordinator(request) == (request, Node(4, "host-4", 9092))
+    assert len(queue._coordinators) <= 10_000
+
+
+def test_a_request_waits_longer_each_time(queue: TransactionQueue) -> None:
+    request = add()
+    waits = []
+    for _ in range(6):
+        queue.again(request, LOADING, 1_000)
+        waits.append(request.not_before_ms - 1_000)
+        assert queue.delay_ms(1_000) == waits[-1]
+        assert queue.take(request)
+        queue.in_flight = None
+    assert waits == [100, 200, 400, 800, 1_000, 1_000]
+
+
+def test_the_end_of_the_transaction_before_is_waited_for_in_short_steps(queue: TransactionQueue) -> None:
+    request = add()
+    waits = []
+    for _ in range(8):
+        queue.again(request, CONCURRENT, 0)
+        waits.append(request.not_before_ms)
+    assert waits == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
+
+
+def test_a_request_that_still_waits_is_not_queued_twice(queue: TransactionQueue) -> None:
+    request = add()
+    queue.add(request)
+    queue.again(request, 0, 0)
+    queue.remove(request)
+    assert queue.first() is None
+
+
+def test_the_delay_is_that_of_the_first_that_may_go(queue: TransactionQueue) -> None:
+    assert queue.delay_ms(0) == FOREVER_MS
+    early, late = add(), end()
+    early.not_before_ms, late.not_before_ms = 300, 500
+    queue.add(late)
+    queue.add(early)
+    assert queue.delay_ms(0) == 300
+    assert queue.delay_ms(400) == 0
+
+
+def test_an_abort_forgets_all_but_what_may_have_begun_the_transaction(queue: TransactionQueue) -> None:
+    sent, unsent, offsets, ending, finding = add(), add(), commit_offsets(), end(), lookup()
+    for request in (sent, offsets, ending, finding):
+        queue.again(request, NOT_COORDINATOR, 0)
+    queue.add(unsent)
+    queue.clear_for_abort()
+    assert [request in queue for request in (sent, unsent, offsets, ending, finding)] == [True] + [False] * 4
+    queue.clear()
+    assert queue.first() is None

@@ -1,0 +1,145 @@
+"""What is in a transaction, under both versions, and which calls its end waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.producer.transactions import (
+    CurrentTransaction,
+    JoinedSends,
+    PreparedTransaction,
+    State,
+    StateMachine,
+)
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 3)
+
+
+def begun(version: int) -> CurrentTransaction:
+    content = CurrentTransaction()
+    content.begin(version)
+    return content
+
+
+def test_under_version_1_a_partition_is_asked_for_once_and_then_in() -> None:
+    content = begun(1)
+    content.add(A)
+    content.add(A)
+    assert A not in content
+    assert content.ask_for_new() == {A}
+    content.add(A)  # while it is asked for
+    assert content.ask_for_new() == frozenset()
+    content.give_in(frozenset({A}))
+    assert A in content
+    content.add(A)
+    content.add(B)
+    assert content.ask_for_new() == {B}
+
+
+def test_under_version_1_nothing_is_to_be_ended_before_the_coordinator_took_a_partition() -> None:
+    content = begun(1)
+    content.add(A)
+    assert content.is_empty
+    asked = content.ask_for_new()
+    assert content.is_empty
+    content.give_in(asked)
+    assert not content.is_empty
+
+
+def test_under_version_2_the_first_record_puts_its_partition_in() -> None:
+    content = begun(2)
+    content.add(A)
+    assert A in content
+    assert B not in content
+    assert not content.is_empty
+    assert content.ask_for_new() == frozenset()
+
+
+def test_what_is_not_a_record_starts_it_too() -> None:
+    content = begun(1)
+    assert content.is_empty
+    content.start()
+    assert not content.is_empty
+
+
+def test_one_that_may_have_started_is_to_be_ended_and_in_doubt_until_something_is_in_it() -> None:
+    content = begun(1)
+    content.may_have_started()
+    content.may_have_started()
+    assert not content.is_empty
+    assert content.is_in_doubt
+    content.give_in(frozenset({A}))
+    assert not content.is_in_doubt
+    content.may_have_started()
+    assert not content.is_in_doubt
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_next_transaction_begins_with_nothing(version: int) -> None:
+    content = begun(version)
+    content.add(A)
+    content.give_in(content.ask_for_new())
+    content.add(B)
+    content.ask_for_new()
+    content.forget()
+    assert content.is_empty
+    assert A not in content
+    content.begin(1)
+    content.add(B)
+    assert content.ask_for_new() == {B}
+
+
+@pytest.mark.parametrize(
+    ("version", "is_resumed", "needs_next_epoch"), [(1, False, True), (1, True, False), (2, False, False)]
+)
+def test_only_an_own_transaction_of_version_1_with_a_gap_needs_the_next_epoch(
+    version: int, is_resumed: bool, needs_next_epoch: bool
+) -> None:
+    content = begun(version)
+    content.is_resumed = is_resumed
+    assert not content.needs_next_epoch
+    content.has_gap = True
+    assert content.needs_next_epoch is needs_next_epoch
+    content.forget()
+    assert not content.needs_next_epoch
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_resumed_transaction_has_the_version_and_content_that_it_was_prepared_with(is_empty: bool) -> None:
+    content = begun(1)
+    content.resume(PreparedTransaction(OpenTransaction("id", 1000, 0, 2), is_empty))
+    assert (content.version, content.is_resumed, content.is_empty) == (2, True, is_empty)
+
+
+# ---- sends -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+def test_a_closed_transaction_takes_records_of_sends_that_joined_before_only(state: State) -> None:
+    machine = StateMachine()
+    sends = JoinedSends(machine)
+    machine.state = State.IN_TRANSACTION
+    sends.join("before")
+    machine.state = state
+    is_open = state is State.IN_TRANSACTION
+    assert sends.may_join("before") is (is_open or state in {State.PREPARED, State.COMMITTING})
+    assert sends.may_join("after") is is_open
+    if not is_open:
+        with pytest.raises(IllegalStateError, match=state.value):
+            sends.join("after")
+
+
+def test_a_send_that_leaves_is_waited_for_no_longer() -> None:
+    machine = StateMachine()
+    sends = JoinedSends(machine)
+    machine.state = State.IN_TRANSACTION
+    assert not sends
+    sends.join("a send")
+    sends.join("a send")
+    assert sends
+    sends.leave("a send")
+    sends.leave("another that never joined")
+    assert not sends
