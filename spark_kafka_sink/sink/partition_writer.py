@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
-from spark_kafka_sink.record.row_taker import IS_FULL
+from spark_kafka_sink.record.row_taker import IS_FULL, NOT_TAKEN
 from spark_kafka_sink.sink.columns import RowBlock, RowLayouts, Taken, taken
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -47,10 +47,16 @@ class PartitionWriter:
         """Send one row. Raises KafkaError as soon as it is known that a row failed."""
         self._tally.check()
         taker = self._block.taker
-        if taker is not None and not self._pending and (state := taker.add(row)):
-            if state == IS_FULL:
-                self._send_full()
-            return
+        if taker is not None and not self._pending:
+            try:
+                state = taker.add(row)
+            except Exception as error:
+                self._tally.fail(error)
+                raise
+            if state != NOT_TAKEN:
+                if state == IS_FULL:
+                    self._send_full()
+                return
         self._pending += self._taken((row,))
         if len(self._pending) >= self._chunk_rows:
             chunk, self._pending = self._pending, []
@@ -95,8 +101,9 @@ class PartitionWriter:
         except Exception as error:
             self._tally.fail(error)
             raise
-        self._adapt(taker.rows - rows, taker.size - size)
-        self._send_full()
+        if taker.rows > rows:
+            self._adapt(taker.rows - rows, taker.size - size)
+            self._send_full()
         return rest
 
     def _taken(self, rows: Iterable[Any]) -> list[Taken]:

@@ -469,6 +469,30 @@ def test_finish_raises_the_first_error_again() -> None:
     assert bench.values() == []
 
 
+class HarmfulKey:
+    """A key of a dict that stands in the place of `key` and cannot be compared."""
+
+    def __hash__(self) -> int:
+        return hash("key")
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+
+@pytest.mark.usefixtures("by_kernel")
+def test_finish_fails_after_a_row_whose_error_was_caught() -> None:
+    """Bug: `close` of foreach did not raise the error again, and the row was lost without an error."""
+    bench = Bench()
+    names = ["value", "headers"]
+    for _ in range(100):
+        bench.writer.add(row_of(names, "v", []))
+    with pytest.raises(ZeroDivisionError):
+        bench.writer.add(row_of(names, "v", [{HarmfulKey(): "h", "value": b"1"}]))
+    with pytest.raises(ZeroDivisionError):
+        bench.writer.finish()
+    assert bench.values() == []
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 100, BLOCK_ROWS, BLOCK_ROWS + 100])
 @pytest.mark.usefixtures("by_kernel")
