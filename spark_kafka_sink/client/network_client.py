@@ -457,11 +457,12 @@ class NetworkClient:
         self._loss_log.tell(level, node_id, reason, now_ms)
 
     def _drop(self, node_id: str, now_ms: int) -> list[ClientResponse]:
-        """Close the connection because our user wants it closed: no failure, and no reason to doubt the metadata."""
+        """Close an open connection because our user wants it closed: no failure, and no reason to doubt the
+        metadata.
+        """
         self._selector.close(node_id)
         self._discovery.forget(node_id)
-        if self._is_open(node_id):
-            self._states.disconnected(node_id, now_ms)
+        self._states.disconnected(node_id, now_ms)
         return self._cancel_in_flight(node_id, _Loss(ChannelState(ChannelKind.LOCAL_CLOSE)), None, now_ms)
 
     def _cancel_in_flight(

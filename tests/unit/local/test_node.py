@@ -256,6 +256,7 @@ def test_a_suspended_node_is_still_when_that_is_said_and_can_be_killed(
 def test_files_of_a_node_are_for_its_user_only(bench: Bench) -> None:
     """Bug: the passwords of PLAIN were readable by everybody on the machine."""
     for _ in range(2):
+        bench.node.folder.chmod(0o755)
         bench.node.write_files({"node.id": "3"})
         assert (bench.node.folder / "server.properties").stat().st_mode & 0o777 == 0o600
         assert bench.node.folder.stat().st_mode & 0o777 == 0o700

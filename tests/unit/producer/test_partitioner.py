@@ -63,6 +63,19 @@ def test_it_stays_longer_where_batches_hold_more() -> None:
     assert [end - start for _, start, end in partitioner(100).assign(block, cluster, 3)] == [1] * 9
 
 
+def test_it_leaves_after_twice_batch_size_though_the_open_batch_has_room() -> None:
+    """As it may have where batches held more as it was opened (BuiltInPartitioner.updatePartitionInfo)."""
+    cluster = cluster_of(True, True, True)
+    made = partitioner(100, room_of=lambda _: 10_000)
+    taken = [made.take(50, cluster, 3) for _ in range(40)]
+    assert taken[0::4] == taken[1::4] == taken[2::4] == taken[3::4]
+    assert all(one != two for one, two in pairwise(taken[0::4]))
+    block = Block(RecordColumns.from_rows([bytes(40)] * 12), 0, 0)
+    groups = partitioner(100, room_of=lambda _: 10_000).assign(block, cluster, 3)
+    most = max(block.size(start, end) for _, start, end in groups)
+    assert 100 < most < 200 + block.size(0, 1)
+
+
 def test_the_choice_is_uniform_without_loads() -> None:
     counts = draws(partitioner(), cluster_of(True, True, True, True), 4_000)
     assert set(counts) == {0, 1, 2, 3}

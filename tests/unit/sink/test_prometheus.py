@@ -10,6 +10,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import prometheus_client
 import psutil
@@ -209,6 +210,22 @@ def test_idle_connections_cost_few_threads_for_a_while(
                 assert each.recv(1) == b""  # closed by the server
         assert threading.active_count() <= before + 1 + prometheus.MAX_CONNECTIONS
     assert samples(free_ports[0]) == {}
+
+
+def test_connections_beyond_the_most_are_closed_at_once(stopping: None, free_ports: range) -> None:
+    assert 0 < prometheus._Handler.timeout <= 10
+    serve(pool(), "127.0.0.1", free_ports)
+    with contextlib.ExitStack() as stack:
+        connect = partial(socket.create_connection, ("127.0.0.1", free_ports[0]))
+        idle = [stack.enter_context(connect()) for _ in range(prometheus.MAX_CONNECTIONS)]
+        more = stack.enter_context(connect())
+        more.settimeout(prometheus._Handler.timeout / 2)
+        with contextlib.suppress(ConnectionResetError):
+            assert more.recv(1) == b""
+        for each in idle:
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
 
 
 def test_a_task_shows_its_producer_where_the_option_asks_for_it(stopping: None, free_ports: range) -> None:
