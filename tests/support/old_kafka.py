@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spark_kafka_sink.local import fetch_jars
 from spark_kafka_sink.local.java import find_java
+from spark_kafka_sink.local.watchdog import Watchdog
 
 LOCKS = Path(__file__).with_name("old_releases")
 ZOOKEEPER_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
@@ -43,7 +44,9 @@ num.partitions=1
 
 @contextmanager
 def old_kafka(version: str, folder: Path) -> Iterator[str]:
-    """Start release `version` below `folder` and give its bootstrap.servers; both JVMs are killed at the end."""
+    """Start release `version` below `folder` and give its bootstrap.servers; both JVMs are killed at the end, also
+    where this process is killed.
+    """
     jars = ":".join(map(str, fetch_jars(LOCKS / f"kafka-{version}.lock.json")))
     log_file = folder / "log4j.properties"
     log_file.write_text(_LOG4J)
@@ -66,6 +69,7 @@ def old_kafka(version: str, folder: Path) -> Iterator[str]:
         jars,
     ]
     processes: list[subprocess.Popen[bytes]] = []
+    watchdog = Watchdog(None)
     log = folder / "server.log"
     try:
         with log.open("ab") as output:
@@ -73,13 +77,13 @@ def old_kafka(version: str, folder: Path) -> Iterator[str]:
                 ((ZOOKEEPER_CLASS, str(ensemble)), zookeeper),
                 (("kafka.Kafka", str(properties)), port),
             ):
-                process = subprocess.Popen([*java, *arguments], cwd=folder, stdout=output, stderr=output)
+                process = watchdog.spawn([*java, *arguments], folder=folder, output=output)
                 processes.append(process)
                 _await(lambda place=place: _listens(place), process, log)
         yield f"{_HOST}:{port}"
     finally:
-        for process in reversed(processes):
-            process.kill()
+        watchdog.close()
+        for process in processes:
             process.wait()
 
 

@@ -6,10 +6,14 @@ exactly once, under version 1 of transactions.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from support.exactly_once_batches import check_batches
 from support.librdkafka import read_topic
@@ -25,6 +29,7 @@ from spark_kafka_sink.sink.options import SinkConfig
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).resolve().parents[3]
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
     (None, b"v", []),
@@ -123,6 +128,32 @@ def begin_exactly_once(servers: str) -> None:
     )
     with process_driver(config, "old-release") as driver:
         assert driver.abort(driver.begin(), ())
+
+
+def test_killed_test_process_leaves_no_jvm(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from support.old_kafka import old_kafka\n"
+        f"with old_kafka('2.8.2', Path({str(tmp_path)!r})): print('up', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        assert process.stdout.readline() == b"up\n"
+        jvms = [child for child in psutil.Process(process.pid).children(recursive=True) if "java" in child.name()]
+        assert len(jvms) == 2
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(jvms, timeout=10)
+    alive = [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]  # where nobody reaps orphans
+    for child in alive:
+        child.kill()
+    assert alive == []
 
 
 def test_release_takes_all_that_it_can_and_refuses_the_rest_by_name(release: str, tmp_path: Path) -> None:
