@@ -45,8 +45,9 @@ unit: $(SETUP)
 loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
 
-# The tests of the compiled kernel under AddressSanitizer and UBSan, which end the run at the first fault. Python and Arrow
-# take each buffer from malloc, so that a byte too far is seen; Python itself keeps memory until it ends, so leaks are not looked for.
+# The tests of the compiled kernel, and those of rows that it takes, under AddressSanitizer and UBSan, which end the run at the
+# first fault. Python and Arrow take each buffer from malloc, so that the sanitizer sees a byte too far. It does not look for
+# leaks, because Python keeps memory until it ends.
 SANITIZED := build/sanitizers/_kernel.abi3.so
 sanitizers: $(SETUP)
 	@gcc -print-file-name=libasan.so | grep -q / || { echo "make sanitizers needs gcc with libasan"; exit 1; }
@@ -57,7 +58,8 @@ sanitizers: $(SETUP)
 	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	    $(BIN)/python -m pytest tests/unit/record -q -p support.sanitized_kernel
+	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_odd_rows.py tests/unit/sink/test_partition_writer.py -q \
+	    -p support.sanitized_kernel
 
 tests-that-compute: $(SETUP)
 	@$(MAKE) --no-print-directory unit integration-spark

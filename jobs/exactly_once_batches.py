@@ -113,7 +113,7 @@ class Query:
 
 
 def blocks_of(rows: int, value_bytes: int, first: int = 0) -> list[pa.RecordBatch]:
-    """Rows from number `first` on: keys of 20 bytes, of which there are 100,003, and values of text."""
+    """Return rows that count up from `first`, with 100,003 different keys of 20 bytes, and values of text."""
     blocks = []
     for start in range(first, first + rows, BLOCK_ROWS):
         numbers = range(start, min(start + BLOCK_ROWS, first + rows))
