@@ -8,8 +8,8 @@ free (KIP-664): committed by a write that ended well, or unknown to its coordina
 write that failed or died: that name is not used until its coordinator forgets it, because errors tell the operator to
 settle that write by its name.
 
-Kafka has no request that claims an id only if it is free. Two writes that look at the same moment may take one name;
-then the later one fences the earlier one, which fails with ProducerFencedError and has written nothing.
+Kafka has no request that claims an id only if it is free. But each InitProducerId gives the next epoch: only the write
+that gets the epoch after the one it saw has the name. Any other write leaves the name, and has touched no driver.
 
 No state. The thread of the caller.
 """
@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.transaction_values import TransactionState
+from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
 from spark_kafka_sink.common.errors import InvalidProducerEpochError, KafkaError, ProducerFencedError
-from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.options import SinkConfig
 
@@ -62,18 +62,20 @@ def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) ->
     Creates the decision topic where it is missing. Raises KafkaError.
     """
     timeout_ms = config.producer.transaction_timeout_ms
-    for prefix in _free_names(client, config, rng):
+    for prefix, seen in _free_names(client, config, rng):
         cluster = KafkaDriverCluster(client, config, prefix, is_one_off=True)
         name, timer = _claim_id(prefix), client.timer(config.producer.max_block_ms)
         version = cluster.transaction_version()
         own = client.transactions.init_producer_id(name, timeout_ms, timer, None)
         claim = Claim(prefix, OpenTransaction.of(name, own, version))
-        try:
-            client.writer.add_partition(claim.transaction, cluster.place, timer)
-        except (ProducerFencedError, InvalidProducerEpochError):
-            log.info("Another write took the name %s at the same moment; trying the next one", prefix)
-            continue
-        return claim
+        if _is_next(own, seen):
+            try:
+                client.writer.add_partition(claim.transaction, cluster.place, timer)
+            except (ProducerFencedError, InvalidProducerEpochError):
+                pass  # another write has come after this one, and leaves the name, too
+            else:
+                return claim
+        log.info("Another write took the name %s at the same moment; trying the next one", prefix)
     raise AssertionError("the pool has no last name")
 
 
@@ -96,9 +98,18 @@ def _claim_id(prefix: str) -> str:
     return f"{prefix}/claim"
 
 
-def _free_names(client: ClusterClient, config: SinkConfig, rng: random.Random) -> Iterator[str]:
-    """In the order in which they are to be tried: of each window those that a write gave back come before those that
-    nobody has had. Drawn at random, so that two writes that look at one time seldom take the same.
+def _is_next(own: ProducerIdAndEpoch, seen: TransactionDescription | None) -> bool:
+    """Whether no other InitProducerId came between: a coordinator counts the epochs of an id, from 0 for a new one."""
+    if seen is None:
+        return own.epoch == 0
+    return own == seen.producer._replace(epoch=seen.producer.epoch + 1)
+
+
+def _free_names(
+    client: ClusterClient, config: SinkConfig, rng: random.Random
+) -> Iterator[tuple[str, TransactionDescription | None]]:
+    """Yield names and what was seen of their claims. Of each window those that a write gave back come before those that
+    no write has had. The order is random, so that two writes that look at one time seldom try the same name.
     """
     first, size = 0, _FIRST_WINDOW
     while True:
@@ -107,6 +118,6 @@ def _free_names(client: ClusterClient, config: SinkConfig, rng: random.Random) -
         described = client.transactions.describe_transactions(map(_claim_id, names), timer)
         rng.shuffle(names)
         claims = {name: described[_claim_id(name)] for name in names}
-        yield from (name for name, claim in claims.items() if claim is not None and claim.state in _GIVEN_BACK)
-        yield from (name for name, claim in claims.items() if claim is None)
+        yield from (each for each in claims.items() if each[1] is not None and each[1].state in _GIVEN_BACK)
+        yield from (each for each in claims.items() if each[1] is None)
         first, size = first + size, 2 * size

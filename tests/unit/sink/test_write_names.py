@@ -18,7 +18,7 @@ from support.scripted_broker import faults
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import ProducerFencedError, TransactionalIdAuthorizationError
+from spark_kafka_sink.common.errors import TransactionalIdAuthorizationError
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import data_source, driver_cluster, driver_session, foreach
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
@@ -240,16 +240,38 @@ def test_write_that_looked_at_the_same_moment_takes_another_name(
     assert "Another write took the name spark-kafka-sink-write-" in caplog.text
 
 
+@pytest.mark.parametrize("is_used", [False, True])
 @WRITES
-def test_write_whose_name_was_taken_fails_and_writes_nothing(bench: WriteBench, write: Any) -> None:
-    def taken() -> None:
-        (prefix,) = bench.prefixes()
-        bench.raw.begin(f"{prefix}/claim")
-        bench.raw.begin(f"{prefix}/driver")
+def test_write_that_stood_still_leaves_the_name_to_its_new_owner(
+    bench: WriteBench, write: Any, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops between its look and its InitProducerId. To begin under the name would abort what the owner decided.
 
-    with pytest.raises(ProducerFencedError):
-        write(bench, taken)
-    assert bench.rows() == 0
+    Bug: it took the name, and the owner's write could end with TransactionLostError and a part of its rows.
+    """
+
+    def stands_still(*given: Any) -> Any:
+        if given[0].endswith("/claim") and not owners:
+            owners.append(bench.claim(bench.another_client()).prefix)
+            drivers.append(bench.raw.begin(f"{owners[0]}/driver").producer)
+            assert given[0] == f"{owners[0]}/claim"
+        return init(*given)
+
+    if is_used:
+        write(bench)
+    owners: list[str] = []
+    drivers: list[Any] = []
+    monkeypatch.setattr(random.Random, "shuffle", lambda _, names: names.sort(key=len))
+    init = bench.coordinator.transactions.init_producer_id
+    monkeypatch.setattr(bench.coordinator.transactions, "init_producer_id", stands_still)
+    write(bench)
+    write(bench)
+    assert bench.rows() == (2 + is_used) * TASKS
+    assert len(bench.prefixes()) == 2
+    tasks = [f"{owners[0]}/{number}" for number in range(TASKS)]
+    driver = bench.cluster.transactions.transactions[f"{owners[0]}/driver"]
+    assert (driver.producer_id, driver.epoch) == drivers[0]
+    assert is_used or not set(tasks) & set(bench.cluster.transactions.transactions)
 
 
 def test_claim_that_cannot_be_ended_costs_its_name_alone(bench: WriteBench, caplog: pytest.LogCaptureFixture) -> None:
