@@ -11,8 +11,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test test-all setup check unit loopback tests-that-compute tests-that-wait integration-brokers \
-        integration-spark integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark \
+.PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
+        integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark \
         benchmark exactly-once-cost format clean
 
 setup: $(SETUP)
@@ -28,9 +28,10 @@ $(SETUP): setup.cfg setup.py pyproject.toml $(KERNEL) spark_kafka_sink/record/_k
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-# Two at a time: one computes; the other mostly waits, for restarts and timeouts.
+# Two parts at a time, the longest first, so that both processors have work until the end.
 test: check
-	@$(MAKE) --no-print-directory -j2 --output-sync=line tests-that-compute tests-that-wait
+	@$(MAKE) --no-print-directory -j2 --output-sync=line \
+	    integration-brokers unit integration-spark integration-jobs loopback faults-quick
 
 test-all: test sanitizers integration-slow
 
@@ -61,18 +62,15 @@ sanitizers: $(SETUP)
 	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_odd_rows.py tests/unit/sink/test_partition_writer.py -q \
 	    -p support.sanitized_kernel
 
-tests-that-compute: $(SETUP)
-	@$(MAKE) --no-print-directory unit integration-spark
-
-tests-that-wait: $(SETUP)
-	@$(MAKE) --no-print-directory loopback integration-brokers faults-quick
-
 integration-brokers: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/local tests/integration/admin tests/integration/producer -q -m 'not slow and not kerberos'
 	$(BIN)/python -m pytest tests/integration/exactly_once/test_kills.py -q -m 'not slow'
 
 integration-spark: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/sink tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
+
+integration-jobs: $(SETUP)
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # What takes minutes: beside Spark's own sink, on clusters, killed and started again.
 integration-slow: $(SETUP)
