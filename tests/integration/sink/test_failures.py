@@ -144,7 +144,7 @@ def test_a_failed_delivery_fails_the_streaming_query(
         query.awaitTermination()
 
 
-@pytest.mark.parametrize("interface", ["foreach", "foreachPartition"])
+@pytest.mark.parametrize("interface", ["foreach", pytest.param("foreachPartition", marks=pytest.mark.slow)])
 def test_a_broker_killed_in_mid_stream_and_back_5_seconds_later_costs_no_row(
     spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path, interface: str
 ) -> None:

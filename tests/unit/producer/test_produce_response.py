@@ -200,8 +200,8 @@ COMPRESSED = {**ONE_IN_FLIGHT, "compression.type": "lz4"}
 @pytest.mark.parametrize(
     ("settings", "fault", "in_c"),
     [
-        (ONE_IN_FLIGHT, MemoryError, True),
-        (ONE_IN_FLIGHT, IllegalStateError, False),
+        pytest.param(ONE_IN_FLIGHT, MemoryError, True, marks=pytest.mark.slow),
+        pytest.param(ONE_IN_FLIGHT, IllegalStateError, False, marks=pytest.mark.slow),
         (COMPRESSED, MemoryError, False),
         (PLAIN, MemoryError, False),
     ],
@@ -306,7 +306,9 @@ def assert_every_call_raises_at_once(harness: TransactionHarness, *calls: str) -
 
 
 @pytest.mark.usefixtures("no_log")
-@pytest.mark.parametrize(("version", "fault"), [(1, MemoryError), (2, IllegalStateError)])
+@pytest.mark.parametrize(
+    ("version", "fault"), [pytest.param(1, MemoryError, marks=pytest.mark.slow), (2, IllegalStateError)]
+)
 def test_a_transaction_with_a_fault_in_any_call_is_not_committed(version: int, fault: type[Exception]) -> None:
     """Nor does its commit wait for what never comes."""
     met: list[str] = []

@@ -63,14 +63,21 @@ def test_any_one_fault_at_any_request(variant: Variant) -> None:
     assert explore(World, variant, 1) > 400
 
 
-@each_variant_of_pairs
+@pytest.mark.slow
+@each_variant
 def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
     kinds = GRAVE if variant == (2, False) else (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)
     assert explore(World, variant, 2, kinds, batches=1) > 600
 
 
 @each_variant_of_pairs
-@pytest.mark.parametrize("change", sorted(CHANGE_FAULTS, key=lambda fault: fault.name), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(each, marks=[] if each is Fault.OTHER_ROWS else pytest.mark.slow, id=each.name)
+        for each in sorted(CHANGE_FAULTS, key=lambda fault: fault.name)
+    ],
+)
 def test_any_change_of_a_batch_beside_a_crash(variant: Variant, change: Fault) -> None:
     other = Fault.OTHER_DRIVER if variant == (2, False) else Fault.CRASH_AFTER
     assert explore(World, variant, 2, (change, other), batches=1) > 600
@@ -221,25 +228,30 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.DecidesWhatWasTaken, 1, (Fault.ZOMBIE,), "Lost, and nothing happened"),
     (broken.DecidesUnseen, 1, (Fault.EXPIRE,), "Lost, and nothing happened"),
     (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers of t+ see"),
-    (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers of t+ see"),
     (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "taken for another one"),
     (broken.IgnoresTheContent, 1, (Fault.OTHER_ROWS,), "readers of t see"),
     (broken.IgnoresTheContent, 1, (Fault.OTHER_TOPIC,), "readers of t+ see"),
     (broken.IgnoresTheRows, 1, (Fault.FEWER_ROWS,), "readers of t see"),
     (broken.BeginsHoweverLate, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
-    (broken.TakesAnyTopicForNew, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
-    (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
     (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Doubled"),
     (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
     (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
     (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, and nobody was told"),
     (named_writes.GivesBackBeforeTheEnd, 1, (Fault.OTHER_DRIVER,), "Lost, and nothing happened"),
+)
+SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
+    (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers of t+ see"),
+    (broken.TakesAnyTopicForNew, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
+    (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
+"""Of these it takes seconds to find the fault."""
 
 
 @pytest.mark.parametrize(
-    ("world_class", "depth", "kinds", "what"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
+    ("world_class", "depth", "kinds", "what"),
+    [*BROKEN, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOWLY_FOUND)],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_protocol_without_one_of_its_rules_is_found_out(
     world_class: type[World], depth: int, kinds: tuple[Fault, ...], what: str
