@@ -32,7 +32,6 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.coordinator_requests import (
     GROUP,
@@ -418,11 +417,7 @@ class _Call(Generic[Item, Value]):
         place = self.api.describe(work.item)
         if node is not None and str(node) not in place:
             place += f", asked of node {node}"
-        why = self.api.advice.get(error.error_code or 0) or str(error)
-        if node is not None:
-            why = why.removeprefix(f"Node {node.id_string}: ")
-        text = f"{place}: {why}"
-        return retold(error, text)
+        return error.reworded(f"{place}: {self.api.advice.get(error.error_code or 0) or error.text}")
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

@@ -271,7 +271,9 @@ class RequestClient:
         """Requests to a node whose connection failed will not be sent; those in flight the client has seen to."""
         for node in self._unsent.nodes():
             if self._client.connection_failed(node):
-                lost = DisconnectError(f"The connection to {node} failed before the request could be sent.")
+                lost = DisconnectError(
+                    f"The connection to {node} failed before the request could be sent.", node=node.id_string
+                )
                 error = self._client.authentication_error(node) or lost
                 for unsent in self._unsent.take_all(node):
                     unsent.future.fail(error)
@@ -279,7 +281,7 @@ class RequestClient:
     def _handle_pending_disconnects(self) -> None:
         while self._to_disconnect:
             node = self._to_disconnect.popleft()
-            error = DisconnectError(f"The connection to {node} was closed on request.")
+            error = DisconnectError(f"The connection to {node} was closed on request.", node=node.id_string)
             for unsent in self._unsent.take_all(node):
                 unsent.future.fail(error)
             self._client.disconnect(node.id_string)
@@ -295,8 +297,8 @@ def _error_of(response: ClientResponse) -> KafkaError | None:
         return response.authentication_error
     if response.timed_out:
         limit = f"{response.request.request_timeout_ms} ms"
-        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.")
+        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.", node=response.destination)
     if response.disconnected:
         why = f": {response.protocol_error}" if response.protocol_error is not None else "."
-        return DisconnectError(f"{response.request} failed: the connection was lost{why}")
+        return DisconnectError(f"{response.request} failed: the connection was lost{why}", node=response.destination)
     return response.version_mismatch

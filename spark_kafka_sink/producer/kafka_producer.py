@@ -33,7 +33,6 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.drain_rules import NoDrainRules
@@ -206,7 +205,7 @@ class TransactionCalls:
             )
             raise self._sender.explained(late)
         if result.error is not None:
-            raise copied(result.error)
+            raise result.error.copied()
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
     def send_offsets(self, offsets: Offsets, group: GroupMetadata | str) -> None:

@@ -14,7 +14,6 @@ from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, error_for_code
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.protocol.requests import MetadataRequest
 
 
@@ -95,8 +94,7 @@ class ProducerMetadata(Metadata):
             error_code = self._error_codes.get(topic)
         if error_code is None:
             return None
-        said = error_for_code(error_code, api="Metadata")
-        return retold(said, f"Topic {topic}: {said}")
+        return error_for_code(error_code, api="Metadata").at(topic=topic)
 
     # ---- what the base class asks, with the lock held ----------------------------------------------------------------
 

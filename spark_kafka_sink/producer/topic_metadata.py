@@ -42,12 +42,12 @@ class TopicMetadata:
         """
         # No request could ask for it, nor for others with it. What else is wrong with a name the brokers say.
         if not is_sendable_text(topic):
-            raise InvalidTopicError(f"Not a valid topic name: {topic!r:.300}. {InvalidTopicError.sentence}")
+            raise InvalidTopicError(f"Topic {topic!r:.300}: {InvalidTopicError.sentence}", topic=topic)
         started_ms = self._clock.now_ms()
         left_ms = self._config.max_block_ms
         cluster = self._metadata.fetch()
         if topic in cluster.invalid_topics:  # before `add`: full requests would go on naming it
-            raise InvalidTopicError(f"Not a valid topic name: {topic!r}. {InvalidTopicError.sentence}")
+            raise InvalidTopicError(f"Topic {topic!r}: {InvalidTopicError.sentence}", topic=topic)
         self._metadata.add(topic, started_ms)
         while not _knows(cluster, topic, partition):
             self._metadata.add(topic, self._clock.now_ms())
@@ -56,12 +56,16 @@ class TopicMetadata:
             try:
                 self._metadata.await_update(version, left_ms)
             except KafkaTimeoutError:
-                raise KafkaTimeoutError(self._missing(topic, partition)) from self._metadata.topic_error(topic)
+                raise KafkaTimeoutError(self._missing(topic, partition), topic=topic) from self._metadata.topic_error(
+                    topic
+                )
             cluster = self._metadata.fetch()
             left_ms = self._config.max_block_ms - (self._clock.now_ms() - started_ms)
             self._metadata.maybe_raise_error_for_topic(topic)
             if left_ms <= 0 and not _knows(cluster, topic, partition):
-                raise KafkaTimeoutError(self._missing(topic, partition)) from self._metadata.topic_error(topic)
+                raise KafkaTimeoutError(self._missing(topic, partition), topic=topic) from self._metadata.topic_error(
+                    topic
+                )
         if left_ms < self._config.max_block_ms:
             self._metrics.call_returned("metadata-wait", self._config.max_block_ms - left_ms)
         return cluster, max(0, left_ms)

@@ -31,7 +31,6 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.murmur2 import partition_for_key
 from spark_kafka_sink.sink.birth import Birth, birth_key
@@ -308,7 +307,7 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
         except UnsupportedVersionError as error:
             if _NEEDS_RELEASE in str(error):
                 raise
-            raise retold(error, f"{_NEEDS_RELEASE} {error}") from error
+            raise error.reworded(f"{_NEEDS_RELEASE} {error}") from error
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.network.acknowledgements import acknowledge_now
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
@@ -43,7 +42,7 @@ class Tally:
         """The producer's report on `run.record_count` rows."""
         if error is not None:
             if self._first_error is None:
-                self._first_error = _located(error, run)
+                self._first_error = error.at(topic_partition=TopicPartition(run.topic, run.partition))
             return
         self.acknowledged += run.record_count
         place = TopicPartition(run.topic, run.partition)
@@ -143,9 +142,3 @@ class TaskDelivery:
                 f"{missing} of {self._sent} rows were sent and neither acknowledged nor refused; the task must write"
                 " them again. The log of this Python worker says why its producer stopped."
             )
-
-
-def _located(error: KafkaError, run: RunMetadata) -> KafkaError:
-    """`error`, or another of its class with the topic-partition in its text where that is missing."""
-    place = f"{run.topic}-{run.partition}"
-    return error if place in str(error) else retold(error, f"{place}: {error}")

@@ -23,7 +23,6 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.network.sasl.aside import Step, StepRunner
 from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
 from spark_kafka_sink.protocol.api_versions import NodeApiVersions
@@ -133,7 +132,7 @@ class SaslAuthenticator:
     def _on_versions(self, response: Message, _: int) -> None:
         if int(response.error_code):
             error = error_for_code(int(response.error_code), api="ApiVersions")
-            raise retold(error, f"{self._description}: {error}")
+            raise error.reworded(f"{self._description}: {error}")
         self._versions = NodeApiVersions.from_response(response)
         self._shake_hands()
 
@@ -177,7 +176,7 @@ class SaslAuthenticator:
         try:
             return mechanism.respond(challenge)
         except KafkaError as error:
-            raise type(error)(f"{self._description}: {error}") from None
+            raise error.reworded(f"{self._description}: {error}") from None
         except Exception as error:  # its text may hold what it failed over
             kind = type(error).__name__
             raise SaslAuthenticationError(f"{self._description}: SASL {mechanism.name} failed with {kind}.") from None
@@ -224,7 +223,7 @@ class SaslAuthenticator:
         error = error_for_code(error_code, message, api)
         text = f"{self._description} refuses us by SASL {self._current.name}: {error}"
         if isinstance(error, AuthenticationError) or error.retriable:
-            return retold(error, text)
+            return error.reworded(text)
         refusal = SaslAuthenticationError(text)
         refusal.error_code = error_code
         return refusal
