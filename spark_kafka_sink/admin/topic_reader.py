@@ -27,8 +27,7 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import (
+from spark_kafka_sink.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     READ_COMMITTED,
@@ -38,6 +37,7 @@ from spark_kafka_sink.protocol.requests import (
     ListOffsetsPartition,
     ListOffsetsRequest,
 )
+from spark_kafka_sink.protocol.versions import Message
 from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, DecodedBatch, DecodedRecord, decode_batches
 
 _ABORT_KEY_TYPE: Final = 0

@@ -15,7 +15,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, ProducerClosedError, error_for_code
 from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.requests import MetadataRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
 
 
 class ProducerMetadata(Metadata):

@@ -35,8 +35,8 @@ from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.ready_check import ReadyCheck
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
 
 log = logging.getLogger(__name__)
