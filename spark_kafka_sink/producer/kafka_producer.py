@@ -62,8 +62,7 @@ from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import partition_for_key
-from spark_kafka_sink.record.placement import highest_partition, place
+from spark_kafka_sink.record.partitioning import highest_partition, partition_for_key, place
 
 log = logging.getLogger(__name__)
 
