@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from read_topic import topic_reader
 
 from spark_kafka_sink import KafkaProducer
-from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP
 
 
 class Broker(Protocol):

@@ -16,7 +16,7 @@ from read_topic import topic_reader
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.sink.driver_cluster import connect
 
 PHASES = ("begin", "tasks", "commit")

@@ -32,15 +32,14 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
+from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
     FindCoordinatorRequest,
     FindCoordinatorsRequest,
     coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message, Request
 
 Item = TypeVar("Item", bound=Hashable)
 Value = TypeVar("Value")

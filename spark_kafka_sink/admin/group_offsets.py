@@ -14,9 +14,9 @@ from spark_kafka_sink.common.errors import (
     UnstableOffsetCommitError,
     error_for_code,
 )
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import GROUP, OffsetFetchRequest, group_offsets_of
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.fetch import OffsetFetchRequest, group_offsets_of
+from spark_kafka_sink.protocol.metadata import GROUP
+from spark_kafka_sink.protocol.versions import Message, Request
 
 _NO_OFFSET = -1
 

@@ -26,11 +26,11 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.metadata import TRANSACTION
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import AddPartitionsToTxnRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 from spark_kafka_sink.record.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows

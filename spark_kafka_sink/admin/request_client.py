@@ -15,7 +15,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.versions import Request
 
 T = TypeVar("T")
 

@@ -26,8 +26,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import (
+from spark_kafka_sink.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     READ_COMMITTED,
@@ -37,6 +36,7 @@ from spark_kafka_sink.protocol.requests import (
     ListOffsetsPartition,
     ListOffsetsRequest,
 )
+from spark_kafka_sink.protocol.versions import Message
 from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, DecodedBatch, DecodedRecord, decode_batches
 
 _ABORT_KEY_TYPE: Final = 0

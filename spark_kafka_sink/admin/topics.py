@@ -18,7 +18,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
+from spark_kafka_sink.protocol.metadata import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
 
 ABSENCE_LIMIT_MS: Final = 10_000
 """A node that has just started may not know every topic yet."""

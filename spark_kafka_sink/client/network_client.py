@@ -32,10 +32,9 @@ from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
 from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
-from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
-from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type, to_ms
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
+from spark_kafka_sink.protocol.versions import ApiKey, Message, Request, request_type, to_ms
 
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
 _HINTS: Final = {

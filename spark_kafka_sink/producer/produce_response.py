@@ -37,7 +37,7 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, give_up_after_fault
-from spark_kafka_sink.protocol.messages import Message, to_ms
+from spark_kafka_sink.protocol.versions import Message, to_ms
 
 log = logging.getLogger(__name__)
 

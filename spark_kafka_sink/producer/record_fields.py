@@ -14,20 +14,20 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import RecordTooLargeError, SerializationError
 from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.record.arrow import exact_int, int_text, not_unicode
 from spark_kafka_sink.record.batch import HEADER_SIZE
-from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.headers import header_pairs
-from spark_kafka_sink.record.row_arrays import exact_int, int_text, not_unicode
-from spark_kafka_sink.record.timestamps import (
+from spark_kafka_sink.record.columns import (
     FIRST_USUAL_MS,
     LAST_MS,
     NO_TIMESTAMP,
-    bounds,
+    RecordColumns,
     early_text,
     late_text,
     latest_before,
     likely_unit,
+    timestamp_bounds,
 )
+from spark_kafka_sink.record.headers import header_pairs
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class TimestampWatch:
 
     def of_columns(self, topic: str, columns: RecordColumns) -> None:
         """Look at the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
-        found = None if columns.timestamp_ms is None else bounds(columns.timestamp_ms)
+        found = None if columns.timestamp_ms is None else timestamp_bounds(columns.timestamp_ms)
         if found is None:
             return
         earliest, latest = found

@@ -28,15 +28,14 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
-from spark_kafka_sink.producer.node_availability import NodeAvailability
+from spark_kafka_sink.producer.partitioner import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.ready_check import ReadyCheck
-from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.record_accumulator import ReadyCheck, RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
 
 log = logging.getLogger(__name__)

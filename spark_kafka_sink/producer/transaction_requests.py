@@ -34,20 +34,16 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.idempotence import OutgoingRequest
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
-    GROUP,
-    TRANSACTION,
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION, FindCoordinatorRequest, coordinator_of
+from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
+    InitProducerIdRequest,
     OffsetToCommit,
     TxnOffsetCommitRequest,
-    coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 
 log = logging.getLogger(__name__)
 

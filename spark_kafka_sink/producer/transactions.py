@@ -53,7 +53,7 @@ from spark_kafka_sink.producer.transaction_requests import (
     TransactionQueue,
     TransactionRequest,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.decoder import DecodedRecord
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.birth import Birth, birth_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.decision_topic import check_decision_topic, lost_decisions, missing_topic

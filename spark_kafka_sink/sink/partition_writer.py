@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
-from spark_kafka_sink.record.row_taker import IS_FULL, NOT_TAKEN
+from spark_kafka_sink.record.kernel import IS_FULL, NOT_TAKEN
 from spark_kafka_sink.sink.columns import RowBlock, RowLayouts, Taken, taken
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool

@@ -25,12 +25,9 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.network.sasl.aside import Step, StepRunner
 from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import SaslAuthenticateRequest, SaslHandshakeRequest
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import Message, MessageType, to_ms
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms
 
 FIRST_CORRELATION_ID: Final = 2**31 - 8
 """Requests of an authentication have the eight highest ids, which the network client never uses: so they are told apart

@@ -15,7 +15,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 PRODUCE = int(ApiKey.PRODUCE)
 ADD_PARTITIONS, FETCH, LIST_OFFSETS = int(ApiKey.ADD_PARTITIONS_TO_TXN), int(ApiKey.FETCH), int(ApiKey.LIST_OFFSETS)

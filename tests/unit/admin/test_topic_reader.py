@@ -29,8 +29,8 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.decoder import DecodedBatch, DecodedRecord

@@ -17,7 +17,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTopicError,
     TopicAuthorizationError,
 )
-from spark_kafka_sink.protocol.requests import MetadataRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
 
 BACKOFF_MS = 100
 BACKOFF_MAX_MS = 1_000

@@ -45,7 +45,7 @@ from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.partitioning import partition_for_key
 
 PRODUCE, METADATA = 0, 3
 AT_ONCE = {"linger.ms": "0"}

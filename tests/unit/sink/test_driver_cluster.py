@@ -25,7 +25,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import driver_cluster
 from spark_kafka_sink.sink.decision import TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import (

@@ -29,7 +29,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import driver_session
 from spark_kafka_sink.sink.decision import BatchChangedError, TaskTransaction
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster

@@ -12,7 +12,7 @@ from support.scripted_broker.faults import Proceed
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.birth import Birth, birth_key
 from spark_kafka_sink.sink.decision import Decision
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster

@@ -19,7 +19,7 @@ from spark_kafka_sink.common.errors import (
     SchemaError,
     error_for_code,
 )
-from spark_kafka_sink.record.runs import has_kernel
+from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.sink import columns as columns_module
 from spark_kafka_sink.sink.columns import BLOCK_BYTES, BLOCK_ROWS, Taken
 from spark_kafka_sink.sink.options import SinkConfig

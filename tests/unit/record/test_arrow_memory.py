@@ -8,9 +8,9 @@ import os
 import pyarrow as pa
 import pytest
 
-from spark_kafka_sink.record import heap
+from spark_kafka_sink.record import arrow
+from spark_kafka_sink.record.arrow import LARGE_RECORD, SENT_POOL, pool_for
 from spark_kafka_sink.record.codecs import codec_for
-from spark_kafka_sink.record.heap import LARGE_RECORD, SENT_POOL, pool_for
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """The names of malloc.h."""
@@ -39,8 +39,8 @@ def test_blocks_of_small_records_come_from_it_and_large_ones_from_the_system() -
 
 def test_freed_pieces_are_kept_up_to_four_megabytes_until_records_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(heap, "_mallopt", lambda name, value: told.append((name, value)))
-    heap.keep_freed_heap()
+    monkeypatch.setattr(arrow, "_mallopt", lambda name, value: told.append((name, value)))
+    arrow.keep_freed_heap()
     pool_for(LARGE_RECORD - 1, 1)
     assert told == [(M_MMAP_THRESHOLD, 4 << 20), (M_TRIM_THRESHOLD, 8 << 20)]
     told.clear()
@@ -49,5 +49,5 @@ def test_freed_pieces_are_kept_up_to_four_megabytes_until_records_are_large(monk
 
 
 def test_where_the_c_library_has_no_such_settings_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_mallopt", None)
-    heap.keep_freed_heap()
+    monkeypatch.setattr(arrow, "_mallopt", None)
+    arrow.keep_freed_heap()

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import int_values, null_mask
-from spark_kafka_sink.record.row_arrays import binary_array, int_array
+from spark_kafka_sink.record.arrow import binary_array, int_array, int_values, null_mask
 
 
 class Text(str):

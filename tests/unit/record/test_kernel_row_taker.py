@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from spark_kafka_sink.record.row_taker import (
+from spark_kafka_sink.record.kernel import (
     HAS_ROOM,
     IS_FULL,
     NOT_TAKEN,
     RowTaker,
     bytes_step,
+    has_kernel,
     headers_step,
     typed_step,
 )
-from spark_kafka_sink.record.runs import has_kernel
 
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel was not compiled")
 

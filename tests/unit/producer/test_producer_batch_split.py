@@ -6,10 +6,9 @@ import pytest
 from support.scripted_broker.batches import check_batch, read_records
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import SharedAllocation
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.producer_batch import ProducerBatch, split_batch
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
 from spark_kafka_sink.record.encoder import encode_rows

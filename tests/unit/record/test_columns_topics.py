@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.topics import by_topic
+from spark_kafka_sink.record.columns import RecordColumns, by_topic
 
 
 def split(topics: list[str | None]) -> dict[str, list[bytes]]:

@@ -1,3 +1,5 @@
+"""Which partition a row gets: its own, that of its key by murmur2 (by the kernel and by its twin), or any."""
+
 from __future__ import annotations
 
 import random
@@ -11,16 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.arrow_arrays import as_binary, combine
-from spark_kafka_sink.record.murmur2 import (
+from spark_kafka_sink.record.arrow import as_binary, combine
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.kernel import has_kernel
+from spark_kafka_sink.record.partitioning import (
     _compiled,
     hash_by_kernel,
     hash_by_numpy,
+    highest_partition,
     murmur2,
     partition_for_key,
     partitions_for_keys,
+    place,
 )
-from spark_kafka_sink.record.runs import has_kernel
 
 HashesOf = Callable[[pa.Array | pa.ChunkedArray], list[int]]
 
@@ -45,7 +50,7 @@ def hashes_of(request: pytest.FixtureRequest) -> HashesOf:
 def test_where_there_is_a_kernel_it_hashes() -> None:
     """With its twin keys of 20 to 200 bytes took 0.3 us of a row's 0.4 until it is encoded."""
     expected_one = hash_by_kernel if has_kernel() else hash_by_numpy
-    assert import_module("spark_kafka_sink.record.murmur2")._hash is expected_one
+    assert import_module("spark_kafka_sink.record.partitioning")._hash is expected_one
 
 
 @settings(derandomize=True, max_examples=150, deadline=None, database=None)
@@ -84,7 +89,7 @@ def test_keys_that_would_pass_2_gib_if_padded_are_not_padded(monkeypatch: pytest
     data = pa.py_buffer(np.zeros(int(offsets[-1]), np.uint8))  # 442 MB of address space, never touched
     keys = pa.BinaryArray.from_buffers(pa.binary(), 27_000, [None, pa.py_buffer(offsets), data])
     hashes = np.full(27_000, 7, np.uint32)
-    monkeypatch.setattr("spark_kafka_sink.record.murmur2._hash_uneven", lambda *_: hashes)  # seconds of work
+    monkeypatch.setattr("spark_kafka_sink.record.partitioning._hash_uneven", lambda *_: hashes)  # seconds of work
     assert hash_by_numpy(keys).tolist() == hashes.tolist()
 
 
@@ -142,3 +147,71 @@ def test_the_kernels_hash_looks_at_the_length_of_what_it_is_given() -> None:
             _compiled(*buffers)
     with pytest.raises(BufferError):
         _compiled(bytes(8), b"", bytes(4))
+
+
+VALUES = [b"0", b"1", b"2", b"3"]
+KEYS = [b"k", None, b"l", None]
+
+
+def test_a_partition_given_goes_before_the_key_and_rows_without_either_are_free() -> None:
+    columns = RecordColumns.from_rows(VALUES, KEYS, partitions=[6, 5, None, None])
+    placed, partitions, free = place(columns, 7)
+    assert placed is not None
+    assert partitions is not None
+    assert free is not None
+    assert placed.value.to_pylist() == [b"0", b"1", b"2"]
+    assert partitions.tolist() == [6, 5, partition_for_key(b"l", 7)]
+    assert free.value.to_pylist() == [b"3"]
+
+
+def test_rows_that_all_have_a_key_are_all_placed_without_a_copy() -> None:
+    columns = RecordColumns.from_rows(VALUES, [b"a", b"b", b"c", b""])
+    placed, partitions, free = place(columns, 3)
+    assert placed is columns
+    assert partitions is not None
+    assert partitions.tolist() == [partition_for_key(key, 3) for key in (b"a", b"b", b"c", b"")]
+    assert free is None
+
+
+@pytest.mark.parametrize("keys", [None, [None] * 4])
+def test_rows_without_key_and_partition_are_all_free_without_a_copy(keys: list[bytes | None] | None) -> None:
+    columns = RecordColumns.from_rows(VALUES, keys, partitions=[None] * 4)
+    assert place(columns, 3) == (None, None, columns)
+
+
+def test_keys_can_be_ignored() -> None:
+    columns = RecordColumns.from_rows(VALUES, KEYS, partitions=[None, 1, None, None])
+    placed, partitions, free = place(columns, 3, ignore_keys=True)
+    assert placed is not None
+    assert partitions is not None
+    assert free is not None
+    assert (placed.value.to_pylist(), partitions.tolist()) == ([b"1"], [1])
+    assert free.value.to_pylist() == [b"0", b"2", b"3"]
+
+
+def test_no_rows_are_neither_placed_nor_free() -> None:
+    assert place(RecordColumns(pa.array([], pa.binary()), pa.array([], pa.binary())), 3) == (None, None, None)
+
+
+@pytest.mark.parametrize("partition", [-1, 3])
+def test_a_partition_that_the_topic_does_not_have_is_refused_with_its_row(partition: int) -> None:
+    columns = RecordColumns.from_rows(VALUES, partitions=[None, 2, partition, None])
+    with pytest.raises(SerializationError, match=f"Row 2 asks for partition {partition}; topic flights has 0 to 2: "):
+        place(columns, 3, whose="topic flights")
+    with pytest.raises(SerializationError, match=f"Row 65538 asks for partition {partition};"):
+        place(columns, 3, first_row=65_536)
+
+
+def test_the_highest_partition_asked_for_is_known() -> None:
+    assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None, 5, 70_000, 0])) == 70_000
+    assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None] * 4)) is None
+    assert highest_partition(RecordColumns.from_rows(VALUES)) is None
+
+
+def test_on_a_topic_of_one_partition_rows_keep_their_order_whether_they_have_a_key_or_not() -> None:
+    columns = RecordColumns(pa.array([b"0", b"1", b"2"]), pa.array([b"a", None, b"b"]))
+    placement = place(columns, 1)
+    assert placement.free is None
+    assert placement.placed is columns
+    assert placement.partitions is not None
+    assert placement.partitions.tolist() == [0, 0, 0]

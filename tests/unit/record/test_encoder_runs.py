@@ -17,13 +17,14 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record import runs as runs_module
-from spark_kafka_sink.record.arrow_arrays import Int64Array
+from spark_kafka_sink.record import kernel
+from spark_kafka_sink.record.arrow import Int64Array
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
-from spark_kafka_sink.record.runs import RunInput, _kernel, encode_by_kernel, encode_by_numpy, has_kernel
+from spark_kafka_sink.record.encoder import RunInput, encode_by_kernel, encode_by_numpy
+from spark_kafka_sink.record.kernel import KERNEL, has_kernel
 
 NOW = 1_700_000_000_000
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -43,9 +44,9 @@ def test_why_there_is_no_kernel_is_told(
     def fails(name: str) -> None:
         raise cause
 
-    monkeypatch.setattr(runs_module, "import_module", fails)
+    monkeypatch.setattr(kernel, "import_module", fails)
     with caplog.at_level("INFO"):
-        assert runs_module._load_kernel() is None
+        assert kernel._load_kernel() is None
     (record,) = caplog.records
     assert record.levelname == level
     assert "numpy encodes the records" in record.getMessage()
@@ -185,7 +186,7 @@ GIVEN: dict[str, Any] = {
 def call_kernel(given: dict[str, Any], out: Any) -> Any:
     """Eight rows, of which the first has its bit behind another row's."""
     offsets = [given[f"{column} offsets"] for column in ("key", "value", "header")]
-    return _kernel.encode(
+    return KERNEL.encode(
         ROWS,
         NOW,
         *(given[name] for name in ("order", "times", "counts")),
@@ -229,7 +230,7 @@ def test_numbers_whose_bytes_are_no_number_are_refused_before_anything_is_read(
     odd = (*COLUMN, np.full(ROWS, 255, np.uint8)[4:], valid_from)
     key, value = (odd, (*COLUMN, None, 0)) if is_key else ((*COLUMN, None, 0), odd)
     with pytest.raises(ValueError, match="out of bounds"):
-        _kernel.encode(rows, NOW, order, None, None, runs(run), bytearray(500), key, value, (None, None))
+        KERNEL.encode(rows, NOW, order, None, None, runs(run), bytearray(500), key, value, (None, None))
 
 
 def test_counts_of_headers_without_offsets_are_refused() -> None:
@@ -238,7 +239,7 @@ def test_counts_of_headers_without_offsets_are_refused() -> None:
         return
     counts = np.zeros(ROWS, np.int64)
     with pytest.raises(ValueError, match="counts and no offsets"):
-        _kernel.encode(
+        KERNEL.encode(
             ROWS,
             NOW,
             None,
@@ -266,7 +267,7 @@ def test_offsets_that_change_while_they_are_read_lead_nowhere() -> None:
         room = bytearray(size)
         room[: 4 * (ROWS + 1)] = np.arange(ROWS + 1, dtype=np.int32).tobytes()
         with contextlib.suppress(ValueError):
-            _kernel.encode(
+            KERNEL.encode(
                 ROWS,
                 NOW,
                 None,
@@ -280,7 +281,7 @@ def test_offsets_that_change_while_they_are_read_lead_nowhere() -> None:
             )
         hashed = bytearray(np.arange(ROWS + 1, dtype=np.int32).tobytes())
         with contextlib.suppress(ValueError):
-            _kernel.hash(hashed, b"abcdefgh", memoryview(hashed)[: 4 * ROWS])
+            KERNEL.hash(hashed, b"abcdefgh", memoryview(hashed)[: 4 * ROWS])
 
 
 def test_runs_that_change_while_they_are_read_lead_nowhere() -> None:
@@ -293,7 +294,7 @@ def test_runs_that_change_while_they_are_read_lead_nowhere() -> None:
     offsets = np.array([0, 40, 40, 40, 40, 40, 40, 40, 40], np.int32)
     value = (offsets, b"a" * 40, None, 0)  # the first one ends the table with a number far behind the last row
     table = memoryview(room)[:32]
-    (chunk,) = _kernel.encode(ROWS, NOW, order, None, None, table, room, NONE, value, (None, None))
+    (chunk,) = KERNEL.encode(ROWS, NOW, order, None, None, table, room, NONE, value, (None, None))
     assert len(chunk) == 47 + 7 * 7
 
 
@@ -312,9 +313,9 @@ def test_buffers_at_odd_addresses_give_the_same_bytes() -> None:
     for way in (lambda numbers: numbers, odd):
         column, empty = (way(offsets), content, None, 0), way(np.zeros(ROWS + 1, np.int32))
         given = [way(order), way(order), way(counts), way(table)]
-        (chunk,) = _kernel.encode(ROWS, NOW, *given, bytearray(500), column, column, (empty, b""))
+        (chunk,) = KERNEL.encode(ROWS, NOW, *given, bytearray(500), column, column, (empty, b""))
         hashed = bytearray(4 * ROWS + 1)
-        _kernel.hash(way(offsets), content, memoryview(hashed)[1:])
+        KERNEL.hash(way(offsets), content, memoryview(hashed)[1:])
         written.append((bytes(chunk), bytes(hashed)))
     assert written[0] == written[1]
 
@@ -324,7 +325,7 @@ def test_a_base_offset_past_the_last_one_wraps() -> None:
     if not has_kernel():
         return
     last = np.iinfo(np.int64).max
-    (chunk,) = _kernel.encode(
+    (chunk,) = KERNEL.encode(
         ROWS, NOW, None, None, None, runs((0, ROWS, last, NOW)), bytearray(500), NONE, (*COLUMN, None, 0), (None, None)
     )
     assert len(chunk) > ROWS

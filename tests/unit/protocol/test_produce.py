@@ -8,10 +8,9 @@ from random import Random
 import pytest
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.framing import encode_request
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks, encode_request
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey
 
 OLDEST, LATEST = SUPPORTED_VERSIONS[ApiKey.PRODUCE]
 VERSIONS = range(OLDEST, LATEST + 1)

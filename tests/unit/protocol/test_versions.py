@@ -1,18 +1,25 @@
-"""The version to use with a node."""
+"""The version to use with a node, and the release that brought a version, against what brokers of some releases say."""
 
 from __future__ import annotations
 
 import pytest
 from support.scripted_broker.responses import encode_response
-from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
+from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0, KAFKA_4_1, VersionRanges
 
 from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import EndTxnRequest
 from spark_kafka_sink.protocol.framing import parse_response
-from spark_kafka_sink.protocol.messages import VersionRange, request_type
-from spark_kafka_sink.protocol.requests import MetadataRequest, ProduceRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import EndTxnRequest
+from spark_kafka_sink.protocol.versions import (
+    SUPPORTED_VERSIONS,
+    ApiKey,
+    NodeApiVersions,
+    Request,
+    VersionRange,
+    first_release,
+    request_type,
+)
 
 
 def versions_of(ranges: dict[int, tuple[int, int]], version: int = 3, **values: object) -> NodeApiVersions:
@@ -121,3 +128,23 @@ def test_refusal_names_the_release_that_is_needed(
 
 def test_a_range_reads_as_text() -> None:
     assert str(VersionRange(3, 12)) == "3 to 12"
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+@pytest.mark.parametrize(("release", "spoken"), [((2, 1), KAFKA_2_1), ((3, 0), KAFKA_3_0), ((4, 1), KAFKA_4_1)])
+def test_table_agrees_with_what_brokers_say(release: tuple[int, ...], spoken: VersionRanges) -> None:
+    for api_key, (_, latest) in spoken.items():
+        ours = SUPPORTED_VERSIONS[ApiKey(api_key)]
+        if latest <= ours.latest:
+            assert numbers(first_release(ApiKey(api_key), latest)) <= release, ApiKey(api_key).name
+        if latest < ours.latest:
+            assert numbers(first_release(ApiKey(api_key), latest + 1)) > release, ApiKey(api_key).name
+
+
+def test_every_version_that_we_need_has_a_release() -> None:
+    for api_key, versions in SUPPORTED_VERSIONS.items():
+        found = [numbers(first_release(api_key, version)) for version in range(versions.latest + 1)]
+        assert found == sorted(found)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.producer.batch_sizes import LEAST_SHARE, BatchSizes
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.producer_batch import LEAST_SHARE, BatchSizes, ProducerBatch
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.codecs import codec_for
 

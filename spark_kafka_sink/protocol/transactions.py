@@ -1,101 +1,59 @@
-"""The requests to coordinators (transactions and consumer groups) and of SASL, with the two answers whose shape
-changes between versions.
-"""
+"""Requests of transactions: a producer id, what the transaction covers, its end, and the state of open transactions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from spark_kafka_sink.protocol.building import VersionedRequest
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Message
 
-GROUP = 0
-TRANSACTION = 1
-_FIRST_BATCHED_FIND_COORDINATOR = 4
-_FIRST_BATCHED_OFFSET_FETCH = 8
+_FIRST_INIT_OF_HELD_ID = 3
 _LAST_END_TXN_OF_TRANSACTION_V1 = 4
 _LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1 = 4
 _EXACTLY_ONCE = "delivery.guarantee=exactly-once"
 
 
 @dataclass(frozen=True, slots=True)
-class FindCoordinatorRequest(VersionedRequest):
-    """Which node coordinates a group (`key_type` GROUP) or a transactional id (TRANSACTION)."""
+class InitProducerIdRequest(VersionedRequest):
+    """A producer id and epoch; with an id already held, the next epoch of it (KIP-360), which brokers below version 3
+    cannot give.
 
-    api_key: ClassVar[ApiKey] = ApiKey.FIND_COORDINATOR
-    key: str
-    key_type: int
+    The numbers of a lost batch are not used again instead, as the Java client does where it may: a leader that has the
+    batch after all would take the next transaction's records for its doubles and drop them.
+    """
 
-    def build(self, version: int) -> Message:
-        if version < _FIRST_BATCHED_FIND_COORDINATOR:
-            return self._fill(version, {"key": self.key, "key_type": self.key_type})
-        return self._fill(version, {"key_type": self.key_type, "coordinator_keys": (self.key,)})
-
-
-@dataclass(frozen=True, slots=True)
-class FindCoordinatorsRequest(VersionedRequest):
-    """FindCoordinator for several keys of one type at once (KIP-699), from version 4 on."""
-
-    api_key: ClassVar[ApiKey] = ApiKey.FIND_COORDINATOR
-    keys: tuple[str, ...]
-    key_type: int
+    api_key: ClassVar[ApiKey] = ApiKey.INIT_PRODUCER_ID
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 2**31 - 1
+    producer_id: int = -1
+    producer_epoch: int = -1
 
     @property
     def oldest_version(self) -> int:
-        return _FIRST_BATCHED_FIND_COORDINATOR
+        return _FIRST_INIT_OF_HELD_ID if self._holds_id else SUPPORTED_VERSIONS[ApiKey.INIT_PRODUCER_ID].oldest
+
+    @property
+    def purpose(self) -> str:
+        if not self._holds_id:
+            return ""
+        return "Close this producer and make another: to go on with this one after a transaction lost a batch"
+
+    @property
+    def _holds_id(self) -> bool:
+        return self.producer_id >= 0
 
     def build(self, version: int) -> Message:
-        return self._fill(version, {"key_type": self.key_type, "coordinator_keys": self.keys})
-
-
-class Coordinator(NamedTuple):
-    """The answer to FindCoordinator; without error, the node's address."""
-
-    node_id: int
-    host: str
-    port: int
-    error_code: int
-    error_message: str | None
-
-
-def coordinator_of(response: Message, key: str) -> Coordinator | None:
-    """The coordinator of `key` in a FindCoordinator response of any version; None where the answer is about other
-    keys.
-    """
-    if response.__version__ >= _FIRST_BATCHED_FIND_COORDINATOR:
-        found = next((each for each in response.coordinators if each.key == key), None)
-        if found is None:
-            return None
-    else:
-        found = response
-    return Coordinator(found.node_id, found.host, found.port, int(found.error_code), found.error_message)
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetFetchRequest(VersionedRequest):
-    """A group's committed offsets, with `require_stable` (KIP-447): no answer while a transaction that is open may
-    change them.
-    """
-
-    api_key: ClassVar[ApiKey] = ApiKey.OFFSET_FETCH
-    group_id: str
-    topics: Mapping[str, Sequence[int]]
-
-    def build(self, version: int) -> Message:
-        topics = [{"name": topic, "partition_indexes": tuple(partitions)} for topic, partitions in self.topics.items()]
-        group: dict[str, object] = {"group_id": self.group_id, "topics": topics}
-        if version < _FIRST_BATCHED_OFFSET_FETCH:
-            return self._fill(version, {**group, "require_stable": True})
-        return self._fill(version, {"groups": (group,), "require_stable": True})
-
-
-def group_offsets_of(response: Message, group_id: str) -> Message | None:
-    """The part of an OffsetFetch response that has `error_code` and `topics`; None where the group is not in it."""
-    if response.__version__ < _FIRST_BATCHED_OFFSET_FETCH:
-        return response
-    return next((group for group in response.groups if group.group_id == group_id), None)
+        return self._fill(
+            version,
+            {
+                "transactional_id": self.transactional_id,
+                "transaction_timeout": self.transaction_timeout_ms,
+                "producer_id": self.producer_id,
+                "producer_epoch": self.producer_epoch,
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,28 +155,6 @@ class TxnOffsetCommitRequest(_OfProducer):
                 "topics": topics,
             },
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SaslHandshakeRequest(VersionedRequest):
-    """Announces the SASL mechanism."""
-
-    api_key: ClassVar[ApiKey] = ApiKey.SASL_HANDSHAKE
-    mechanism: str
-
-    def build(self, version: int) -> Message:
-        return self._fill(version, {"mechanism": self.mechanism})
-
-
-@dataclass(frozen=True, slots=True)
-class SaslAuthenticateRequest(VersionedRequest):
-    """One message of the SASL exchange; its bytes are secret and stay out of the repr."""
-
-    api_key: ClassVar[ApiKey] = ApiKey.SASL_AUTHENTICATE
-    auth_bytes: bytes = field(repr=False)
-
-    def build(self, version: int) -> Message:
-        return self._fill(version, {"auth_bytes": self.auth_bytes})
 
 
 @dataclass(frozen=True, slots=True)
