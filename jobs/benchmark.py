@@ -58,8 +58,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.local import EmbeddedKafka, fetch_jars
-from spark_kafka_sink.local.lock import KAFKA_LOCK
-from spark_kafka_sink.local.releases import CURRENT
+from spark_kafka_sink.local.jars import KAFKA_LOCK
+from spark_kafka_sink.local.jvm import CURRENT
 
 JVM_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
 WORKER = Path(__file__).with_name("benchmark_contenders.py")

@@ -39,7 +39,7 @@ from exactly_once_times import latency, share
 from rich.console import Console
 
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.local.releases import CURRENT
+from spark_kafka_sink.local.jvm import CURRENT
 
 FINGERPRINTED = {100: 1, 1000: 5}
 """Bytes of a value, and by how much fewer rows of it are measured."""
