@@ -14,8 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientResponse

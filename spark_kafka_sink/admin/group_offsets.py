@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     CoordinatorNotAvailableError,

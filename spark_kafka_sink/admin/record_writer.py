@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock

@@ -6,8 +6,8 @@ import random
 from collections import deque
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, KafkaClient
@@ -16,6 +16,30 @@ from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.protocol.versions import Request
+
+
+class Timer:
+    """Runs out `timeout_ms` after it was made (org.apache.kafka.common.utils.Timer). Belongs to one thread."""
+
+    def __init__(self, clock: Clock, timeout_ms: int) -> None:
+        self._clock = clock
+        self.timeout_ms = timeout_ms
+        self.now_ms = clock.now_ms()
+        """The time as of the last `update`."""
+        self._deadline_ms = min(self.now_ms + timeout_ms, FOREVER_MS)
+
+    def update(self) -> None:
+        """Read the clock."""
+        self.now_ms = max(self._clock.now_ms(), self.now_ms)
+
+    @property
+    def remaining_ms(self) -> int:
+        return max(self._deadline_ms - self.now_ms, 0)
+
+    @property
+    def is_expired(self) -> bool:
+        return self.now_ms >= self._deadline_ms
+
 
 T = TypeVar("T")
 

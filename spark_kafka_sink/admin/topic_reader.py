@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster

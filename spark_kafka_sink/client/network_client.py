@@ -30,7 +30,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
 from spark_kafka_sink.protocol.handshake import ApiVersionsRequest

@@ -6,7 +6,7 @@ import logging
 import shlex
 from typing import Final
 
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.topics import TopicCreation
 from spark_kafka_sink.common.errors import AuthenticationError, IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.peer_text import one_line

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock

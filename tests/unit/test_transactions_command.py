@@ -32,7 +32,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.network.frames import ChannelKind
+from spark_kafka_sink.network.channel import ChannelKind
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import driver_cluster
 from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError

@@ -37,7 +37,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState
 from spark_kafka_sink.record.columns import RecordColumns
 
 PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22

@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from spark_kafka_sink.common.errors import BootstrapResolutionError
-from spark_kafka_sink.network.resolver import canonical_names, resolve
-from spark_kafka_sink.network.transport import Address
+from spark_kafka_sink.network.transport import Address, canonical_names, resolve
 
 
 def test_a_number_is_its_own_address() -> None:

@@ -1,7 +1,7 @@
 """Measure the parts of the columnar path one by one, in this process alone: `make microbenchmark`.
 
-    python jobs/microbenchmark.py                          a minute
-    python jobs/microbenchmark.py --rounds 300 --json f    more rounds, and the figures in a file
+    python benchmarks/microbenchmark.py                          a minute
+    python benchmarks/microbenchmark.py --rounds 300 --json f    more rounds, and the figures in a file
 
 Each group's cases take turns, round after round, so that what else the machine does falls on all of them alike. Shown
 are the median of each case and the median of the ratios to the group's first case, round by round: the times depend
@@ -22,7 +22,7 @@ from statistics import median
 
 import numpy as np
 import pyarrow as pa
-from argument_types import at_least_one, file_to_write
+from arguments import at_least_one, file_to_write
 from crc32c import crc32c
 from rich.console import Console
 from rich.progress import track
@@ -70,7 +70,7 @@ def block_of(records: RecordColumns, partitions: int) -> Block:
 
 def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:
     """From columns to the bytes of every partition: partitions by key, order, encoding, slices. Where a run ends is the
-    accumulator's to decide, as it looks at its batches: that is measured by jobs/profile_producer.py.
+    accumulator's to decide, as it looks at its batches: that is measured by benchmarks/profile_producer.py.
     """
     runs: RunTable[int] = array("q")
     for _, start, end in block_of(records, partitions).groups:

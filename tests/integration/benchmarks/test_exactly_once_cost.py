@@ -21,7 +21,7 @@ from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = ROOT / "jobs" / "exactly_once_cost.py"
+JOB = ROOT / "benchmarks" / "exactly_once_cost.py"
 PAGE = ROOT / "docs" / "exactly-once.md"
 PHASES = ("begin", "tasks", "commit")
 WARM_UP = 2
@@ -162,7 +162,7 @@ def test_a_query_of_spark_makes_the_requests_of_the_page(
 ) -> None:
     """Once each Python worker has looked up the coordinators of both tasks."""
     monkeypatch.syspath_prepend(str(JOB.parent))
-    with importlib.import_module("exactly_once_batches").stage_of(1, 2) as stage:
+    with importlib.import_module("exactly_once").stage_of(1, 2) as stage:
         last = list(batches_of_spark(spark, stage, form, tmp_path))[-7:]
     found = [batch - Counter({"FindCoordinator": batch["FindCoordinator"]}) for batch in last]
     assert median(batch.total() for batch in found) == stated()[2][-1] - sum(fewer.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_kafka_sink.network.idle_connections import IdleConnections
+from spark_kafka_sink.network.selector import IdleConnections
 
 
 def test_the_least_recently_used_goes_first_and_only_when_its_time_is_up() -> None:

@@ -1,7 +1,8 @@
-"""What is measured: the cells of jobs/benchmark.py, their rows, and what one process of it is told to do."""
+"""The cells of benchmarks/benchmark.py, their rows, and the assignment of one contender's process."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -87,3 +88,14 @@ def columns(cell: Cell, number: str) -> list[str]:
     filling = (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
     key = [f"concat('customer-', {KEY_START} + {number} * 31 % {KEYS}) AS key"] if cell.is_keyed else []
     return [*key, f"concat({start}, '{filling}') AS value"]
+
+
+CELLS = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")
+ALL_CELLS = tuple(
+    "-".join(parts)
+    for parts in itertools.product(
+        ("keyed", "unkeyed"), ("none", "lz4", "zstd", "snappy"), ("4", "200"), ("100", "1000")
+    )
+)
+SECURITY: Mapping[str, str] = {"PLAINTEXT": "without TLS", "SSL": "TLS"}
+"""Kafka's security.protocol → as tables say it."""

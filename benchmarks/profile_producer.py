@@ -1,7 +1,7 @@
 """Where the producer's processor time goes, step by step: columns into an embedded broker, without Spark.
 
-    python jobs/profile_producer.py                                    half a minute
-    python jobs/profile_producer.py --cells lz4-200 --rows 30000
+    python benchmarks/profile_producer.py                                    half a minute
+    python benchmarks/profile_producer.py --cells lz4-200 --rows 30000
 
 A cell is codec and partitions. Shown are microseconds of a thread's processor time per thousand records, the least of
 `--rounds` rounds of a million records: keys of 20 bytes, values of 100, handed over in blocks of `--rows`. A step's
@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from argument_types import at_least_one
-from benchmark_cells import CODECS
+from arguments import at_least_one
+from cells import CODECS
 from microbenchmark import columns
 from rich.console import Console
 from rich.table import Table

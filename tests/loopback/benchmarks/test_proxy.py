@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-JOBS = Path(__file__).resolve().parents[3] / "jobs"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module("benchmark_proxy")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("proxy")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Measure what exactly-once delivery costs a batch: `make exactly-once-cost`.
 
-    python jobs/exactly_once_cost.py                               two minutes
-    python jobs/exactly_once_cost.py --tasks 2 --nodes 3           with three brokers
-    python jobs/exactly_once_cost.py --json f --rounds 100         more rounds, and the figures in a file
+    python benchmarks/exactly_once_cost.py                               two minutes
+    python benchmarks/exactly_once_cost.py --tasks 2 --nodes 3           with three brokers
+    python benchmarks/exactly_once_cost.py --json f --rounds 100         more rounds, and the figures in a file
 
 The driver and the tasks run in this process, one after the other and without Spark, by the functions that
 `format("kafka_sink")` calls. The broker is the embedded one, with the JVM flags of Kafka's own start script.
@@ -28,23 +28,121 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from argument_types import at_least_one, file_to_write
-from exactly_once_batches import VALUE_BYTES, MeasurementError, Stage, stage_of
-from exactly_once_counts import Batch, Counting
-from exactly_once_show import api_table, cost_table, gained_table, latency_table, share_table
-from exactly_once_times import latency, share
+from arguments import at_least_one, file_to_write
+from exactly_once import (
+    GAINED,
+    PHASES,
+    VALUE_BYTES,
+    Batch,
+    Counting,
+    Latency,
+    MeasurementError,
+    Share,
+    Stage,
+    latency,
+    share,
+    stage_of,
+)
+from proxy import Counted
 from rich.console import Console
+from rich.table import Table
 
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.local.releases import CURRENT
+from spark_kafka_sink.local.jvm import CURRENT
 
 FINGERPRINTED = {100: 1, 1000: 5}
 """Bytes of a value, and by how much fewer rows of it are measured."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def as_text(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:,.1f}"
+
+
+def cost_table(counted: Mapping[int, Sequence[Batch]]) -> Table:
+    table = Table(title="A batch", title_justify="left")
+    for column in ("tasks", "begin", "tasks", "commit", "requests", "bytes up", "bytes down", "rows, up", GAINED[0]):
+        table.add_column(column, justify="right")
+    for tasks, batches in counted.items():
+        phases = [median(batch.requests(phase) for batch in batches) for phase in PHASES]
+        sizes: list[Callable[[Batch], int]] = [
+            lambda batch: batch.total.requests,
+            lambda batch: batch.total.bytes_up,
+            lambda batch: batch.total.bytes_down,
+            lambda batch: batch.rows_up,
+            lambda batch: batch.gained[GAINED[0]],
+        ]
+        others = [median(map(size, batches)) for size in sizes]
+        table.add_row(as_text(tasks), *map(as_text, (*phases, *others)))
+    return table
+
+
+def api_table(title: str, counted: Mapping[int, Sequence[Batch]]) -> Table:
+    table = Table(title=f"{title}: requests by api, begin / tasks / commit", title_justify="left")
+    table.add_column("")
+    for tasks in counted:
+        table.add_column(f"{tasks} tasks", justify="right")
+    every = [batch for batches in counted.values() for batch in batches]
+    apis = sorted({api for batch in every for phase in batch.phases.values() for api in phase})
+    for api in apis:
+        cells = []
+        for batches in counted.values():
+            medians = (
+                median(batch.phases[phase].get(api, Counted()).requests for batch in batches) for phase in PHASES
+            )
+            cells.append(" / ".join(map(as_text, medians)))
+        table.add_row(api, *cells)
+    return table
+
+
+def gained_table(counted: Mapping[int, Sequence[Batch]]) -> Table:
+    table = Table(title="Records that the brokers' logs gain beside the rows", title_justify="left")
+    table.add_column("tasks", justify="right")
+    for name in GAINED:
+        table.add_column(name, justify="right")
+    for tasks, batches in counted.items():
+        table.add_row(as_text(tasks), *(as_text(median(batch.gained[name] for batch in batches)) for name in GAINED))
+    return table
+
+
+def latency_table(latencies: Mapping[int, Latency]) -> Table:
+    table = Table(title="Latency in ms: median (fastest - slowest); tasks one after the other", title_justify="left")
+    for column in ("tasks", "begin", "a task", "commit"):
+        table.add_column(column, justify="right")
+    for tasks, found in latencies.items():
+        cells = (
+            f"{median(times):.0f} ({min(times):.0f} - {max(times):.0f})"
+            for times in (found.begin, found.task, found.commit)
+        )
+        table.add_row(as_text(tasks), *cells)
+    return table
+
+
+def share_table(shares: Sequence[Share]) -> Table:
+    title = "The fingerprint: ns per record, of a task with it and without, in turns"
+    table = Table(title=title, title_justify="left")
+    columns = ("value", "rows", "elapsed", "without", "x", "processor", "without", "x", "alone", "alone, numpy")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for each in shares:
+        cells = []
+        for pairs in (each.elapsed, each.processor):
+            cells += [f"{median(times):.0f}" for times in zip(*pairs, strict=True)]
+            cells.append(f"{median(mine / other for mine, other in pairs):.2f}")
+        alone = (f"{median(times):.0f}" for times in (each.alone, each.alone_by_numpy))
+        table.add_row(f"{each.value_bytes:,} B", f"{each.rows:,}", *cells, *alone)
+    return table
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
 
 
 def count(stage: Stage, settings: argparse.Namespace) -> dict[int, list[Batch]]:

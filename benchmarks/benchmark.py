@@ -1,9 +1,9 @@
 """Measure Spark's ways into Kafka side by side: `make benchmark`.
 
-    python jobs/benchmark.py                                                    the cells that matter, an hour
-    python jobs/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --records 1000000 --rounds 1
-    python jobs/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
-    python jobs/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
+    python benchmarks/benchmark.py                                                    the cells that matter, an hour
+    python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --records 1000000 --rounds 1
+    python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
+    python benchmarks/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
 
 A cell is keys, codec, partitions and bytes of a value. In every cell the contenders take turns, `--rounds` times; each
 time one gets a new process and a new topic, writes for `--warm-up` seconds, as what streams for hours has, and then
@@ -44,29 +44,24 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import pyspark
-from benchmark_arguments import argument_parser
-from benchmark_cells import Assignment, Cell
-from benchmark_contenders import CONTENDERS, STREAMS, Contender
-from benchmark_figures import Latency, Rate, Timed
-from benchmark_processes import compiler_seconds, seconds_since
-from benchmark_security import secured_listener
-from benchmark_show import draw, latency_table, rate_table
-from benchmark_topics import Broker, count_records, warm_topic
+from arguments import at_least_one, file_to_write, path_in_a_folder, seconds
+from broker import QUICK_DELETION, Broker, count_records, secured_listener, warm_topic
+from cells import ALL_CELLS, CELLS, SECURITY, Assignment, Cell
+from contenders import CONTENDERS, STREAMS, Contender, compiler_seconds, seconds_since
+from figures import Latency, Rate, Timed, draw, latency_table, rate_table
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.local import EmbeddedKafka, fetch_jars
-from spark_kafka_sink.local.lock import KAFKA_LOCK
-from spark_kafka_sink.local.releases import CURRENT
+from spark_kafka_sink.local.jars import KAFKA_LOCK
+from spark_kafka_sink.local.jvm import CURRENT
 
 JVM_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
-WORKER = Path(__file__).with_name("benchmark_contenders.py")
+WORKER = Path(__file__).with_name("contenders.py")
 BASE = "jvm"
 LATENCY_ROWS = 1000
-BROKER = {"log.segment.delete.delay.ms": 1000, "log.retention.check.interval.ms": 1000}
-"""So that what was measured leaves the memory at once, before it is on the disk."""
 AT_REST = 0.03
 """Of a processor, what a broker's compilers take that has been in use for long."""
 MOST_WARM_UPS = 8
@@ -298,7 +293,65 @@ def ratios(rate: Rate, rates: Sequence[Rate]) -> dict[str, float]:
     return found
 
 
-# ---- running -------------------------------------------------------------------------------------------------------
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def cell_names(text: str) -> list[str]:
+    names = list(ALL_CELLS) if text == "all" else text.split(",")
+    try:
+        return [str(Cell.parse(name)) for name in names]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := set(found) - known.keys():
+            raise argparse.ArgumentTypeError(f"{min(unknown)!r}: there are {', '.join(known)}")
+        return found
+
+    return names
+
+
+class Option(argparse.Action):
+    """NAME=VALUE pairs into a mapping."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        name, equals, value = values.partition("=")
+        if not equals:
+            parser.error(f"{option_string} {values}: NAME=VALUE is wanted")
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), name: value})
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cells = ",".join(CELLS)
+    parser.add_argument("--cells", type=cell_names, default=cells, help="separated by commas, or all [%(default)s]")
+    every = ",".join(CONTENDERS)
+    parser.add_argument("--contenders", type=names_of(CONTENDERS), default=every, help="[%(default)s]")
+    parser.add_argument(
+        "--security",
+        type=names_of(SECURITY),
+        default="PLAINTEXT",
+        help="PLAINTEXT, SSL or both, by turns and compared [%(default)s]",
+    )
+    parser.add_argument("--records", type=at_least_one, default=8_000_000, help="of a run [%(default)s]")
+    parser.add_argument("--rounds", type=at_least_one, default=2, help="processes of each contender [%(default)s]")
+    parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
+    parser.add_argument(
+        "--warm-up", type=seconds, default=20, help="seconds that each process writes before it is timed [%(default)s]"
+    )
+    parser.add_argument("--cores", type=at_least_one, default=2, help="of Spark [%(default)s]")
+    parser.add_argument("--timeout", type=seconds, default=900, help="seconds for a process [%(default)s]")
+    parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")
+    parser.add_argument("--latency", action="store_true", help="measure micro-batches too, of the first cell's kind")
+    every = ",".join(STREAMS)
+    parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="for --latency [%(default)s]")
+    parser.add_argument("--batches", type=at_least_one, default=60, help="timed micro-batches [%(default)s]")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
+    parser.add_argument("--plot", type=path_in_a_folder, metavar="STEM", help="draw STEM.png and STEM.svg")
+    return parser
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -333,7 +386,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with TemporaryDirectory(prefix="benchmark-") as folder:
             security = secured_listener(Path(folder)) if "SSL" in settings.security else None
-            with EmbeddedKafka(properties=BROKER, security=security, tuned_for="throughput") as kafka:
+            with EmbeddedKafka(properties=QUICK_DELETION, security=security, tuned_for="throughput") as kafka:
                 authority_file = security.truststore if security is not None else None
                 compiled_s = partial(compiler_seconds, kafka.node_pid(kafka.node_ids[0]))
                 results = measure(kafka, settings, authority_file, compiled_s)

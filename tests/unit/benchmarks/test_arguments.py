@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-JOBS = Path(__file__).resolve().parents[3] / "jobs"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ JOBS = Path(__file__).resolve().parents[3] / "jobs"
 def test_an_argument_of_no_use_is_refused_before_anything_is_measured(
     job: str, option: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(JOBS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     with pytest.raises(SystemExit):
         importlib.import_module(job).main([option, value])
     error = capsys.readouterr().err
@@ -45,9 +45,9 @@ def test_an_argument_of_no_use_is_refused_before_anything_is_measured(
 
 
 def test_what_can_be_written_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(JOBS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plots").mkdir()
     arguments = ["--json", "figures.json", "--plot", "plots"]
-    settings = importlib.import_module("benchmark_arguments").argument_parser("").parse_args(arguments)
+    settings = importlib.import_module("benchmark").argument_parser("").parse_args(arguments)
     assert (settings.json, settings.plot) == (Path("figures.json"), Path("plots"))

@@ -22,7 +22,7 @@ from jobs.read_topic import read_topic
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 
-JOBS = Path(__file__).resolve().parents[3] / "jobs"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 CELL = "keyed-lz4-4-100"
 RECORDS = 10_000
 TINY = [
@@ -43,7 +43,7 @@ TINY = [
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(JOBS)
+    monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("benchmark")
 
 
@@ -158,7 +158,7 @@ def test_a_process_writes_until_it_is_warm_before_it_is_timed(
     warm_up_s: float,
     warm_ups: int,
 ) -> None:
-    contenders = importlib.import_module("benchmark_contenders")
+    contenders = importlib.import_module("contenders")
     clock = [100.0]
     written = []
 
@@ -299,7 +299,7 @@ def test_a_cell_that_is_none_is_refused(benchmark: ModuleType, cell: str, capsys
 
 
 def test_sigterm_ends_the_process_of_the_contender_too() -> None:
-    command = [sys.executable, str(JOBS / "benchmark.py"), *TINY, "--contenders", "hand_over", "--warm-up", "90"]
+    command = [sys.executable, str(BENCHMARKS / "benchmark.py"), *TINY, "--contenders", "hand_over", "--warm-up", "90"]
     contender = None
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         try:
@@ -329,6 +329,6 @@ def contender_of(process_id: int) -> int | None:
 
 def is_contender(process_id: int) -> bool:
     try:
-        return "benchmark_contenders.py" in Path(f"/proc/{process_id}/cmdline").read_text()
+        return "contenders.py" in Path(f"/proc/{process_id}/cmdline").read_text()
     except OSError:
         return False
