@@ -17,12 +17,12 @@ from benchmark_topics import KEPT
 from microbenchmark import texts
 
 from spark_kafka_sink.local import EmbeddedKafka
-from spark_kafka_sink.sink.driver_cluster import process_driver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.cluster import process_driver
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.transactional_arrow import deliver_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.transactional_arrow import deliver_in_transaction
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
 
 BROKER = {"log.segment.delete.delay.ms": 1000, "log.retention.check.interval.ms": 1000}
 VALUE_BYTES = 100

@@ -17,7 +17,7 @@ from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP, READ_COMMITTED
-from spark_kafka_sink.sink.driver_cluster import connect
+from spark_kafka_sink.sink.exactly_once.cluster import connect
 
 PHASES = ("begin", "tasks", "commit")
 OFFSETS_TOPIC, STATE_TOPIC = "__consumer_offsets", "__transaction_state"

@@ -16,7 +16,7 @@ from exactly_once_counts import Logs
 
 from spark_kafka_sink.record import fingerprint as fingerprints
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink import transactional_task
+from spark_kafka_sink.sink.exactly_once import task as task_module
 
 
 @dataclass
@@ -106,7 +106,7 @@ def fingerprint_alone(stream: bytes) -> float:
 
 def task_without_fingerprint(query: Query, stream: bytes, rows: int) -> tuple[float, float]:
     """As `run_task_alone`."""
-    with patch.object(transactional_task, "fingerprint", no_fingerprint):
+    with patch.object(task_module, "fingerprint", no_fingerprint):
         return run_task_alone(query, stream, rows)
 
 
