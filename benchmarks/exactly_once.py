@@ -31,12 +31,12 @@ from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record import fingerprint as fingerprints
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import transactional_task
-from spark_kafka_sink.sink.driver_cluster import connect, process_driver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.cluster import connect, process_driver
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.transactional_arrow import deliver_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.transactional_arrow import deliver_in_transaction
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
 
 VALUE_BYTES = 100
 """Of the rows whose requests and latencies are measured."""

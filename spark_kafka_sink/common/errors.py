@@ -346,6 +346,8 @@ class IllegalSaslStateError(AuthenticationError):
 class UnsupportedVersionError(KafkaError):
     error_code = 35
     sentence = "The server does not speak a version of this request that we speak."
+    oldest_release: str | None = None
+    """The oldest release of Kafka that serves the option which is set, where the error names it."""
 
 
 class TopicExistsError(KafkaError):

@@ -24,8 +24,6 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.network.sasl.authenticator import SaslMechanism, Step, StepRunner
-from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
 from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms
