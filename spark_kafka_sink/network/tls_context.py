@@ -11,7 +11,7 @@ import ssl
 from typing import Final
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.security import SecurityConfig
 from spark_kafka_sink.network.tls_stores import Identity, client_identity, file_in_memory, trusted_certificates
 
 _log = logging.getLogger(__name__)
