@@ -17,10 +17,11 @@ from benchmark_topics import KEPT
 from microbenchmark import texts
 
 from spark_kafka_sink.local import EmbeddedKafka
+from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import process_driver
 from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
-from spark_kafka_sink.sink.exactly_once.transactional_arrow import deliver_in_transaction
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 
@@ -103,8 +104,10 @@ class Query:
             return driver.begin()
 
     def run_task(self, mandate: Mandate, partition: int, blocks: Iterable[pa.RecordBatch]) -> TaskOutcome:
-        task = TaskIdentity(self.batch_id, self.prefix, partition, 0)
-        return deliver_in_transaction(self._config, process_pool(), mandate, task, blocks).outcome
+        identity = TaskIdentity(self.batch_id, self.prefix, partition, 0)
+        task = ExactlyOnceTask.in_process(self._config, mandate, identity)
+        write_all(TaskDelivery(self._config, process_pool(), task), blocks)
+        return task.outcome
 
     def commit(self, outcomes: Sequence[TaskOutcome]) -> None:
         with process_driver(self._config, self.prefix) as driver:
