@@ -126,6 +126,24 @@ def test_after_a_fault_later_records_are_still_written_once(
     assert_nothing_is_left(harness)
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])
+def test_records_that_a_node_took_do_not_fail_with_a_fault(
+    monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
+) -> None:
+    """They are in the log: whoever was told of a failure would write them again."""
+    harness, deliveries = before_an_answer(settings)
+
+    def no_memory(_: int) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(harness.producer._metrics, "batch_acknowledged", no_memory)
+    harness.settle(1_000)
+    assert_nothing_is_left(harness)
+    for place in (TAKEN, DOUBLE, RETRIED, MOVED):
+        assert deliveries[place][0].error is None, place
+    assert deliveries[TAKEN][0].metadata.offset == 1
+
+
 @pytest.mark.parametrize("step", ["_outcomes", "_no_answer"])
 def test_an_answer_that_cannot_be_read_fails_its_batches_at_once(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     harness, _ = before_an_answer(ONE_IN_FLIGHT)
