@@ -574,18 +574,25 @@ def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_late
     assert after.error is None
 
 
-@pytest.mark.parametrize("is_block", [False, True])
-def test_one_max_block_ms_covers_metadata_and_memory(is_block: bool) -> None:
+ONE_ROW = [bytes(200)]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [None, RecordColumns.from_rows(ONE_ROW), RecordColumns.from_rows(ONE_ROW, partitions=[0])],
+    ids=["send", "columns", "columns with partitions"],
+)
+def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | None) -> None:
     harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
     harness.cluster.create_topic("late", 1)
     harness.producer._pool.allocate(900, 0, Grant())
     harness.cluster.on(METADATA, faults.delay(1_500))
     began_ms = harness.now_ms
-    if is_block:
-        with pytest.raises(BufferExhaustedError):
-            harness.send_columns(RecordColumns.from_rows([bytes(200)]), "late")
-    else:
+    if columns is None:
         assert isinstance(harness.send(bytes(200), "late").error, BufferExhaustedError)
+    else:
+        with pytest.raises(BufferExhaustedError):
+            harness.send_columns(columns, "late")
     assert 2_000 <= harness.now_ms - began_ms <= 2_010
 
 

@@ -381,6 +381,18 @@ def test_a_state_that_cannot_be_in_a_refused_batch_is_fatal(monkeypatch: pytest.
 
 
 @both_versions
+def test_a_state_that_cannot_be_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Also where every batch of the answer could be settled."""
+    harness = in_a_transaction(version)
+    harness.send(b"v", partition=0)
+    raise_once(monkeypatch, harness.producer.sender._outcomes, "_note_answer", IllegalStateError("cannot be"))
+    assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
+    assert harness.state is State.FATAL_ERROR
+    assert_nothing_is_left(harness)
+    assert harness.committed() == []
+
+
+@both_versions
 def test_a_state_that_cannot_be_at_the_end_of_a_commit_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
