@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ import pytest
 from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
+from support.scripted_broker.exchange import Answer
 
 from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, TopicPartition
@@ -406,6 +408,20 @@ def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cau
     with pytest.raises(KafkaTimeoutError) as raised:
         harness.producer.partitions_for("missing")
     assert isinstance(raised.value.__cause__, cause)
+
+
+def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "2000"})
+    refuse = faults.change(refuse_topic("missing", UnknownTopicOrPartitionError.error_code))
+
+    def at_the_limit(*about: Any) -> Answer:
+        return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 on the road each way
+
+    harness.cluster.on(METADATA, at_the_limit)
+    delivery = harness.send(topic="missing")
+    assert harness.now_ms - delivery.sent_ms == 2_000
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert isinstance(delivery.error.__cause__, UnknownTopicOrPartitionError)
 
 
 def test_who_waits_for_metadata_wakes_the_sender() -> None:
