@@ -35,6 +35,7 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.network.frames import ChannelKind
 from spark_kafka_sink.protocol.messages import ApiKey
 from spark_kafka_sink.sink import driver_cluster
+from spark_kafka_sink.sink.birth import Birth, birth_key
 from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
 from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
@@ -794,6 +795,16 @@ def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
     assert said.replace("\n", "").isprintable()
 
 
+def test_birth_with_a_time_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
+    """Bug: it ended the list."""
+    bench.driver.commit(bench.batch(0))
+    written_by_a_stranger(bench, birth_key(b"evil"), Birth(10**18, 16, 1).to_bytes())
+    bench.operator.show(None)
+    said = bench.said()
+    assert re.search(r"^evil: .*offset \d+: this record cannot be shown: \w+Error\.$", said, re.MULTILINE)
+    assert "orders: batch 0 of query q, 2 rows" in said
+
+
 def test_keys_and_ids_of_strangers_are_shown_without_control_characters(bench: OperatorBench) -> None:
     """Bug: a key forged a line in colour, and a transactional id set the terminal's title."""
     written_by_a_stranger(bench, b"evil\x1b[31m\npayments: batch 7 of query q\xff", b"{}")
@@ -907,3 +918,14 @@ def test_error_about_a_strangers_record_steers_no_terminal(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.isprintable()
     assert line.startswith("ProtocolError: ")
+
+
+def test_any_error_is_one_line_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> object:
+        raise KafkaTimeoutError("\x1b[2J\nAll is well.")
+
+    monkeypatch.setattr(transactions, "connect", refuse)
+    assert main(["list", "--bootstrap-servers", "broker-0:9092"]) == 1
+    assert capsys.readouterr().out == "KafkaTimeoutError: ?[2J?All is well.\n"

@@ -47,6 +47,12 @@ def test_birth_of_other_content_is_refused_by_name(changed: dict[str, Any], text
         Birth.from_bytes(json.dumps(content).encode(), "here")
 
 
+def test_error_about_a_birth_is_short_whatever_version_it_names() -> None:
+    with pytest.raises(ProtocolError) as error:
+        Birth.from_bytes(json.dumps({"checksum": 1, "version": "\x1b[2J" * 10_000}).encode(), "here")
+    assert len(str(error.value)) < 300
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"checksum":1}'])
 def test_what_is_no_birth_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^here: this is not a birth record: \w+\.$"):

@@ -92,6 +92,19 @@ def test_a_newer_version_is_not_guessed_at() -> None:
         Decision.from_bytes(json.dumps(content).encode(), "here", "P")
 
 
+@pytest.mark.parametrize("name", ["version", "state", "query_id", "batch_id", "fingerprint", "transactions"])
+def test_error_about_a_decision_shows_no_control_character(name: str) -> None:
+    wild = "\x1b[2J\n" * 10_000
+    content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes())
+    content |= {name: [[wild, 8, 1, 2, 0, 9]] if name == "transactions" else [wild] if name == "query_id" else wild}
+    del content["checksum"]
+    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    with pytest.raises(ProtocolError) as error:
+        Decision.from_bytes(forged, "here", "P")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 500
+
+
 def test_decision_of_version_1_is_read_and_kept_in_it() -> None:
     content = {
         "version": 1, "state": "decided", "batch_id": 4, "query_id": "q", "time_ms": 1, "partitions": 2, "rows": 9,
