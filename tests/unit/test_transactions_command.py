@@ -725,7 +725,7 @@ def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: Ope
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
-@pytest.mark.parametrize("topic", ["mine", "-mine", CONFIG.decision_topic])
+@pytest.mark.parametrize("topic", ["mine", "-mine", "my decisions", CONFIG.decision_topic])
 @pytest.mark.parametrize("prefix", [PREFIX, "a b", "it's", "-x", "$HOME;", "orders."])
 @pytest.mark.parametrize("command", ["finish", "accept", "forget"])
 def test_the_command_that_an_error_names_can_be_typed_as_it_stands(command: str, prefix: str, topic: str) -> None:
