@@ -144,7 +144,7 @@ def secret_pem(label: str) -> Callable[[object], Secret]:
 
 
 def https_url(value: object) -> str:
-    """A URL that credentials may be sent to, without a fragment (RFC 6749, section 3.2), of a host that DNS can have."""
+    """A URL that credentials may be sent to: without a fragment (RFC 6749, 3.2), and of a host that DNS can have."""
     url = str(value).strip()
     try:
         parts = urlsplit(url)

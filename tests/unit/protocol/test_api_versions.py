@@ -9,7 +9,11 @@ from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
 from spark_kafka_sink.protocol.api_versions import NodeApiVersions
 from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import EndTxnRequest
+from spark_kafka_sink.protocol.coordinator_requests import (
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    ListTransactionsRequest,
+)
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.messages import VersionRange, request_type
 from spark_kafka_sink.protocol.requests import MetadataRequest, ProduceRequest
@@ -107,6 +111,16 @@ def test_api_named_twice_has_the_versions_of_both_ranges() -> None:
             {0: (0, 9)},
             MetadataRequest(None),
             "does not speak METADATA (api 3) at all; this request needs versions 4 to 13: Kafka",
+        ),
+        (
+            {0: (0, 9)},
+            ListTransactionsRequest(),
+            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak LIST_TRANSACTIONS",
+        ),
+        (
+            {0: (0, 9)},
+            DescribeTransactionsRequest(("P/driver",)),
+            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak DESCRIBE_TRANSACTIONS",
         ),
         ({3: (14, 15)}, MetadataRequest(None), "The node is newer than this client: upgrade spark-kafka-sink."),
     ],
