@@ -454,11 +454,13 @@ class KafkaProducer:
 
         `on_completion(run, error)` runs once for the rows in one batch, with those of calls with the same one right
         before, on a thread as `send` tells. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory),
-        RecordTooLargeError, what the topic was refused with; of rows taken before `on_completion` tells all the same.
+        RecordTooLargeError, SerializationError (timestamps that no record can have; nothing is sent then), what the
+        topic was refused with; of rows taken before `on_completion` tells all the same.
         """
         self._ensure_usable()
         send = object()
         try:
+            self._timestamps.of_columns(topic, columns)
             self._blocks.append(topic, columns, on_completion, send)
         except BaseException as cause:
             self._transaction_calls.lose(cause, send)

@@ -222,7 +222,7 @@ class Birth:
             stated = content.pop("checksum")
             if content["version"] != _FIRST_USE_VERSION:
                 raise ProtocolError(
-                    f"{where}: the birth record has version {content['version']!r}, and this release knows only"
+                    f"{where}: the birth record has version {content['version']!r:.100}, and this release knows only"
                     f" {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
                 )
             if stated != _checksum(content):

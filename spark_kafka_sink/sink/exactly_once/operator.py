@@ -251,14 +251,11 @@ class Operator:
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
-            birth = Birth.from_bytes(value, where)
+            return _birth_in_words(Birth.from_bytes(value, where))
         except ProtocolError as error:
             return one_line(str(error))
         except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
             return f"{where}: this record cannot be shown: {type(error).__name__}."
-        if birth.is_adopted:
-            return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
-        return f"no decision yet; first used {_time(birth.time_ms)}."
 
     def _decision_in_words(self, decision: Decision) -> str:
         whose = one_line(name_of_query(decision.query_id))
@@ -272,6 +269,12 @@ class Operator:
             f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
             " before they time out, or use finish."
         )
+
+
+def _birth_in_words(birth: Birth) -> str:
+    if birth.is_adopted:
+        return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
+    return f"no decision yet; first used {_time(birth.time_ms)}."
 
 
 def _time(time_ms: int) -> str:
