@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,

@@ -347,10 +347,12 @@ class Metadata:
         self.maybe_raise_fatal_error()
         if unauthorized:
             names = ", ".join(sorted(unauthorized))
-            raise TopicAuthorizationError(f"Not authorized for {names}: grant WRITE and DESCRIBE on it.")
+            raise TopicAuthorizationError(
+                f"Not authorized for {names}: grant WRITE and DESCRIBE on it.", topic=min(unauthorized)
+            )
         if invalid:
             raise InvalidTopicError(
-                f"Not a valid topic name: {', '.join(map(repr, sorted(invalid)))}. {InvalidTopicError.sentence}"
+                f"Topic {', '.join(map(repr, sorted(invalid)))}: {InvalidTopicError.sentence}", topic=min(invalid)
             )
 
     # ---- inside ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.retold import copied
 from spark_kafka_sink.producer.buffer_pool import BufferPool
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
 from spark_kafka_sink.producer.idempotence import ProducerIdentity
@@ -203,7 +202,7 @@ class TransactionCalls:
             )
             raise self._sender.explained(late)
         if result.error is not None:
-            raise copied(result.error)
+            raise result.error.copied()
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
     def send_offsets(self, offsets: Offsets, group: GroupMetadata | str) -> None:

@@ -23,7 +23,6 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.record_fields import is_sendable_text
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 
@@ -105,8 +104,7 @@ class ProducerMetadata(Metadata):
             error_code = self._error_codes.get(topic)
         if error_code is None:
             return None
-        said = error_for_code(error_code, api="Metadata")
-        return retold(said, f"Topic {topic}: {said}")
+        return error_for_code(error_code, api="Metadata").at(topic=topic)
 
     # ---- what the base class asks, with the lock held ----------------------------------------------------------------
 
@@ -164,12 +162,12 @@ class TopicWaiter:
         """
         # No request could ask for it, nor for others with it. What else is wrong with a name the brokers say.
         if not is_sendable_text(topic):
-            raise InvalidTopicError(f"Not a valid topic name: {topic!r:.300}. {InvalidTopicError.sentence}")
+            raise InvalidTopicError(f"Topic {topic!r:.300}: {InvalidTopicError.sentence}", topic=topic)
         started_ms = self._clock.now_ms()
         left_ms = self._config.max_block_ms
         cluster = self._metadata.fetch()
         if topic in cluster.invalid_topics:  # before `add`: full requests would go on naming it
-            raise InvalidTopicError(f"Not a valid topic name: {topic!r}. {InvalidTopicError.sentence}")
+            raise InvalidTopicError(f"Topic {topic!r}: {InvalidTopicError.sentence}", topic=topic)
         self._metadata.add(topic, started_ms)
         while not _knows(cluster, topic, partition):
             self._metadata.add(topic, self._clock.now_ms())
@@ -178,12 +176,16 @@ class TopicWaiter:
             try:
                 self._metadata.await_update(version, left_ms)
             except KafkaTimeoutError:
-                raise KafkaTimeoutError(self._missing(topic, partition)) from self._metadata.topic_error(topic)
+                raise KafkaTimeoutError(self._missing(topic, partition), topic=topic) from self._metadata.topic_error(
+                    topic
+                )
             cluster = self._metadata.fetch()
             left_ms = self._config.max_block_ms - (self._clock.now_ms() - started_ms)
             self._metadata.maybe_raise_error_for_topic(topic)
             if left_ms <= 0 and not _knows(cluster, topic, partition):
-                raise KafkaTimeoutError(self._missing(topic, partition)) from self._metadata.topic_error(topic)
+                raise KafkaTimeoutError(self._missing(topic, partition), topic=topic) from self._metadata.topic_error(
+                    topic
+                )
         if left_ms < self._config.max_block_ms:
             self._waited(self._config.max_block_ms - left_ms)
         return cluster, max(0, left_ms)

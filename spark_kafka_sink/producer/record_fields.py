@@ -110,7 +110,9 @@ class SizeLimit:
             raise RecordTooLargeError(
                 f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than"
                 f" {self.setting}={self.max_bytes}: raise {self.setting} (and max.message.bytes of the topic), or make"
-                " the record smaller."
+                " the record smaller.",
+                topic=topic,
+                setting=self.setting,
             )
 
 
@@ -135,7 +137,7 @@ class TimestampWatch:
         earliest, latest = found
         if earliest < 0 or latest > LAST_MS:
             wrong = earliest if earliest < 0 else latest
-            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong))
+            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong), topic=topic)
         if earliest < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, latest_before(columns.timestamp_ms, FIRST_USUAL_MS))
 

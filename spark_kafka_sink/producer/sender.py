@@ -179,13 +179,13 @@ class Sender:
         return self._failed_turn is not None
 
     def explained(self, error: KafkaError) -> KafkaError:
-        """`error`; a time-out is told of the last turn that failed, as its cause, if one did. From any thread."""
+        """Return `error`; a timeout with the last turn that failed as its cause, if one did. From any thread."""
         if self._failed_turn is not None and isinstance(error, KafkaTimeoutError):
             cause, at_ms = self._failed_turn
             ago_ms = self._clock.now_ms() - at_ms
-            error.args = (
-                f"{error} A fault of the producer's own may be the cause: {ago_ms} ms ago a turn of its Sender failed"
-                f" with {type(cause).__name__}: {one_line(str(cause))}",
+            error.hint = (
+                f" A fault in the producer may be the cause: {ago_ms} ms ago a turn of its Sender thread failed with"
+                f" {type(cause).__name__}: {one_line(str(cause))}"
             )
             error.__cause__ = cause
         return error

@@ -33,7 +33,6 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import copied, retold
 from spark_kafka_sink.producer.idempotence import OutgoingRequest
 from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION, FindCoordinatorRequest, coordinator_of
 from spark_kafka_sink.protocol.transactions import (
@@ -138,7 +137,7 @@ class PendingOperation:
 
     def ensure_none(self, operation: str) -> None:
         if self._closed_by is not None:
-            raise copied(self._closed_by)
+            raise self._closed_by.copied()
         result = self._result
         if result is None or result.is_heard or (result.is_done and result.error is not None):
             return
@@ -236,7 +235,7 @@ class Refusal(NamedTuple):
         if isinstance(said, InvalidProducerEpochError):  # from a coordinator: a newer producer has the transactional id
             return ProducerFencedError(f"{self.place}: {ProducerFencedError.sentence}")
         if self.error_code not in _COMMIT_FAILED:
-            return retold(said, text)
+            return said.reworded(text)
         failed = CommitFailedError(text)
         failed.error_code = self.error_code
         return failed

@@ -228,24 +228,28 @@ class NodeApiVersions:
             version = min(latest, theirs.latest)
             if version >= oldest and version >= theirs.oldest:
                 return version
-        raise UnsupportedVersionError(_refusal(request, theirs))
+        raise _refusal(request, theirs)
 
 
-def _refusal(request: Request, theirs: VersionRange | None) -> str:
-    """Return the error text: the versions that the request needs, those of the node, and the release to upgrade to."""
+def _refusal(request: Request, theirs: VersionRange | None) -> UnsupportedVersionError:
+    """Return the error: the versions that the request needs, those of the node, and the release to upgrade to."""
     name = f"{request.api_key.name} (api {int(request.api_key)})"
     oldest, latest = request.oldest_version, request.latest_version
     needed = f"this request needs versions {VersionRange(oldest, latest)}"
     if theirs is not None and theirs.oldest > latest and theirs.latest >= theirs.oldest:
-        return (
+        return UnsupportedVersionError(
             f"The node speaks versions {theirs} of {name}; {needed}. The node is newer than this client: upgrade"
             " spark-kafka-sink."
         )
-    release = first_release(request.api_key, oldest)
-    purpose = f"{request.purpose} needs Kafka {release} or newer. " if request.purpose else ""
-    remedy = "." if purpose else f": Kafka {release} or newer."
     if theirs is None:
-        return f"{purpose}The node does not speak {name} at all; {needed}{remedy}"
-    if theirs.oldest > theirs.latest or theirs.latest < 0:
-        return f"{purpose}The node claims versions {theirs} of {name}, which hold no version; {needed}{remedy}"
-    return f"{purpose}The node speaks versions {theirs} of {name}; {needed}{remedy}"
+        lack = f"The node does not speak {name} at all"
+    elif theirs.oldest > theirs.latest or theirs.latest < 0:
+        lack = f"The node claims versions {theirs} of {name}, which hold no version"
+    else:
+        lack = f"The node speaks versions {theirs} of {name}"
+    release = first_release(request.api_key, oldest)
+    if not request.purpose:
+        return UnsupportedVersionError(f"{lack}; {needed}: Kafka {release} or newer.")
+    refusal = UnsupportedVersionError(f"{request.purpose} needs Kafka {release} or newer. {lack}; {needed}.")
+    refusal.oldest_release = release
+    return refusal

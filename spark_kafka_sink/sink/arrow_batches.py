@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from spark_kafka_sink.record.arrow import marked
-from spark_kafka_sink.sink.frame import HEADERS, KEY, TOPIC, VALUE
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
+from spark_kafka_sink.sink.schema import HEADERS, KEY, TOPIC, VALUE
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -172,7 +172,7 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
 
 
 def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
-    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
+    """`df`, which has passed `schema.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
     which it is false, for every `row_bytes` of its text and bytes, and at most by as many as end any batch.
 
     The numbers are entries of an array at a place that Spark does not work out beforehand, so that they are not in the

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition

@@ -16,7 +16,7 @@ from support.raw_transactions import LIMIT_MS, TIMEOUT_MS, RawTransactions
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,

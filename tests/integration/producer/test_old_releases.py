@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import UnsupportedVersionError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, first_release
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.driver_cluster import process_driver
+from spark_kafka_sink.sink.exactly_once.cluster import process_driver
 from spark_kafka_sink.sink.options import SinkConfig
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from spark_kafka_sink.common.errors import (
     SaslAuthenticationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, SetupStep
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState, SetupStep
 from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.fetch import ListOffsetsRequest
 from spark_kafka_sink.protocol.metadata import MetadataRequest

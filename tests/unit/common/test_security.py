@@ -18,7 +18,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import parse_value, table_of
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security import SecurityConfig
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
 KEY = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nhunter2\n-----END ENCRYPTED PRIVATE KEY-----"

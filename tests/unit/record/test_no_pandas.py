@@ -73,7 +73,7 @@ print("pandas" in sys.modules)
 ROWS = """
 import datetime
 from pyspark.sql import Row
-from spark_kafka_sink.sink.partition_writer import PartitionWriter
+from spark_kafka_sink.sink.rows import PartitionWriter
 
 def rows(count):
     for n in range(count):
@@ -93,7 +93,7 @@ done += readable(encode_rows([b"k", None], ["v", b"w"], [[("h", b"1")], None], [
 """
 
 COLUMNS = """
-from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.arrow_writer import write_arrow
 
 batches = pa.ipc.open_stream(sys.stdin.buffer)
 (report,) = write_arrow(config, pool(), batches)
