@@ -20,7 +20,7 @@ from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import process_driver
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
@@ -99,13 +99,13 @@ class Query:
     def decision_topic(self) -> str:
         return self._config.decision_topic
 
-    def begin(self) -> Mandate:
+    def begin(self) -> BatchStart:
         with process_driver(self._config, self.prefix) as driver:
             return driver.begin()
 
-    def run_task(self, mandate: Mandate, partition: int, blocks: Iterable[pa.RecordBatch]) -> TaskOutcome:
+    def run_task(self, batch_start: BatchStart, partition: int, blocks: Iterable[pa.RecordBatch]) -> TaskOutcome:
         identity = TaskIdentity(self.batch_id, self.prefix, partition, 0)
-        task = ExactlyOnceTask.in_process(self._config, mandate, identity)
+        task = ExactlyOnceTask.in_process(self._config, batch_start, identity)
         write_all(TaskDelivery(self._config, process_pool(), task), blocks)
         return task.outcome
 

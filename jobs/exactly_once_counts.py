@@ -105,9 +105,9 @@ class Counting:
         query = self._query
         before = None if self._logs is None else self._logs.ends()
         seen = [self._stage.counts()]
-        mandate = query.begin()
+        batch_start = query.begin()
         seen.append(self._stage.counts())
-        outcomes = [query.run_task(mandate, number, blocks) for number, blocks in enumerate(self._blocks)]
+        outcomes = [query.run_task(batch_start, number, blocks) for number, blocks in enumerate(self._blocks)]
         seen.append(self._stage.counts())
         query.commit(outcomes)
         seen.append(self._stage.counts())

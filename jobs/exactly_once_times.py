@@ -43,8 +43,8 @@ def latency(stage: Stage, tasks: int, settings: argparse.Namespace) -> Latency:
     for number in range(settings.warm_up + settings.batches):
         if number == settings.warm_up:
             found = Latency()
-        mandate = timed(found.begin, query.begin)
-        outcomes = [timed(found.task, query.run_task, mandate, task, blocks) for task, blocks in enumerate(every)]
+        batch_start = timed(found.begin, query.begin)
+        outcomes = [timed(found.task, query.run_task, batch_start, task, blocks) for task, blocks in enumerate(every)]
         timed(found.commit, query.commit, outcomes)
         logs.await_markers()
     return found
@@ -84,9 +84,9 @@ def read(stream: bytes) -> pa.RecordBatchReader:
 
 def run_task_alone(query: Query, stream: bytes, rows: int) -> tuple[float, float]:
     """Elapsed and processor nanoseconds for each record of the task of a batch that has no other."""
-    mandate = query.begin()
+    batch_start = query.begin()
     elapsed, processor = time.perf_counter_ns(), time.process_time_ns()
-    outcome = query.run_task(mandate, 0, read(stream))
+    outcome = query.run_task(batch_start, 0, read(stream))
     elapsed, processor = time.perf_counter_ns() - elapsed, time.process_time_ns() - processor
     query.commit([outcome])
     return elapsed / rows, processor / rows
