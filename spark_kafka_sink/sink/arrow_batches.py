@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from spark_kafka_sink.record.arrow_arrays import marked
+from spark_kafka_sink.record.arrow import marked
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
 from spark_kafka_sink.sink.schema import HEADERS, KEY, TOPIC, VALUE
 
@@ -43,7 +43,7 @@ _PADDING: Final = "padding"
 _NO_BYTES: Final = (1 << 31) - 1
 """Of all limits of bytes the one at which Spark counts rows alone."""
 _MOST_BYTES: Final = 3_900_000
-"""A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
+"""A batch of more than 4 MiB would be mapped and unmapped each time (record/arrow.py), and take twice as much in the
 JVM, whose vectors grow by doubling.
 """
 _MOST_ROWS: Final = 32_768

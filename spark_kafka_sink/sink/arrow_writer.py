@@ -9,10 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.record.arrow_arrays import int_values, without
-from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
-from spark_kafka_sink.record.topics import by_topic
+from spark_kafka_sink.record.arrow import int_values, without
+from spark_kafka_sink.record.columns import (
+    FIRST_USUAL_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    RecordColumns,
+    by_topic,
+    early_text,
+    late_text,
+)
 from spark_kafka_sink.sink.arrow_batches import joined
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig

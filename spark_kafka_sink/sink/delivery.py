@@ -1,7 +1,7 @@
 """A task's delivery: acquire a producer, send, flush, check, release. Every interface of the sink goes through it.
 
 A row counts only when the broker has acknowledged it: `finish` raises unless every row was. The task's thread owns
-the delivery; the Sender thread reports to its `Tally`.
+the delivery; the Sender thread reports to its `RowCounts`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Protocol
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.options import SinkConfig
@@ -45,7 +44,7 @@ class RowCounts:
         """The producer's report on `run.record_count` rows."""
         if error is not None:
             if self._first_error is None:
-                self._first_error = _located(error, run)
+                self._first_error = error.at(topic_partition=TopicPartition(run.topic, run.partition))
             return
         self.acknowledged += run.record_count
         place = TopicPartition(run.topic, run.partition)
@@ -188,9 +187,3 @@ class TaskDelivery:
                 f"{missing} of {self._sent} rows were sent and neither acknowledged nor refused; the task must write"
                 " them again. The log of this Python worker says why its producer stopped."
             )
-
-
-def _located(error: KafkaError, run: RunMetadata) -> KafkaError:
-    """`error`, or another of its class with the topic-partition in its text where that is missing."""
-    place = f"{run.topic}-{run.partition}"
-    return error if place in str(error) else retold(error, f"{place}: {error}")

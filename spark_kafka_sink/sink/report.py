@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.record.row_arrays import binary_array, int_array
+from spark_kafka_sink.record.arrow import binary_array, int_array
 from spark_kafka_sink.sink.delivery import Delivered
 
 REPORT_DDL: Final = (

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
@@ -35,9 +35,8 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.decoder import DecodedRecord
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
@@ -55,7 +54,8 @@ DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {
     "max.message.bytes": str(8 << 20),
 }
 """A decision takes some 16 bytes for each task, compressed: room for 500,000 of them."""
-_NEEDS_RELEASE: Final = "delivery.guarantee=exactly-once needs Kafka 3.0 or newer."
+_OLDEST_RELEASE: Final = "3.0"
+_NEEDS_RELEASE: Final = f"delivery.guarantee=exactly-once needs Kafka {_OLDEST_RELEASE} or newer."
 _RETRY_BACKOFF_MS: Final = 10
 _OWN_TRANSACTION_MS: Final = 60_000
 """Time-out of the driver's own transaction, which takes milliseconds: while one is open, decisions behind it cannot be
@@ -316,9 +316,11 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
             cluster = KafkaDriverCluster(client, config, prefix, is_one_off=is_one_off)
             yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
         except UnsupportedVersionError as error:
-            if _NEEDS_RELEASE in str(error):
+            if error.oldest_release is not None:
                 raise
-            raise retold(error, f"{_NEEDS_RELEASE} {error}") from error
+            refusal = error.reworded(f"{_NEEDS_RELEASE} {error}")
+            refusal.oldest_release = _OLDEST_RELEASE
+            raise refusal from error
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:

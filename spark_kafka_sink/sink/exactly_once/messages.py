@@ -404,9 +404,8 @@ def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None
         what = f"with {batch_start.last_rows} rows, and now it comes with as many rows, but their content differs"
     else:
         return
-    raise BatchChangedError(
-        changed_batch(batch_start.prefix, batch_start.place.topic, batch_start.last_batch_id or 0, what)
-    )
+    assert batch_start.last_batch_id is not None
+    raise BatchChangedError(changed_batch(batch_start.prefix, batch_start.place.topic, batch_start.last_batch_id, what))
 
 
 def remember_start(batch_start: BatchStart) -> None:

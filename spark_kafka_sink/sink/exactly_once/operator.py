@@ -32,8 +32,8 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.properties_file import read_properties
-from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of

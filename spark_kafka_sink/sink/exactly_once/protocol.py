@@ -32,7 +32,6 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.record.fingerprint import MODULUS
 from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, unknown_advice
 from spark_kafka_sink.sink.exactly_once.messages import (
@@ -462,8 +461,7 @@ class ExactlyOnceDriver:
         except (TransactionLostError, ProducerFencedError):
             raise  # these say what is to be done
         except KafkaError as error:
-            raise retold(
-                error,
+            raise error.reworded(
                 f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {error}"
                 f" {finish_advice(decision.query_id, self._finish)}",
                 retriable=bool(decision.query_id),
@@ -476,8 +474,7 @@ class ExactlyOnceDriver:
             yield
         except KafkaError as error:
             who = "the next start" if decision.query_id else self._finish
-            raise retold(
-                error,
+            raise error.reworded(
                 f"Batch {decision.batch_id} of {self.prefix} is committed: its rows count, and must not be written"
                 f" again. What failed is the note of that, which {who} writes: {error.__cause__ or error}",
                 retriable=False,
@@ -495,8 +492,7 @@ class ExactlyOnceDriver:
             raise IllegalStateError(
                 f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
             ) from ended.error
-        raise retold(
-            KafkaTimeoutError(),
+        raise KafkaTimeoutError().reworded(
             f"Whether batch {decision.batch_id} is decided is not known: {ended.error}"
             f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),

@@ -29,7 +29,7 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import EncodedRun, encode_rows
-from spark_kafka_sink.record.placement import highest_partition, place
+from spark_kafka_sink.record.partitioning import highest_partition, place
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 

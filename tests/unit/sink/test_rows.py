@@ -10,6 +10,7 @@ from pyspark.sql import Row
 from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
     KafkaError,
@@ -18,7 +19,7 @@ from spark_kafka_sink.common.errors import (
     SchemaError,
     error_for_code,
 )
-from spark_kafka_sink.record.runs import has_kernel
+from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.sink import rows as rows_module
 from spark_kafka_sink.sink.delivery import RowCounts
 from spark_kafka_sink.sink.options import SinkConfig
@@ -322,8 +323,9 @@ def test_the_error_of_a_code_without_a_class_keeps_its_code() -> None:
     assert caught.value.error_code == 89
 
 
-def test_a_text_that_names_the_topic_partition_is_left_as_it_is() -> None:
-    error = KafkaTimeoutError("3 records for orders-0: delivery.timeout.ms has passed")
+def test_an_error_that_knows_its_topic_partition_keeps_its_text() -> None:
+    text = "3 records for orders-0: delivery.timeout.ms has passed"
+    error = KafkaTimeoutError(text, topic_partition=TopicPartition("orders", 0))
     bench = Bench(ScriptedProducer(on_flush=lambda all_sent: all_sent[0].report(error)))
     bench.writer.write(rows(1))
     with pytest.raises(KafkaTimeoutError) as caught:

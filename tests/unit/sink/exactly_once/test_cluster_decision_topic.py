@@ -11,7 +11,7 @@ from support.driver_steps import CONFIG, driver_of
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 
 TOPIC = CONFIG.decision_topic

@@ -31,8 +31,8 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.network.frames import ChannelKind
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.network.channel import ChannelKind
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import operator
 from spark_kafka_sink.sink.exactly_once.advice import operator_command

@@ -21,7 +21,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
     SslAuthenticationError,
 )
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver

@@ -19,7 +19,7 @@ from support.scripted_broker import faults
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import TransactionalIdAuthorizationError
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import data_source, kafka_sink
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
