@@ -20,14 +20,14 @@ def operator_command(name: str, prefix: str, decision_topic: str) -> str:
     return f"python -m spark_kafka_sink.transactions {name} {own} --bootstrap-servers HOST:PORT"
 
 
-def who_finishes(query_id: str, command: str) -> str:
+def finish_advice(query_id: str, command: str) -> str:
     """Of a decided batch. A batch write that is called again is another one: its rows come beside the first ones."""
     if query_id:
         return "It is finished when the query is started again, which must be within transaction.timeout.ms."
     return f"Do not write it again. Within transaction.timeout.ms it is finished by {command}."
 
 
-def who_finds_out(query_id: str, command: str) -> str:
+def unknown_advice(query_id: str, command: str) -> str:
     """Whether a batch is decided."""
     if query_id:
         return "The next start of the query finds out, and finishes or repeats it."
@@ -62,3 +62,23 @@ def _ways_out(prefix: str, topic: str) -> str:
         " in the topics that the query writes, then let the query begin at the next batch of its checkpoint:"
         f" {operator_command('adopt', prefix, topic)}"
     )
+
+
+def changed_batch(prefix: str, decision_topic: str, batch_id: int, what: str) -> str:
+    """The error's text for a batch that was committed and comes again with other rows or for another topic; `what` says
+    how the two differ.
+    """
+    accept, forget = (operator_command(name, prefix, decision_topic) for name in ("accept", "forget"))
+    return (
+        f"Batch {batch_id} of transactional.id.prefix={prefix!r} was committed {what}. Nothing of it was written or"
+        " skipped, and the query stops. Find out which case this is. (1) The checkpoint is an older copy, or a copy for"
+        " another query: start from the newest checkpoint, and give another query a transactional.id.prefix of its own."
+        " (2) The input is the same, and the query computes other rows from it each time (rand(), the current time, a"
+        " source that changed): the committed rows stay, and the query goes on after this batch with:"
+        f" {accept}. (3) These rows must be written beside the committed ones: {forget}."
+    )
+
+
+def topic_in_words(topic: str | None) -> str:
+    """The sink's option `topic`, None where the rows name their topics."""
+    return "the topics that its rows name" if topic is None else f"topic={topic!r}"

@@ -38,7 +38,7 @@ from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, birth_key, driver_id
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
@@ -134,15 +134,15 @@ class KafkaDriverCluster:
 
     def last_records(self) -> PrefixRecords:
         timer = self._client.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
-        born = birth_key(self._key)
+        born = first_use_key(self._key)
         with self._gone_topic():
             found = self._client.topics.last_of_keys(self.place, [self._key, born], timer)
-        decision, birth = found[self._key], found[born]
+        decision, first_use = found[self._key], found[born]
         records = PrefixRecords(
             Decision.from_bytes(decision.value, self._where(decision), self._prefix)
             if decision and decision.value
             else None,
-            Birth.from_bytes(birth.value, self._where(birth)) if birth and birth.value else None,
+            FirstUse.from_bytes(first_use.value, self._where(first_use)) if first_use and first_use.value else None,
         )
         if records != PrefixRecords(None, None):
             _KNOWN.setdefault(self._client, set()).add((self.place, self._key))
@@ -151,12 +151,12 @@ class KafkaDriverCluster:
     def lost_decisions(self) -> KafkaError:
         return lost_decisions(self._prefix, self.place.topic, self._partitions)
 
-    def write_birth(self, *, is_adopted: bool) -> None:
+    def write_first_use(self, *, is_adopted: bool) -> None:
         if self._is_one_off:
             return
         cluster, (topic, partition) = self._client.creation.cluster, self.place
         info = next((each for each in cluster.partitions_for_topic(topic) if each.partition == partition), None)
-        birth = Birth(
+        first_use = FirstUse(
             SystemClock().wall_ms(),
             self._partitions,
             0 if info is None else len(info.replicas),
@@ -165,7 +165,7 @@ class KafkaDriverCluster:
         )
         with self._gone_topic():
             writer = self._client.writer
-            writer.write_alone(self.place, birth_key(self._key), birth.to_bytes(), self._timer())
+            writer.write_alone(self.place, first_use_key(self._key), first_use.to_bytes(), self._timer())
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         is_over = self._is_one_off and decision.is_finished

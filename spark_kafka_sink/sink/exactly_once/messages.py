@@ -26,7 +26,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
+from spark_kafka_sink.sink.exactly_once.advice import changed_batch, name_of_query, operator_command, topic_in_words
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ _SUFFIX: Final = b"\nborn"
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class FirstUse:
     """`time_ms` is the driver's time of day; `partitions` and `topic_id` are those of the decision topic then.
     `is_adopted`: an operator allowed the prefix to begin at any batch.
     """
@@ -215,38 +215,38 @@ class Birth:
         return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Birth:
-        """Raises ProtocolError, naming `where`, for what is not a whole birth of a version known here."""
+    def from_bytes(cls, data: bytes, where: str) -> FirstUse:
+        """Raises ProtocolError, naming `where`, for data that is not a whole first-use record of a known version."""
         try:
             content: dict[str, Any] = json.loads(data)
             stated = content.pop("checksum")
             if content["version"] != _FIRST_USE_VERSION:
                 raise ProtocolError(
-                    f"{where}: the birth record has version {content['version']!r:.100}, and this release knows only"
-                    f" {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
+                    f"{where}: the first-use record has version {content['version']!r:.100}, but this release knows"
+                    f" only {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
                 )
             if stated != _checksum(content):
-                raise ProtocolError(f"{where}: the checksum of the birth record does not match its content.")
+                raise ProtocolError(f"{where}: the checksum of the first-use record does not match its content.")
             time_ms, partitions, replicas = (content[name] for name in ("time_ms", "partitions", "replicas"))
             if not all(type(number) is int and 0 <= number < 2**63 for number in (time_ms, partitions, replicas)):
-                raise ProtocolError(f"{where}: a number of the birth record is out of range.")
+                raise ProtocolError(f"{where}: a number of the first-use record is out of range.")
             return cls(time_ms, partitions, replicas, str(content["topic_id"]), content["is_adopted"] is True)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ProtocolError(f"{where}: this is not a birth record: {type(error).__name__}.") from error
+            raise ProtocolError(f"{where}: this is not a first-use record: {type(error).__name__}.") from error
 
 
-def birth_key(prefix: bytes) -> bytes:
-    """The key of a prefix's birth record, which is in the partition of the prefix's decisions."""
+def first_use_key(prefix: bytes) -> bytes:
+    """The key of a prefix's first-use record, which is in the partition of the prefix's decisions."""
     return prefix + _SUFFIX
 
 
 def prefix_of(key: bytes) -> bytes | None:
-    """The prefix whose birth record has this key; None for the key of a decision."""
+    """The prefix whose first-use record has this key; None for the key of a decision."""
     return key.removesuffix(_SUFFIX) if key.endswith(_SUFFIX) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Mandate:
+class BatchStart:
     """A fenced driver's word to its tasks, for one batch.
 
     `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
@@ -281,8 +281,8 @@ class Mandate:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Mandate:
-        return _mandate(json.loads(text))
+    def from_json(cls, text: str) -> BatchStart:
+        return _batch_start(json.loads(text))
 
     def is_written_already(self, batch_id: int, query_id: str) -> bool:
         """Whether the batch is the last one decided: then its rows must not be written again, in whatever partitions
@@ -329,7 +329,7 @@ class TaskOutcome:
     (`was_skipped`), or there were no rows.
     """
 
-    mandate: Mandate
+    batch_start: BatchStart
     batch_id: int
     query_id: str
     partition: int
@@ -347,13 +347,16 @@ class TaskOutcome:
         fields = json.loads(text)
         written = fields.pop("written")
         return cls(
-            **fields | {"mandate": _mandate(fields["mandate"]), "written": written and _task_transaction(written)}
+            **fields
+            | {"batch_start": _batch_start(fields["batch_start"]), "written": written and _task_transaction(written)}
         )
 
 
-def _mandate(fields: Mapping[str, Any]) -> Mandate:
+def _batch_start(fields: Mapping[str, Any]) -> BatchStart:
     values = dict(fields)
-    return Mandate(**values | {"driver": OpenTransaction(*values["driver"]), "place": TopicPartition(*values["place"])})
+    return BatchStart(
+        **values | {"driver": OpenTransaction(*values["driver"]), "place": TopicPartition(*values["place"])}
+    )
 
 
 def _task_transaction(values: list[Any]) -> TaskTransaction:
@@ -372,7 +375,7 @@ def task_id(prefix: str, partition: int, attempt: int) -> str:
 
 def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
     """Raises IllegalStateError where the tasks are not those of one batch."""
-    for what in ("batch_id", "query_id", "mandate", "was_skipped"):
+    for what in ("batch_id", "query_id", "batch_start", "was_skipped"):
         if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
             raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
     partitions = [outcome.partition for outcome in outcomes]
@@ -388,55 +391,44 @@ def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None
     it would lose its rows. A decision of version 1 has the number of rows only. A batch that an operator accepted is
     skipped with whatever rows it comes.
     """
-    mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
-    if mandate.last_is_accepted:
+    batch_start, rows = outcomes[0].batch_start, sum(outcome.rows for outcome in outcomes)
+    if batch_start.last_is_accepted:
         return
-    has_fingerprint = mandate.last_fingerprint is not None
+    has_fingerprint = batch_start.last_fingerprint is not None
     found = sum(outcome.fingerprint for outcome in outcomes) % MODULUS
-    if has_fingerprint and topic != mandate.last_topic:
-        what = f"for {_topic_in_words(mandate.last_topic)}, and now it comes for {_topic_in_words(topic)}"
-    elif rows != mandate.last_rows:
-        what = f"with {mandate.last_rows} rows, and now it comes with {rows}"
-    elif has_fingerprint and found != mandate.last_fingerprint:
-        what = f"with {mandate.last_rows} rows, and now it comes with as many rows, but their content differs"
+    if has_fingerprint and topic != batch_start.last_topic:
+        what = f"for {topic_in_words(batch_start.last_topic)}, and now it comes for {topic_in_words(topic)}"
+    elif rows != batch_start.last_rows:
+        what = f"with {batch_start.last_rows} rows, and now it comes with {rows}"
+    elif has_fingerprint and found != batch_start.last_fingerprint:
+        what = f"with {batch_start.last_rows} rows, and now it comes with as many rows, but their content differs"
     else:
         return
-    accept, forget = (operator_command(name, mandate.prefix, mandate.place.topic) for name in ("accept", "forget"))
-    raise BatchChangedError(
-        f"Batch {mandate.last_batch_id} of transactional.id.prefix={mandate.prefix!r} was committed {what}. Nothing of"
-        " it was written or skipped, and the query stops. Find out which case this is. (1) The checkpoint is an older"
-        " copy, or a copy for another query: start from the newest checkpoint, and give another query a"
-        " transactional.id.prefix of its own. (2) The input is the same, and the query computes other rows from it each"
-        " time (rand(), the current time, a source that changed): the committed rows stay, and the query goes on after"
-        f" this batch with: {accept}. (3) These rows must be written beside the committed ones: {forget}."
-    )
+    assert batch_start.last_batch_id is not None
+    raise BatchChangedError(changed_batch(batch_start.prefix, batch_start.place.topic, batch_start.last_batch_id, what))
 
 
-def _topic_in_words(topic: str | None) -> str:
-    return "the topics that its rows name" if topic is None else f"topic={topic!r}"
-
-
-def remember_begun(mandate: Mandate) -> None:
-    """Keep the mandate for `begun_batch`. Without a local directory, or a usable one, nothing is kept."""
-    path = _path(mandate.prefix)
+def remember_start(batch_start: BatchStart) -> None:
+    """Keep the batch start for `remembered_start`. Without a usable local directory nothing is kept."""
+    path = _path(batch_start.prefix)
     if path is None:
         return
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        new.write_text(mandate.to_json())
+        new.write_text(batch_start.to_json())
         new.replace(path)
     except OSError as error:
-        log.warning("A batch of %s that is stopped stays open until its timeout: %s", mandate.prefix, error)
+        log.warning("A batch of %s that is stopped stays open until its timeout: %s", batch_start.prefix, error)
 
 
-def begun_batch(prefix: str) -> Mandate | None:
-    """The mandate that this application began last under the prefix, None where nothing is known.
+def remembered_start(prefix: str) -> BatchStart | None:
+    """The batch start that this application began last under the prefix, None if nothing is known.
 
     It may be that of a batch that was committed: `ExactlyOnceDriver.abort` ends nothing then.
     """
     path = _path(prefix)
     try:
-        return None if path is None else Mandate.from_json(path.read_text())
+        return None if path is None else BatchStart.from_json(path.read_text())
     except (OSError, ValueError, KeyError, TypeError):  # nothing was kept, or not by this release
         return None
 

@@ -36,7 +36,7 @@ from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
-from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, driver_id, prefix_of
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
@@ -60,7 +60,7 @@ class Operator:
         decisions = self._decisions(prefix)
         shown = sorted(key for key in decisions if prefix is None or prefix.encode() in {key, prefix_of(key)})
         for key in shown:
-            if prefix_of(key) not in decisions:  # of a prefix with a decision, its birth says no more
+            if prefix_of(key) not in decisions:  # the decision of a prefix says more than its first use
                 name = one_line((prefix_of(key) or key).decode("utf-8", "replace"))
                 self._say(f"{name}: {self._in_words(key, *decisions[key])}")
         if not any(prefix_of(key) is None for key in shown):
@@ -138,7 +138,9 @@ class Operator:
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         _check_finished(last, prefix)  # a query that runs may have decided meanwhile
-        self._cluster(prefix).write_birth(is_adopted=True)  # first: a prefix with neither looks as if it had lost both
+        self._cluster(prefix).write_first_use(
+            is_adopted=True
+        )  # first: a prefix with neither looks as if it had lost both
         if last is not None:
             self._write(cluster, driver, last)
         self._say(f"{prefix} is free.")
@@ -165,7 +167,7 @@ class Operator:
                 " changed. If they are not, abort them first:"
                 f" {operator_command('abort', prefix, cluster.place.topic)}"
             )
-        cluster.write_birth(is_adopted=True)
+        cluster.write_first_use(is_adopted=True)
         self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -174,10 +176,10 @@ class Operator:
         print(line, file=self._out)
 
     def _settle(self, prefix: str) -> None:
-        mandate = self._driver(prefix).begin()
+        batch_start = self._driver(prefix).begin()
         last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
-        if mandate.last_batch_id is not None:
-            last = f"Batch {mandate.last_batch_id} is committed"
+        if batch_start.last_batch_id is not None:
+            last = f"Batch {batch_start.last_batch_id} is committed"
         left = self._ongoing(prefix)
         named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
         self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
@@ -198,7 +200,7 @@ class Operator:
 
     def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
         name = driver_id(prefix)
-        self._driver(prefix).ensure_birth()
+        self._driver(prefix).ensure_first_use()
         return OpenTransaction.of(name, cluster.init_producer_id(name, None), cluster.transaction_version())
 
     def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
@@ -251,7 +253,7 @@ class Operator:
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
-            return _birth_in_words(Birth.from_bytes(value, where))
+            return _first_use_in_words(FirstUse.from_bytes(value, where))
         except ProtocolError as error:
             return one_line(str(error))
         except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
@@ -271,10 +273,10 @@ class Operator:
         )
 
 
-def _birth_in_words(birth: Birth) -> str:
-    if birth.is_adopted:
-        return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
-    return f"no decision yet; first used {_time(birth.time_ms)}."
+def _first_use_in_words(first_use: FirstUse) -> str:
+    if first_use.is_adopted:
+        return f"no decision yet; freed or adopted {_time(first_use.time_ms)}, so its query may begin at any batch."
+    return f"no decision yet; first used {_time(first_use.time_ms)}."
 
 
 def _time(time_ms: int) -> str:

@@ -33,11 +33,11 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.advice import operator_command, who_finds_out, who_finishes
+from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, unknown_advice
 from spark_kafka_sink.sink.exactly_once.messages import (
-    Birth,
+    BatchStart,
     Decision,
-    Mandate,
+    FirstUse,
     TaskOutcome,
     TaskTransaction,
     TransactionLostError,
@@ -58,10 +58,10 @@ _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
 class PrefixRecords(NamedTuple):
-    """What the decision topic knows of a prefix. `birth` may be None where there is a decision."""
+    """What the decision topic knows of a prefix. `first_use` may be None if there is a decision."""
 
     decision: Decision | None
-    birth: Birth | None
+    first_use: FirstUse | None
 
 
 class DriverCluster(Protocol):
@@ -97,7 +97,7 @@ class DriverCluster(Protocol):
         """The error for a decision topic that knows nothing of the prefix, which was used before."""
         ...
 
-    def write_birth(self, *, is_adopted: bool) -> None:
+    def write_first_use(self, *, is_adopted: bool) -> None:
         """In no transaction: acknowledged by all replicas in sync."""
         ...
 
@@ -154,7 +154,7 @@ class ExactlyOnceDriver:
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
 
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         """Fence every other driver of the prefix, finish the batch decided last, abort what was left undecided.
 
         `held`: this driver's own id and epoch from the batch before; then another driver that has taken over since is
@@ -167,30 +167,30 @@ class ExactlyOnceDriver:
         if not self._is_new and held is None and not self._cluster.knows_prefix:
             if not self._is_operator:
                 self._cluster.check_topic()
-            self.ensure_birth()
-        last, birth = known, None
+            self.ensure_first_use()
+        last, first_use = known, None
         while True:
             driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
             # another producer id: others may have decided since. To find that there is no decision takes a whole
             # partition of those of others.
             if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
-                last, birth = self._read_records()
+                last, first_use = self._read_records()
             if last is None or last.is_finished:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
             self.finish(driver, last)
-            with self._told_to_count(last):
+            with self._errors_say_committed(last):
                 driver = self._note_finished(driver, last, 0)
             held, last = driver.producer, last.finished()
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
         self._cluster.check_presence()
-        is_adopted = birth is not None and birth.is_adopted
+        is_adopted = first_use is not None and first_use.is_adopted
         if last is None:
-            return Mandate(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
-        return Mandate(
+            return BatchStart(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
+        return BatchStart(
             self.prefix,
             driver,
             self._cluster.place,
@@ -203,15 +203,15 @@ class ExactlyOnceDriver:
             is_adopted,
         )
 
-    def ensure_birth(self) -> None:
-        """Write the birth record of a prefix that has none, no decision, and no driver that its coordinator knows.
+    def ensure_first_use(self) -> None:
+        """Write the first-use record of a prefix that has none, no decision, and no driver that its coordinator knows.
 
         Comes before the driver's first InitProducerId: a driver that its coordinator knows has left a record, then.
         """
         name = driver_id(self.prefix)
         is_unused = self._cluster.describe([name])[name] is None
         if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
-            self._cluster.write_birth(is_adopted=False)
+            self._cluster.write_first_use(is_adopted=False)
 
     def check_owner(self, batch_id: int, query_id: str) -> None:
         """Raise IllegalStateError, before any driver is fenced, where the last decision is another query's or a later
@@ -225,7 +225,7 @@ class ExactlyOnceDriver:
         last = self._cluster.last_records().decision
         if last is not None:
             driver = OpenTransaction.of(name, found.producer, 2)
-            seen = Mandate(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
+            seen = BatchStart(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
             seen.is_written_already(batch_id, query_id)
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
@@ -258,9 +258,9 @@ class ExactlyOnceDriver:
             fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
             topic=self.topic,
         )
-        driver = first.mandate.driver
+        driver = first.batch_start.driver
         if not tasks:
-            if not first.mandate.needs_trace(first.query_id):
+            if not first.batch_start.needs_trace(first.query_id):
                 return Committed(None, False, None)
             return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
         self._cluster.write_decision(driver, decision, 0)
@@ -270,27 +270,27 @@ class ExactlyOnceDriver:
         self.finish(driver, decision)
         # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
         # there is no successor yet, and what was listed before it is ended by its exact epochs.
-        with self._told_to_count(decision):
+        with self._errors_say_committed(decision):
             left = self._others_open(driver, ())
             driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
         return Committed(decision.finished(), False, driver)
 
-    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome]) -> bool:
+    def abort(self, batch_start: BatchStart, outcomes: Iterable[TaskOutcome]) -> bool:
         """End what the tasks left open, if it is certain that the batch is not decided; whether all of it was ended.
 
         A decided batch is left alone, and so is one that may be: the next driver of the prefix finishes or aborts it.
         Raises AuthenticationError where a node did not let us in, and KafkaError where another request fails.
         """
-        driver = mandate.driver
+        driver = batch_start.driver
         (ended,) = self._cluster.end([driver], committed=False)
         if ended.status is EndTxnStatus.INVALID_TXN_STATE and driver.transaction_version < 2:
             if not self._is_untouched(driver):
                 return False
             # nothing was ended, so the epoch is still the one under which a task that is late may begin
             next_ = self._cluster.init_producer_id(driver.transactional_id, driver.producer)
-            last, birth = self._cluster.last_records()
-            if (last and last.batch_id) != mandate.last_batch_id or not (self._is_new or last or birth):
+            last, first_use = self._cluster.last_records()
+            if (last and last.batch_id) != batch_start.last_batch_id or not (self._is_new or last or first_use):
                 return False  # another process has decided it between the look and the fence, or the topic is lost
             ended = replace(ended, producer=next_)
         elif ended.status is not EndTxnStatus.DONE:
@@ -313,7 +313,7 @@ class ExactlyOnceDriver:
         """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be, and
         ProducerFencedError where that is not this driver's to tell.
         """
-        with self._told_to_be_decided(decision):
+        with self._errors_say_decided(decision):
             outcomes = self._cluster.end(decision.transactions, committed=True)
             unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
             for each in outcomes:
@@ -321,7 +321,7 @@ class ExactlyOnceDriver:
                     raise each.error
             if unknown:
                 tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
-                self._abort_usurpers(driver, tasks)
+                self._abort_late_attempts(driver, tasks)
                 self._check_markers(driver, decision, tasks)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class ExactlyOnceDriver:
             raise self._cluster.lost_decisions()
         return found
 
-    def _abort_usurpers(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+    def _abort_late_attempts(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
         """Abort what a late attempt has begun under the id of a decided transaction: its marker is pending, and keeps
         that of the decided one from being read until it times out.
         """
@@ -455,7 +455,7 @@ class ExactlyOnceDriver:
     # ---- what is said of a batch that is decided, or may be ----------------------------------------------------------
 
     @contextmanager
-    def _told_to_be_decided(self, decision: Decision) -> Iterator[None]:
+    def _errors_say_decided(self, decision: Decision) -> Iterator[None]:
         try:
             yield
         except (TransactionLostError, ProducerFencedError):
@@ -463,12 +463,12 @@ class ExactlyOnceDriver:
         except KafkaError as error:
             raise error.reworded(
                 f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {error}"
-                f" {who_finishes(decision.query_id, self._finish)}",
+                f" {finish_advice(decision.query_id, self._finish)}",
                 retriable=bool(decision.query_id),
             ) from error
 
     @contextmanager
-    def _told_to_count(self, decision: Decision) -> Iterator[None]:
+    def _errors_say_committed(self, decision: Decision) -> Iterator[None]:
         """What fails here comes after the commit, and must not be taken for a batch that failed."""
         try:
             yield
@@ -494,7 +494,7 @@ class ExactlyOnceDriver:
             ) from ended.error
         raise KafkaTimeoutError().reworded(
             f"Whether batch {decision.batch_id} is decided is not known: {ended.error}"
-            f" {who_finds_out(decision.query_id, self._finish)}",
+            f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
 

@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, Ill
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
-from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig
@@ -49,8 +49,8 @@ _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 QUERY_NAME: Final = "queryname"
 """The option in which Spark hands over what .queryName(...) was given."""
 
-RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
-"""Runs a batch's tasks under a mandate and a batch id."""
+RunTasks = Callable[[BatchStart, int], Sequence[TaskOutcome]]
+"""Runs the tasks of a batch, given its start and its batch id."""
 
 
 class StreamBatch(NamedTuple):
@@ -98,30 +98,30 @@ class DriverSession:
             self.used_ms = SystemClock().now_ms()
             held, self._held = self._held, None  # after a failure the next batch fences anew
             known, self._decided = self._decided, None
-            mandate: Mandate | None = None
+            batch_start: BatchStart | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:
                 if held is None and batch is not None:
                     self._driver.check_owner(batch.batch_id, batch.query_id)
-                mandate = self._driver.begin(held, known)
-                if held is None or held.producer_id != mandate.driver.producer_id:
+                batch_start = self._driver.begin(held, known)
+                if held is None or held.producer_id != batch_start.driver.producer_id:
                     known = None  # `begin` has read the last decision, which may be another driver's
-                batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-                outcomes = run_tasks(mandate, batch_id) or _no_task(mandate, batch, batch_id)
+                batch_id = batch.batch_id if batch is not None else batch_start.next_batch_id
+                outcomes = run_tasks(batch_start, batch_id) or _no_task(batch_start, batch, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
                 # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
                 if not isinstance(cause, KafkaError) or isinstance(cause, AuthenticationError):
                     self.close()
                 try:
-                    if mandate is not None:
-                        self._give_up(config, mandate, outcomes)
+                    if batch_start is not None:
+                        self._give_up(config, batch_start, outcomes)
                     else:
                         self._release_name(config)
                 finally:
                     self.close()  # what kept it from an end, or from an abort, may be that it was not let in
                 raise
-            self._held = (committed.driver or mandate.driver).producer
+            self._held = (committed.driver or batch_start.driver).producer
             self._decided = committed.decision or known
             self._is_last_written = True
             self._release_name(config)
@@ -210,11 +210,11 @@ class DriverSession:
         wall_ms, is_new = SystemClock().wall_ms, self._is_one_off
         return ExactlyOnceDriver(self._prefix, self._cluster, wall_ms, topic=config.topic, is_new=is_new)
 
-    def _give_up(self, config: SinkConfig, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
+    def _give_up(self, config: SinkConfig, batch_start: BatchStart, outcomes: Sequence[TaskOutcome]) -> None:
         why: object = "it may be decided, or not all of it could be aborted."
         try:
             self._connect(config)
-            if self._driver.abort(mandate, outcomes):
+            if self._driver.abort(batch_start, outcomes):
                 self._release_name(config)
                 return
         except KafkaError as error:
@@ -226,14 +226,14 @@ class DriverSession:
             log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
 
 
-def _no_task(mandate: Mandate, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
+def _no_task(batch_start: BatchStart, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
     """The outcome of a micro-batch of no partition, which runs no task: it must be what was decided under its number,
     too. Raises IllegalStateError as a task does.
     """
     if batch is None:
         return ()
-    is_skipped = mandate.is_written_already(batch_id, batch.query_id)
-    return (TaskOutcome(mandate, batch_id, batch.query_id, 0, 0, None, is_skipped),)
+    is_skipped = batch_start.is_written_already(batch_id, batch.query_id)
+    return (TaskOutcome(batch_start, batch_id, batch.query_id, 0, 0, None, is_skipped),)
 
 
 def _connection_of(config: SinkConfig) -> int:

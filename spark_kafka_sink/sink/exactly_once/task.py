@@ -23,7 +23,7 @@ from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.report import task_report
@@ -55,14 +55,14 @@ class ExactlyOnceTask:
 
     Rows of a batch that is written already are counted and dropped, whatever partitions they come in. A task without
     rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError for a
-    batch that the driver's mandate does not allow.
+    batch that the driver does not allow.
     """
 
-    def __init__(self, mandate: Mandate, identity: TaskIdentity, describe: Describe) -> None:
-        self._mandate = mandate
+    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+        self._batch_start = batch_start
         self._identity = identity
         self._describe = describe
-        self._is_written_already = mandate.is_written_already(identity.batch_id, identity.query_id)
+        self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
         self._has_begun = False
@@ -70,9 +70,9 @@ class ExactlyOnceTask:
         self._written: TaskTransaction | None = None
 
     @classmethod
-    def in_process(cls, config: SinkConfig, mandate: Mandate, identity: TaskIdentity) -> ExactlyOnceTask:
+    def in_process(cls, config: SinkConfig, batch_start: BatchStart, identity: TaskIdentity) -> ExactlyOnceTask:
         """A task that asks by the client of this process."""
-        return cls(mandate, identity, partial(describe_in_process, config))
+        return cls(batch_start, identity, partial(describe_in_process, config))
 
     @property
     def outcome(self) -> TaskOutcome:
@@ -80,7 +80,7 @@ class ExactlyOnceTask:
         if self._has_begun and self._written is None:
             raise IllegalStateError(f"The transaction of partition {self._identity.partition} is not prepared.")
         return TaskOutcome(
-            self._mandate,
+            self._batch_start,
             self._identity.batch_id,
             self._identity.query_id,
             self._identity.partition,
@@ -117,7 +117,7 @@ class ExactlyOnceTask:
     def add_marker(self, producer: Producer, rows: int) -> None:
         """The marker is sent before the rows are acknowledged: it counts only if the transaction does."""
         self._marked = TaskTransaction(producer.current_transaction, self._identity.partition, rows)
-        offsets = {self._mandate.place: (self._identity.batch_id + 1, self._marked.marker_text)}
+        offsets = {self._batch_start.place: (self._identity.batch_id + 1, self._marked.marker_text)}
         producer.send_offsets_to_transaction(offsets, self._marked.transaction.transactional_id)
 
     def prepare(self, producer: Producer) -> None:
@@ -141,7 +141,7 @@ class ExactlyOnceTask:
         the next.
         """
         for attempt in itertools.count(self._identity.attempt):
-            name = task_id(self._mandate.prefix, self._identity.partition, attempt)
+            name = task_id(self._batch_start.prefix, self._identity.partition, attempt)
             found = self._describe(name)
             if found is None or found.state is not TransactionState.ONGOING:
                 break
@@ -151,19 +151,19 @@ class ExactlyOnceTask:
         """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin then
         would abort what a task of the same name has left open, and what may be decided.
         """
-        mandate, identity = self._mandate, self._identity
-        found = self._describe(mandate.driver.transactional_id)
-        if found is None or found.state is not TransactionState.EMPTY or found.producer != mandate.driver.producer:
+        batch_start, identity = self._batch_start, self._identity
+        found = self._describe(batch_start.driver.transactional_id)
+        if found is None or found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
             raise ProducerFencedError(
                 f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
-                f" {identity.batch_id}: its driver, {mandate.driver}, has decided, given up, or been replaced."
+                f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced."
             )
 
 
 def write_in_transaction(
     config: SinkConfig,
     pool: ProducerPool,
-    mandate: Mandate,
+    batch_start: BatchStart,
     batch_id: int,
     query_id: str,
     batches: Iterable[pa.RecordBatch],
@@ -175,10 +175,10 @@ def write_in_transaction(
     """
     context = _context()
     identity = TaskIdentity(batch_id, query_id, context.partitionId(), context.attemptNumber())
-    task = ExactlyOnceTask.in_process(config, mandate, identity)
+    task = ExactlyOnceTask.in_process(config, batch_start, identity)
     delivery = TaskDelivery(config, pool, task)
     write_all(delivery, batches)
-    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
+    yield task_report(delivery.counts.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
 
 
 def streaming_task() -> TaskIdentity:
@@ -200,13 +200,13 @@ def check_default_location() -> None:
         )
 
 
-def batch_task(mandate: Mandate) -> TaskIdentity:
+def batch_task(batch_start: BatchStart) -> TaskIdentity:
     """Who the running task of a batch write is: the write comes after the last one under the prefix. Raises
     ConfigError where a streaming query may run the task: a batch that Spark runs again would be written twice.
     """
     context = _context()
     refuse_task_in_query(context.getLocalProperty)
-    return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
+    return TaskIdentity(batch_start.next_batch_id, "", context.partitionId(), context.attemptNumber())
 
 
 def _context() -> TaskContext:

@@ -176,7 +176,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with process_driver(CONFIG, "P") as driver:
-        mandate = driver.begin()
+        batch_start = driver.begin()
     (left,) = bench.open("P/0")
     end = KafkaDriverCluster.end
 
@@ -190,7 +190,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "end", refused)
         with pytest.raises(SslAuthenticationError, match="expired"), process_driver(CONFIG, "P") as driver:
-            driver.abort(mandate, [TaskOutcome(mandate, 0, "", 0, 1, TaskTransaction(left, 0, 1))])
+            driver.abort(batch_start, [TaskOutcome(batch_start, 0, "", 0, 1, TaskTransaction(left, 0, 1))])
     assert connected.call_count == 1
     with process_driver(CONFIG, "P") as driver:
         driver.begin()
