@@ -61,7 +61,7 @@ sanitizers: $(SETUP)
 	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_odd_rows.py tests/unit/sink/test_partition_writer.py -q \
+	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_odd_rows.py tests/unit/sink/test_rows.py -q \
 	    -p support.sanitized_kernel
 
 integration-brokers: $(SETUP)
@@ -72,12 +72,12 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/benchmarks tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # What takes minutes: beside Spark's own sink, on clusters, killed and started again.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
-	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/benchmarks -q -m slow
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q
@@ -115,14 +115,14 @@ benchmark: MEASURED := .venv-benchmark
 benchmark:
 	@test -x $(MEASURED)/bin/python || $(PYTHON) -m venv $(MEASURED)
 	@$(MEASURED)/bin/python $(PINNED) --editable '.[local,engine,benchmark]'
-	$(MEASURED)/bin/python jobs/benchmark.py
+	$(MEASURED)/bin/python benchmarks/benchmark.py
 
 microbenchmark: $(SETUP)
-	$(BIN)/python jobs/microbenchmark.py
+	$(BIN)/python benchmarks/microbenchmark.py
 
 # What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/exactly-once.md).
 exactly-once-cost: $(SETUP)
-	$(BIN)/python jobs/exactly_once_cost.py
+	$(BIN)/python benchmarks/exactly_once_cost.py
 
 # The newest versions that setup.cfg allows, into constraints.txt. Run all tests before you commit the file.
 constraints: FRESH := build/constraints

@@ -12,8 +12,7 @@ from typing import Final, Self
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.admin.group_offsets import GroupOffsets
 from spark_kafka_sink.admin.record_writer import RecordWriter
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.topic_reader import TopicTail
 from spark_kafka_sink.admin.topics import TopicCreation, TopicsMetadata
 from spark_kafka_sink.admin.transactions import Transactions

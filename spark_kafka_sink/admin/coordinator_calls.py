@@ -14,8 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientResponse
@@ -32,16 +31,14 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
+from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
     FindCoordinatorRequest,
     FindCoordinatorsRequest,
     coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message, Request
 
 Item = TypeVar("Item", bound=Hashable)
 Value = TypeVar("Value")
@@ -418,11 +415,7 @@ class _Call(Generic[Item, Value]):
         place = self.api.describe(work.item)
         if node is not None and str(node) not in place:
             place += f", asked of node {node}"
-        why = self.api.advice.get(error.error_code or 0) or str(error)
-        if node is not None:
-            why = why.removeprefix(f"Node {node.id_string}: ")
-        text = f"{place}: {why}"
-        return retold(error, text)
+        return error.reworded(f"{place}: {self.api.advice.get(error.error_code or 0) or error.text}")
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

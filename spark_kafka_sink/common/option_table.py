@@ -50,7 +50,7 @@ def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
         return metadata["parse"](value)
     except parsers.RefusalError as refusal:
         shown = "***" if metadata.get("is_secret") else repr(value)
-        raise ConfigError(f"{key}={shown}: {refusal}.") from None
+        raise ConfigError(f"{key}={shown}: {refusal}.", setting=key) from None
 
 
 def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:

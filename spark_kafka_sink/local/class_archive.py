@@ -17,13 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.jars import exclusive
-from spark_kafka_sink.local.java import Java
-from spark_kafka_sink.local.jvm import Jvm
-from spark_kafka_sink.local.lock import sha256_of
+from spark_kafka_sink.local.jars import exclusive, sha256_of
+from spark_kafka_sink.local.jvm import Java, Jvm
 from spark_kafka_sink.local.node import Node, new_cluster_id
-from spark_kafka_sink.local.ports import ReservedPort
-from spark_kafka_sink.local.properties import NodeAddress, server_properties
+from spark_kafka_sink.local.properties import NodeAddress, ReservedPort, server_properties
 from spark_kafka_sink.local.watchdog import Watchdog
 
 _TIMEOUT_S = 120.0

@@ -17,12 +17,16 @@ from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.admin import Admin, TopicDescription
 from spark_kafka_sink.local.class_archive import drop_class_archive, with_class_archive
 from spark_kafka_sink.local.jars import cache_dir, fetch_jars
-from spark_kafka_sink.local.java import find_java
-from spark_kafka_sink.local.jvm import TUNINGS, Jvm
+from spark_kafka_sink.local.jvm import CURRENT, TUNINGS, Jvm, find_java, find_release
 from spark_kafka_sink.local.node import Node, new_cluster_id
-from spark_kafka_sink.local.ports import HOST, ReservedPort
-from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
-from spark_kafka_sink.local.releases import CURRENT, find_release
+from spark_kafka_sink.local.properties import (
+    HOST,
+    NodeAddress,
+    PropertyValue,
+    ReservedPort,
+    refuse_owned,
+    server_properties,
+)
 from spark_kafka_sink.local.security import BrokerSecurity
 from spark_kafka_sink.local.watchdog import Watchdog
 

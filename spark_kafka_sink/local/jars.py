@@ -1,26 +1,181 @@
-"""Puts the jars of a lock file on this machine: fetched once, verified on every use, safe for processes that fetch at
-once.
+"""The jars of a broker: lock files that name them, and a cache that holds them.
+
+Each jar is fetched once and verified on every use. Several processes may fetch at the same time.
+
+A lock file says which jars make up a set, by Maven coordinate, size and SHA-256. It is JSON beside this module
+(`kafka.lock.json`), written by `python -m spark_kafka_sink.local.relock`. jgo resolves coordinates and downloads jars,
+from its own repositories: its default and those of the user's jgo configuration file. It is imported only when a jar
+has to be fetched.
 
 The cache is a folder laid out like a Maven repository and shared by all locks. A jar enters it by an atomic rename
-after its SHA-256 has been checked, so what lies there is whole; it is hashed again on every start (45 MB take about 30
+after its SHA-256 has been checked, so each jar there is whole. It is hashed again on every start (45 MB take about 30
 ms).
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.lock import KAFKA_LOCK, JarLock, LockedJar, sha256_of
-from spark_kafka_sink.local.maven import Progress, download_jar, fetch_progress
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
+
+
+KAFKA_LOCK = Path(__file__).with_name("kafka.lock.json")
+"""Apache Kafka's server with its runtime dependencies and the binding that lets it write a log."""
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class LockedJar:
+    coordinate: str
+    """`group:artifact:version`."""
+    sha256: str
+    size: int
+    """Bytes."""
+
+    @property
+    def path(self) -> Path:
+        """Where the jar lies, relative to a folder laid out as Maven lays out a repository."""
+        group, artifact, version = self.coordinate.split(":")
+        return Path(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+
+    def is_intact(self, path: Path) -> bool:
+        """Whether `path` holds exactly the locked bytes."""
+        return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
+
+
+@dataclass(frozen=True, slots=True)
+class JarLock:
+    name: str
+    """The lock file's name without its endings; messages speak of the set by it."""
+    roots: tuple[str, ...]
+    """The coordinates that were asked for."""
+    with_dependencies: bool
+    """Whether the roots' runtime dependencies belong to the set."""
+    jars: tuple[LockedJar, ...]
+    """In class path order: the roots first."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all jars."""
+        return sum(jar.size for jar in self.jars)
+
+    @classmethod
+    def read(cls, path: Path) -> JarLock:
+        """Raises LocalBrokerError, naming the file, if it is missing or is not a lock."""
+        remedy = "Restore it from the repository or make it anew with `python -m spark_kafka_sink.local.relock`."
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            jars = tuple(LockedJar(jar["coordinate"], jar["sha256"], int(jar["size"])) for jar in content["jars"])
+            lock = cls(lock_name(path), tuple(content["roots"]), bool(content["with_dependencies"]), jars)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise LocalBrokerError(f"{path} is not a readable lock file ({error!r}). {remedy}") from error
+        for jar in jars:
+            if jar.coordinate.count(":") != 2 or len(jar.sha256) != 64:
+                raise LocalBrokerError(f"{path}: {jar} is not `group:artifact:version` with a SHA-256. {remedy}")
+        if not jars:
+            raise LocalBrokerError(f"{path} lists no jar. {remedy}")
+        return lock
+
+    def write(self, path: Path) -> None:
+        content = {
+            "roots": list(self.roots),
+            "with_dependencies": self.with_dependencies,
+            "jars": [asdict(jar) for jar in self.jars],
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def lock_name(path: Path) -> str:
+    """`kafka` of `kafka.lock.json`."""
+    return path.name.removesuffix(".lock.json")
+
+
+# ---- what jgo does ---------------------------------------------------------------------------------------------------
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Called with a file's name and size in bytes; gives a context that takes the count of bytes as they arrive."""
+
+_TIMEOUT_S = 60
+
+
+def _context(folder: Path, progress: Progress | None = None) -> MavenContext:
+    try:
+        from jgo.config import GlobalSettings
+        from jgo.maven import MavenContext, PythonResolver
+    except ModuleNotFoundError as error:
+        raise LocalBrokerError(
+            f"Jars have to be fetched and {error.name} is not installed: pip install 'spark-kafka-sink[local]'."
+        ) from error
+    context = MavenContext(resolver=PythonResolver(progress_callback=progress), repo_cache=folder, timeout=_TIMEOUT_S)
+    context.remote_repos.update(GlobalSettings.load().repositories)
+    return context
+
+
+def download_jar(coordinate: str, folder: Path, progress: Progress | None = None) -> Path:
+    """Download one jar, without its dependencies, below `folder`. Raises OSError or RuntimeError, as jgo does."""
+    return _context(folder, progress).create_dependency(coordinate).artifact.resolve()
+
+
+def resolve_jars(roots: Iterable[str], *, with_dependencies: bool, folder: Path) -> list[tuple[str, Path]]:
+    """Coordinates and files of the roots, then (if asked for) of all they need at run time, downloaded below `folder`.
+
+    The roots are resolved as Maven resolves a project's dependencies. jgo would otherwise import every root as a bill
+    of materials, and one root's parent would then decide another's versions (Log4j's parent manages an old
+    kafka-clients).
+    """
+    context = _context(folder)
+    dependencies = [context.create_dependency(f"{root}!") for root in roots]
+    if with_dependencies:
+        inputs, needed = context.resolver.resolve(dependencies)
+        dependencies = [*inputs, *needed]
+    return [(f"{each.groupId}:{each.artifactId}:{each.version}", each.artifact.resolve()) for each in dependencies]
+
+
+@contextmanager
+def fetch_progress(title: str, total_bytes: int) -> Iterator[Progress]:
+    """One bar on stderr for a whole set of jars; where stderr is no terminal, a line at the end."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bars
+    except ModuleNotFoundError as error:
+        raise LocalBrokerError(
+            f"Jars have to be fetched and {error.name} is not installed: pip install 'spark-kafka-sink[local]'."
+        ) from error
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(title, total=total_bytes)
+
+        @contextmanager
+        def file_progress(name: str, _size: int) -> Iterator[Callable[[int], None]]:
+            bars.update(task, description=f"{title}: {name}")
+            yield lambda count: bars.update(task, advance=count)
+
+        yield file_progress
+        bars.update(task, description=title)
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
 
 Download = Callable[[str, Path, Progress], Path]
 """Takes a coordinate, an empty folder and where to report; gives the path of the jar that it put below the folder."""

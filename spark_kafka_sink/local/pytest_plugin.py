@@ -28,7 +28,7 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError, UnknownTopicOrPartitionError
 from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.cluster import EmbeddedKafka
-from spark_kafka_sink.local.releases import OLD
+from spark_kafka_sink.local.jvm import OLD
 
 _CLUSTERS = pytest.StashKey[list[tuple[EmbeddedKafka, Path]]]()
 _LONGEST_TOPIC_STEM = 60

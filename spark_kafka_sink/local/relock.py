@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.lock import KAFKA_LOCK, JarLock, LockedJar, sha256_of
-from spark_kafka_sink.local.maven import resolve_jars
+from spark_kafka_sink.local.jars import KAFKA_LOCK, JarLock, LockedJar, resolve_jars, sha256_of
 
 
 def make_lock(name: str, roots: Sequence[str], *, with_dependencies: bool) -> JarLock:

@@ -1,11 +1,11 @@
-"""Many connections in one thread, none of which blocks. Mirrors org.apache.kafka.common.network.Selector.
+"""Many non-blocking connections in one thread. Mirrors org.apache.kafka.common.network.Selector.
 
-`poll` does what the sockets allow and leaves what happened in four results, valid until the next poll: sends that
-went out whole, frames that came in whole, connections made, connections lost. A channel hands over at most one frame
-a poll, so that none starves another.
+`poll` does what the sockets allow and fills four results, which are valid until the next poll: frames that went out
+whole, frames that came in whole, connections made, connections lost. A channel hands over at most one frame a poll, so
+that no channel starves another.
 
-One thread owns the selector; `wakeup` may be called from any. A forked child may close it, which lets go of
-descriptors and touches nothing that the parent uses; anything else it must not do.
+One thread owns the selector; any thread may call `wakeup`. A forked child may only close it. That closes the child's
+descriptors and leaves the parent's connections as they are.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import select
 import selectors
 import socket
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, IllegalStateError, KafkaError
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.channel import Channel
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
-from spark_kafka_sink.network.idle_connections import IdleConnections
+from spark_kafka_sink.common.windows import Sample, Windows
+from spark_kafka_sink.network.channel import Channel, ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
-from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import READ, WRITE, Address, PlainTransport, TransportFactory
 
 _log = logging.getLogger(__name__)
@@ -40,6 +39,56 @@ _LONGEST_WAIT_FOR_ROOM_MS: Final = 1
 
 AuthenticatorFactory = Callable[[str, str, Callable[[], None]], SaslAuthenticator]
 """(description, host, wakeup) → the authenticator of a new connection."""
+
+
+@dataclass(slots=True)
+class SelectorSample(Sample):
+    """Times in ms: `wait_ms` within select, `io_ms` in the rest of the polls."""
+
+    selects: int = 0
+    wait_ms: int = 0
+    io_ms: int = 0
+    connections: int = 0
+    """Made, TCP's handshake at least."""
+    closed: int = 0
+    """By whichever side, those that were never made included."""
+    authentications: int = 0
+    """Logins, or handshakes of TLS without a login, that succeeded. Renewals of a session are not counted."""
+    failed_authentications: int = 0
+
+
+class IdleConnections:
+    """Times of last use by connection id, least recently used first."""
+
+    def __init__(self, max_idle_ms: int) -> None:
+        """Below 0 nothing is ever idle too long."""
+        self._max_idle_ms = max_idle_ms
+        self._last_active_ms: OrderedDict[str, int] = OrderedDict()
+
+    def touch(self, connection_id: str, now_ms: int) -> None:
+        self._last_active_ms[connection_id] = now_ms
+        self._last_active_ms.move_to_end(connection_id)
+
+    def forget(self, connection_id: str) -> None:
+        self._last_active_ms.pop(connection_id, None)
+
+    def time_to_next(self, now_ms: int, at_most_ms: int) -> int:
+        """How long until a connection has been idle too long, in ms, `at_most_ms`, never below 0."""
+        if self._max_idle_ms >= 0 and self._last_active_ms:
+            oldest_ms = next(iter(self._last_active_ms.values()))
+            at_most_ms = min(at_most_ms, oldest_ms + self._max_idle_ms - now_ms)
+        return max(at_most_ms, 0)
+
+    def expired(self, now_ms: int) -> list[tuple[str, int]]:
+        """Those idle too long, with how long in ms."""
+        found: list[tuple[str, int]] = []
+        if self._max_idle_ms < 0:
+            return found
+        for connection_id, active_ms in self._last_active_ms.items():
+            if now_ms - active_ms < self._max_idle_ms:
+                break
+            found.append((connection_id, now_ms - active_ms))
+        return found
 
 
 class Selector:

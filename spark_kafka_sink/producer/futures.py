@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError
-from spark_kafka_sink.common.retold import copied
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +166,7 @@ class FutureRecordMetadata:
             result = self._result  # the batch was split: go on with the part
         error = self.exception()
         if error is not None:
-            raise copied(error)
+            raise error.copied()
         return self.metadata()
 
     def exception(self) -> KafkaError | None:

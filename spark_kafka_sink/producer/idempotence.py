@@ -26,9 +26,8 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,17 +34,14 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.retold import copied
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
-from spark_kafka_sink.producer.drain_rules import NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
 from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import Partitioners
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.producer_batch import BatchSizes, ProducerBatch
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata, TopicWaiter
+from spark_kafka_sink.producer.record_accumulator import NoDrainRules, RecordAccumulator
 from spark_kafka_sink.producer.record_fields import (
     SizeLimit,
     TimestampWatch,
@@ -54,7 +52,6 @@ from spark_kafka_sink.producer.record_fields import (
     to_bytes,
 )
 from spark_kafka_sink.producer.sender import Sender
-from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
@@ -62,8 +59,7 @@ from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import partition_for_key
-from spark_kafka_sink.record.placement import highest_partition, place
+from spark_kafka_sink.record.partitioning import highest_partition, partition_for_key, place
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +83,7 @@ class BlockAppender:
         config: ProducerConfig,
         clock: Clock,
         size_limit: SizeLimit,
-        topics: TopicMetadata,
+        topics: TopicWaiter,
         partitioners: Partitioners,
         accumulator: RecordAccumulator,
         join: Callable[[str, Iterable[int], object], None],
@@ -206,7 +202,7 @@ class TransactionCalls:
             )
             raise self._sender.explained(late)
         if result.error is not None:
-            raise copied(result.error)
+            raise result.error.copied()
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
     def send_offsets(self, offsets: Offsets, group: GroupMetadata | str) -> None:
@@ -303,8 +299,8 @@ class KafkaProducer:
         self._timestamps = TimestampWatch()
         self._is_closed = False
         self.sender = self._make_sender(client_or_own, idempotence)
-        on_wait = self.sender.wakeup_for_metadata
-        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, on_wait)
+        wake, waited = self.sender.wakeup_for_metadata, partial(self._metrics.call_returned, "metadata-wait")
+        self._topics = TopicWaiter(self.config, self._metadata, self._clock, wake, waited)
         self._thread: threading.Thread | None = None
         self._transaction_calls = TransactionCalls(
             manager=self._transactions,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import random
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import accumulate
 from operator import attrgetter
 
 from spark_kafka_sink.common.cluster import Cluster, TopicPartition
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
+from spark_kafka_sink.producer.producer_batch import BatchSizes
 from spark_kafka_sink.record.block import Block
 
 RoomOf = Callable[[TopicPartition], int]
@@ -160,3 +160,34 @@ class Partitioners(dict[str, StickyPartitioner]):
         """As `StickyPartitioner.update_loads`; of topics that nobody has asked for it makes nothing."""
         if (partitioner := self.get(topic)) is not None:
             partitioner.update_loads(queue_sizes, available_count)
+
+
+class NodeAvailability:
+    """The brokers that keep taking requests (partitioner.availability.timeout.ms). Sender thread.
+
+    A node with records to send that has not been ready for `timeout_ms` is not available; 0 turns this off.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._waiting_since_ms: dict[int, int] = {}
+
+    def update(self, node_id: int, is_ready: bool, now_ms: int) -> None:
+        """There are records for the node, which takes a request now, or does not."""
+        if is_ready:
+            self._waiting_since_ms.pop(node_id, None)
+        else:
+            self._waiting_since_ms.setdefault(node_id, now_ms)
+
+    def keep(self, waiting: Set[int]) -> None:
+        """Forget all other nodes: nothing waits for them any more, so that they may be tried again."""
+        if self._waiting_since_ms:
+            for node_id in self._waiting_since_ms.keys() - waiting:
+                del self._waiting_since_ms[node_id]
+
+    def unavailable(self, now_ms: int) -> Set[int]:
+        if self._timeout_ms == 0 or not self._waiting_since_ms:
+            return frozenset()
+        return {
+            node_id for node_id, since_ms in self._waiting_since_ms.items() if now_ms - since_ms >= self._timeout_ms
+        }

@@ -32,13 +32,12 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, give_up_after_fault
-from spark_kafka_sink.protocol.messages import Message, to_ms
+from spark_kafka_sink.protocol.versions import Message, to_ms
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +197,8 @@ class BatchOutcomes:
             step = f"handle the answer of their node ({'acknowledged' if is_taken else outcome.error})"
         error = KafkaError(
             f"{batch.record_count} records for {batch.topic_partition}: the producer failed to {step}:"
-            f" {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}"
+            f" {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}",
+            topic_partition=batch.topic_partition,
         )
         error.__cause__ = fault
         log.error("%s", error)
@@ -259,11 +259,10 @@ class BatchOutcomes:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
         if batch.was_sent_in_larger and isinstance(error, OutOfOrderSequenceError):
             error = OutOfOrderSequenceError(_NOT_KNOWN)
-        told = self.expiry_error(batch) if error.retriable and timed_out else _with_place(error, batch)
+        told = self.expiry_error(batch) if error.retriable and timed_out else _located(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:
-            told = retold(
-                told,
+            told = told.reworded(
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
                 f" {error}",
             )
@@ -284,7 +283,7 @@ class BatchOutcomes:
         """The batch was drained and cannot be put into bytes: no broker will ever have it."""
         text = f"{batch.record_count} records for {batch.topic_partition} could not be encoded: {cause}"
         log.error("%s", text, exc_info=cause)
-        self._fail(batch, KafkaError(text), {}, now_ms)
+        self._fail(batch, KafkaError(text, topic_partition=batch.topic_partition), {}, now_ms)
         self._accumulator.deallocate(batch)
 
     def expire(self, batch: ProducerBatch, now_ms: int) -> None:
@@ -309,7 +308,8 @@ class BatchOutcomes:
             why = reason or f"they could not be sent; is its broker reachable?{self._quota(batch, leader)}"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
-            f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"
+            f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}",
+            topic_partition=batch.topic_partition,
         )
 
     def _quota(self, batch: ProducerBatch, leader: Node | None) -> str:
@@ -354,7 +354,8 @@ def _answered(
 def _unread(response: ClientResponse, fault: Exception) -> KafkaError:
     error = KafkaError(
         f"The producer could not read the answer of node {response.destination}: {type(fault).__name__}:"
-        f" {one_line(str(fault))}. {_AFTER_FAULT}"
+        f" {one_line(str(fault))}. {_AFTER_FAULT}",
+        node=response.destination,
     )
     error.__cause__ = fault
     return error
@@ -362,7 +363,11 @@ def _unread(response: ClientResponse, fault: Exception) -> KafkaError:
 
 def _left_out(response: ClientResponse, topic_partition: TopicPartition) -> PartitionOutcome:
     return PartitionOutcome(
-        error=DisconnectError(f"Node {response.destination} left {topic_partition} out of its answer.")
+        error=DisconnectError(
+            f"Node {response.destination} left {topic_partition} out of its answer.",
+            topic_partition=topic_partition,
+            node=response.destination,
+        )
     )
 
 
@@ -375,11 +380,11 @@ def _no_answer(response: ClientResponse) -> KafkaError | None:
         return response.authentication_error
     if response.timed_out:
         limit_ms = response.request.request_timeout_ms
-        return RequestTimedOutError(f"Node {node} did not answer within request.timeout.ms={limit_ms}.")
+        return RequestTimedOutError(f"Node {node} did not answer within request.timeout.ms={limit_ms}.", node=node)
     if response.protocol_error is not None:
-        return DisconnectError(f"Node {node} was disconnected: {response.protocol_error}")
+        return DisconnectError(f"Node {node} was disconnected: {response.protocol_error}", node=node)
     if response.disconnected:
-        return DisconnectError(f"Node {node} disconnected before it answered.")
+        return DisconnectError(f"Node {node} disconnected before it answered.", node=node)
     return None
 
 
@@ -435,16 +440,17 @@ def _to_epoch_ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-def _with_place(error: KafkaError, batch: ProducerBatch) -> KafkaError:
-    """The error with the topic or topic-partition in its text."""
-    place = batch.topic_partition.topic if isinstance(error, AuthorizationError) else str(batch.topic_partition)
-    return retold(error, f"{place}: {error}")
+def _located(error: KafkaError, batch: ProducerBatch) -> KafkaError:
+    """Return the error with its place. A permission is one for the topic, so a partition would mislead."""
+    if isinstance(error, AuthorizationError):
+        return error.at(topic=batch.topic_partition.topic)
+    return error.at(topic_partition=batch.topic_partition)
 
 
 def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:
     reason = error.advised(one_line(text or "")) or error
     message = f"{batch.topic_partition}: record {index} of its batch was refused: {reason}"
-    own = InvalidRecordError(message)
+    own = InvalidRecordError(message, topic_partition=batch.topic_partition)
     if error.error_code is not None:
         own.error_code = error.error_code
     return own

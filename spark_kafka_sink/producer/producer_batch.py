@@ -4,22 +4,55 @@ Records come in two ways: row by row (`append_row`), and as runs of an encoded b
 `fill_run`). Room is taken under the accumulator's lock; encoding goes on outside it, so a run's bytes may come after
 those of the next run: each has its place. A batch is drainable when no place is empty. Until it is drained the
 accumulator's lock guards it; from then on the Sender thread owns it.
+
+`split_batch` cuts a batch that the broker finds too large. `BatchSizes` expects how many bytes compression leaves.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Harmless, Headers, RecordThunk, RunCallback, RunThunk, Thunk
-from spark_kafka_sink.producer.row_run import RowRun
 from spark_kafka_sink.record.batch import HEADER_SIZE, NO_SEQUENCE, SealedBatch, increment_sequence, seal
 from spark_kafka_sink.record.codecs import Codec
+from spark_kafka_sink.record.decoder import BatchLimits, DecodedRecord, decode_batches
+from spark_kafka_sink.record.encoder import EncodedRun, encode_rows, record_size_upper_bound
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
+
+
+class RowRun:
+    """`place`: where its bytes go among the batch's chunks. `base_offset_delta`: how many records come before it in the
+    batch.
+    """
+
+    __slots__ = ("base_offset_delta", "headers", "keys", "place", "timestamps_ms", "values")
+
+    def __init__(self, place: int, base_offset_delta: int) -> None:
+        self.place = place
+        self.base_offset_delta = base_offset_delta
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: list[Headers] = []
+        self.timestamps_ms: list[int] = []
+
+    def cut(self, end: int) -> None:
+        """Keep the rows before number `end` of the batch."""
+        rows = end - self.base_offset_delta
+        for column in (self.keys, self.values, self.headers, self.timestamps_ms):
+            del column[rows:]
+
+    def encode(self, base_timestamp_ms: int) -> EncodedRun:
+        """The rows as records of a batch with this base timestamp. Raises SerializationError for a row that does not
+        fit.
+        """
+        return encode_rows(
+            self.keys, self.values, self.headers, self.timestamps_ms, self.base_offset_delta, base_timestamp_ms
+        )
 
 
 class ProducerBatch:
@@ -383,3 +416,104 @@ class ProducerBatch:
     def sealed_bytes(self) -> bytes:
         """The sealed batch in one piece, for a split."""
         return b"".join(self.sealed.buffers)
+
+
+def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
+    """Parts of at most half the batch's records' bytes (before compression), so that splitting again and again comes
+    to an end.
+
+    A part has its share of the callbacks and futures, already bound to it, and the sequence numbers that its records
+    had. The batch itself is left without callbacks; its result is not set.
+    """
+    (decoded,) = decode_batches(batch.sealed_bytes(), BatchLimits(batch.size, batch.size))
+    sizes = [record_size_upper_bound(record.key, record.value, record.headers) for record in decoded.records]
+    target = max(sum(sizes) // 2, max(sizes)) + HEADER_SIZE
+    parts: list[ProducerBatch] = []
+    firsts: list[int] = []
+    for index, (record, size) in enumerate(zip(decoded.records, sizes, strict=True)):
+        if not parts or not parts[-1].has_room_for(size):
+            parts.append(_new_part(batch, record, target, now_ms))
+            firsts.append(index)
+        parts[-1].append_row(record.key, record.value, record.headers, record.timestamp_ms, size, None)
+    bound = [(thunk, thunk.first) for thunk in batch.thunks]
+    try:
+        for number, (part, first) in enumerate(zip(parts, firsts, strict=True)):
+            part.close_for_appends()
+            _hand_over(batch, part, first, number)
+        batch.split_parts, batch.thunks = parts, []
+    except BaseException:  # no memory, say: the batch has its callbacks and futures again
+        for thunk, first in bound:
+            thunk.bind(batch.result, first)
+        for part in parts:
+            part.result.mark_done()  # a future that waits there already goes on to the batch's result
+        raise
+    return parts
+
+
+def _new_part(batch: ProducerBatch, first_record: DecodedRecord, target: int, now_ms: int) -> ProducerBatch:
+    part = ProducerBatch(batch.topic_partition, first_record.timestamp_ms, target, batch.created_ms)
+    part.last_attempt_ms = part.retry_at_ms = now_ms
+    part.leader_epoch = batch.leader_epoch
+    part.was_sent_in_larger = batch.was_sent_in_larger or batch.may_be_in_log
+    return part
+
+
+def _hand_over(batch: ProducerBatch, part: ProducerBatch, first: int, number: int) -> None:
+    """Give `part`, whose records begin at `first` of the batch, its sequences and callbacks."""
+    if batch.has_sequence:
+        part.ordinal = (*batch.ordinal, number)
+        base_sequence = increment_sequence(batch.base_sequence, first)
+        part.set_producer_state(batch.producer_id, batch.producer_epoch, base_sequence, batch.is_transactional)
+    end = first + part.record_count
+    for thunk in batch.thunks:
+        begins, ends = max(thunk.first, first), min(thunk.first + thunk.record_count, end)
+        if begins < ends:
+            share = thunk.part(begins, ends)
+            share.bind(part.result, begins - first)
+            part.thunks.append(share)
+
+
+_MARGIN: Final = 1.05
+"""Of what was learnt, so that batches which compress a little worse still fit."""
+LEAST_SHARE: Final = 0.3
+"""No less is expected, however well records compress: a batch of the default size then stays below Kafka's default of
+max.message.bytes even if its own do not compress at all.
+"""
+_TELLING: Final = 4
+"""Batches of less than this part of batch.size say little of the full ones."""
+
+
+class BatchSizes:
+    """For the topics of one producer, all with its codec."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = max(1, batch_size)
+        self._ratios: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+        self._refused: set[str] = set()
+
+    def capacity(self, topic: str) -> int:
+        """Bytes of records before compression that fill a new batch: batch.size where nothing is learnt."""
+        return int(self._batch_size / self._shares.get(topic, 1.0))
+
+    def on_wire(self, batch: ProducerBatch) -> int:
+        """Bytes that the batch takes in a request: known when it is sealed, else expected."""
+        if batch.is_sealed:
+            return batch.wire_size
+        return int(batch.size * self._shares.get(batch.topic_partition.topic, 1.0))
+
+    def learn(self, batch: ProducerBatch) -> None:
+        """From a batch that was sealed for the first time. What compresses worse than expected counts at once, what
+        compresses better by half.
+        """
+        topic = batch.topic_partition.topic
+        if topic in self._refused or batch.size * _TELLING < self._batch_size:
+            return
+        ratio = batch.wire_size / batch.size
+        ratio = self._ratios[topic] = max(ratio, (self._ratios.get(topic, 1.0) + ratio) / 2)
+        self._shares[topic] = min(1.0, max(LEAST_SHARE, ratio * _MARGIN))
+
+    def refused(self, topic: str) -> None:
+        """A batch was too large for its broker: expect nothing of compression any more, or the next ones would be."""
+        self._refused.add(topic)
+        self._shares[topic] = 1.0

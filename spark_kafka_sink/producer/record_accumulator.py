@@ -9,23 +9,201 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
-from spark_kafka_sink.producer.accumulator_partition import PartitionQueue, PartitionQueues
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
-from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
-from spark_kafka_sink.producer.drain_rules import DrainRules
 from spark_kafka_sink.producer.futures import Harmless, Headers, RecordThunk, RunCallback
-from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.ready_check import ReadyCheck
+from spark_kafka_sink.producer.producer_batch import BatchSizes, ProducerBatch, split_batch
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block, RunTable
+
+
+class DrainRules(Protocol):
+    """Called under the accumulator's lock; must not call back into the accumulator."""
+
+    @property
+    def is_completing(self) -> bool:
+        """A transaction is ending, so that nothing lingers."""
+        ...
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        """The batch may not be sent yet, for the sake of order."""
+        ...
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        """The batch is about to be sent: give it its sequence if it has none."""
+        ...
+
+    def on_split_part(self, part: ProducerBatch) -> None:
+        """A part of a split batch is queued with the sequence that its records had."""
+        ...
+
+
+class NoDrainRules:
+    """Without idempotence every batch goes as it comes."""
+
+    is_completing = False
+
+    def must_wait(self, batch: ProducerBatch) -> bool:  # noqa: ARG002
+        return False
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        """Nothing to give it."""
+
+    def on_split_part(self, part: ProducerBatch) -> None:
+        """Nothing to keep of it."""
+
+
+class PartitionQueue:
+    """Batches in the order in which they are to be sent: those that came back first, the one still filling last."""
+
+    __slots__ = ("batches", "is_muted", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.is_muted = False
+
+    @property
+    def open_batch(self) -> ProducerBatch | None:
+        """The batch that takes records, if there is one."""
+        last = self.batches[-1] if self.batches else None
+        return last if last is not None and last.is_open else None
+
+    @property
+    def is_full(self) -> bool:
+        """There is a batch to send that will grow no more."""
+        return len(self.batches) > 1 or (bool(self.batches) and self.batches[0].is_full)
+
+    def forget_uncounted(self) -> None:
+        """An append of a row ended early: nothing is left of it, nor of a batch that it made."""
+        if self.batches and self.batches[-1].record_count == 0:
+            self.batches.pop()
+        elif self.batches:
+            self.batches[-1].forget_uncounted()
+
+    def put_back(self, batch: ProducerBatch) -> None:
+        """Queue a batch that came back, before all that were first sent later. Batches never sent have no ordinal and
+        come last.
+        """
+        if not batch.ordinal:
+            self.batches.appendleft(batch)
+            return
+        earlier: list[ProducerBatch] = []
+        while self.batches and self.batches[0].ordinal and self.batches[0].ordinal < batch.ordinal:
+            earlier.append(self.batches.popleft())
+        self.batches.appendleft(batch)
+        self.batches.extendleft(reversed(earlier))
+
+
+class PartitionQueues(dict[TopicPartition, PartitionQueue]):
+    """A queue for each partition that is asked for by `[...]`; none is made by `get`."""
+
+    def __missing__(self, topic_partition: TopicPartition) -> PartitionQueue:
+        queue = self[topic_partition] = PartitionQueue(topic_partition)
+        return queue
+
+    def let_go(self, idle: Iterable[TopicPartition]) -> None:
+        """Forget these queues, which are empty, of topics that metadata has forgotten: a producer that writes to ever
+        new topics would look at them all in every turn. A batch that comes back has one made for it.
+        """
+        for topic_partition in idle:
+            del self[topic_partition]
+
+
+class IncompleteBatches:
+    """In the order in which they were made, so that the first is the first to expire."""
+
+    def __init__(self, delivery_timeout_ms: int) -> None:
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._batches: dict[ProducerBatch, None] = {}
+        self._parts: set[ProducerBatch] = set()
+
+    def __iter__(self) -> Iterator[ProducerBatch]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: ProducerBatch) -> None:
+        self._batches[batch] = None
+
+    def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
+        """`parts` stand for `batch` from now on. They are as old as it was, and so break the order."""
+        self.remove(batch)
+        for part in parts:
+            self._batches[part] = None
+            self._parts.add(part)
+
+    def remove(self, batch: ProducerBatch) -> None:
+        self._batches.pop(batch, None)
+        self._parts.discard(batch)
+
+    def remove_empty(self, topic_partition: TopicPartition) -> None:
+        """The partition's batch that an append made and put nothing into, for it ended early."""
+        empty = [each for each in self._batches if each.record_count == 0 and each.topic_partition == topic_partition]
+        for batch in empty:
+            del self._batches[batch]
+
+    def next_expiry_ms(self) -> int:
+        """When the first batch that has not ended reaches delivery.timeout.ms. One that is still being filled does not
+        expire; the thread that fills it wakes the Sender.
+        """
+        first_ms: int | None = None
+        for batch in self._batches:
+            if _can_expire(batch) and (first_ms is None or batch.created_ms < first_ms):
+                first_ms = batch.created_ms
+                if not self._parts:
+                    break
+        return FOREVER_MS if first_ms is None else first_ms + self._delivery_timeout_ms
+
+    def expired(self, now_ms: int) -> list[ProducerBatch]:
+        """Those that have reached it and not ended, queued or in flight."""
+        if now_ms < self.next_expiry_ms():
+            return []
+        return [
+            batch
+            for batch in self._batches
+            if _can_expire(batch) and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+        ]
+
+
+def _can_expire(batch: ProducerBatch) -> bool:
+    """One with an outcome only waits for the end of its request, or a fault kept it from giving its memory back."""
+    return batch.is_filled and not (batch.is_done and batch.is_in_flight)
+
+
+@dataclass(slots=True)
+class ReadyCheck:
+    """What can be sent, and when to look again."""
+
+    ready_nodes: dict[int, Node] = field(default_factory=dict)
+    next_check_delay_ms: int = FOREVER_MS
+    waiting_nodes: set[int] = field(default_factory=set)
+    """Leaders of partitions that have batches queued, to be sent now or later."""
+    unknown_leader_topics: set[str] = field(default_factory=set)
+    queue_sizes: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Topic → partition with a leader → batches queued: the load by which KIP-794 chooses."""
+
+    def consider(self, leader: Node, queue: PartitionQueue, in_a_hurry: bool, linger_ms: int, now_ms: int) -> None:
+        """Count `leader` as ready when the first batch of `queue` is to go now, else note when it will be."""
+        batch = queue.batches[0]
+        if batch.is_backing_off(now_ms):
+            self.next_check_delay_ms = min(self.next_check_delay_ms, batch.retry_at_ms - now_ms)
+            return
+        lingered_ms = batch.waited_ms(now_ms)
+        if in_a_hurry or queue.is_full or lingered_ms >= linger_ms:
+            self.ready_nodes[leader.id] = leader
+        else:
+            self.next_check_delay_ms = min(self.next_check_delay_ms, linger_ms - lingered_ms)
+
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
 

@@ -14,20 +14,20 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import RecordTooLargeError, SerializationError
 from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.record.arrow import exact_int, int_text, not_unicode
 from spark_kafka_sink.record.batch import HEADER_SIZE
-from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.headers import header_pairs
-from spark_kafka_sink.record.row_arrays import exact_int, int_text, not_unicode
-from spark_kafka_sink.record.timestamps import (
+from spark_kafka_sink.record.columns import (
     FIRST_USUAL_MS,
     LAST_MS,
     NO_TIMESTAMP,
-    bounds,
+    RecordColumns,
     early_text,
     late_text,
     latest_before,
     likely_unit,
+    timestamp_bounds,
 )
+from spark_kafka_sink.record.headers import header_pairs
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,9 @@ class SizeLimit:
             raise RecordTooLargeError(
                 f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than"
                 f" {self.setting}={self.max_bytes}: raise {self.setting} (and max.message.bytes of the topic), or make"
-                " the record smaller."
+                " the record smaller.",
+                topic=topic,
+                setting=self.setting,
             )
 
 
@@ -129,13 +131,13 @@ class TimestampWatch:
 
     def of_columns(self, topic: str, columns: RecordColumns) -> None:
         """Look at the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
-        found = None if columns.timestamp_ms is None else bounds(columns.timestamp_ms)
+        found = None if columns.timestamp_ms is None else timestamp_bounds(columns.timestamp_ms)
         if found is None:
             return
         earliest, latest = found
         if earliest < 0 or latest > LAST_MS:
             wrong = earliest if earliest < 0 else latest
-            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong))
+            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong), topic=topic)
         if earliest < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, latest_before(columns.timestamp_ms, FIRST_USUAL_MS))
 

@@ -28,15 +28,14 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
-from spark_kafka_sink.producer.node_availability import NodeAvailability
+from spark_kafka_sink.producer.partitioner import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.ready_check import ReadyCheck
-from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.record_accumulator import ReadyCheck, RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
 
 log = logging.getLogger(__name__)
@@ -180,13 +179,13 @@ class Sender:
         return self._failed_turn is not None
 
     def explained(self, error: KafkaError) -> KafkaError:
-        """`error`; a time-out is told of the last turn that failed, as its cause, if one did. From any thread."""
+        """Return `error`; a timeout with the last turn that failed as its cause, if one did. From any thread."""
         if self._failed_turn is not None and isinstance(error, KafkaTimeoutError):
             cause, at_ms = self._failed_turn
             ago_ms = self._clock.now_ms() - at_ms
-            error.args = (
-                f"{error} A fault of the producer's own may be the cause: {ago_ms} ms ago a turn of its Sender failed"
-                f" with {type(cause).__name__}: {one_line(str(cause))}",
+            error.hint = (
+                f" A fault in the producer may be the cause: {ago_ms} ms ago a turn of its Sender thread failed with"
+                f" {type(cause).__name__}: {one_line(str(cause))}"
             )
             error.__cause__ = cause
         return error

@@ -33,22 +33,17 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import copied, retold
 from spark_kafka_sink.producer.idempotence import OutgoingRequest
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
-    GROUP,
-    TRANSACTION,
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION, FindCoordinatorRequest, coordinator_of
+from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
+    InitProducerIdRequest,
     OffsetToCommit,
     TxnOffsetCommitRequest,
-    coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +139,7 @@ class PendingOperation:
 
     def ensure_none(self, operation: str) -> None:
         if self._closed_by is not None:
-            raise copied(self._closed_by)
+            raise self._closed_by.copied()
         result = self._result
         if result is None or result.is_heard or (result.is_done and result.error is not None):
             return
@@ -242,7 +237,7 @@ class Refusal(NamedTuple):
         if isinstance(said, InvalidProducerEpochError):  # from a coordinator: a newer producer has the transactional id
             return ProducerFencedError(f"{self.place}: {ProducerFencedError.sentence}")
         if self.error_code not in _COMMIT_FAILED:
-            return retold(said, text)
+            return said.reworded(text)
         failed = CommitFailedError(text)
         failed.error_code = self.error_code
         return failed

@@ -39,7 +39,6 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.idempotence import ATTEMPTS_BEFORE_A_WARNING, OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -54,7 +53,7 @@ from spark_kafka_sink.producer.transaction_requests import (
     TransactionQueue,
     TransactionRequest,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class StateMachine:
             if self.error.retriable and self.state is State.ABORTABLE_ERROR:
                 # a record's timeout, say: a caller would retry a commit that raised it again and again
                 raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
-            raise retold(self.error, text)
+            raise self.error.reworded(text)
 
 
 class PreparedTransaction(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.messages import Message, MessageType
+from spark_kafka_sink.protocol.versions import Message, MessageType
 
 Data: TypeAlias = bytes | bytearray | memoryview
 

@@ -1,7 +1,7 @@
 """A block of columns brought into partition order and cut into the runs that go to batches.
 
 Made and used by the thread that appends. The accumulator decides with Python ints where a run begins and ends;
-`encode` then writes the records of all runs in one pass (`runs.py`), so that a run is a slice of what was written.
+`encode` then writes the records of all runs in one pass (`encoder.py`), so that a run is a slice of what was written.
 
 A run's chunk is a view: it keeps the buffer of its whole block alive. With the kernel it is one of the kernel's own,
 which knows its length and gives its bytes (`memoryview`, `join`, sockets, codecs), and nothing else.
@@ -19,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, int_values
+from spark_kafka_sink.record.arrow import MAX_COLUMN_BYTES, Int64Array, int_values, pool_for
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import record_size_upper_bounds, tight_record_size_upper_bounds
-from spark_kafka_sink.record.heap import pool_for
-from spark_kafka_sink.record.runs import RunInput, encode_runs
+from spark_kafka_sink.record.encoder import (
+    RunInput,
+    encode_runs,
+    record_size_upper_bounds,
+    tight_record_size_upper_bounds,
+)
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer

@@ -25,7 +25,7 @@ import lz4.frame
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import ConfigError, CorruptBatchError
-from spark_kafka_sink.record.heap import SENT_POOL
+from spark_kafka_sink.record.arrow import SENT_POOL
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer

@@ -1,21 +1,23 @@
-"""The columns of a block of records, checked and in the shape that the encoder reads.
+"""The columns of a block of records: checked, in the shape that the encoder reads, and brought together topic by topic.
 
-A value: any thread may read it, nothing changes it.
+`RecordColumns` is a value: any thread may read it, nothing changes it. The functions hold no state. Those of timestamps
+say which numbers can be one, and which unit another number is likely in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.record.arrow_arrays import as_binary, combine, index_array
+from spark_kafka_sink.record.arrow import as_binary, binary_array, combine, index_array, int_array, int_text
 from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from_rows, normalise_headers
-from spark_kafka_sink.record.row_arrays import binary_array, int_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +107,97 @@ def _of_type(column: pa.Array | pa.ChunkedArray, name: str, data_type: pa.DataTy
     if array.type != data_type:
         raise SchemaError(f"The column '{name}' has the Arrow type {array.type}; it must be {data_type}.")
     return array
+
+
+def by_topic(columns: RecordColumns, topics: pa.Array, null_text: str) -> Iterator[tuple[str, RecordColumns]]:
+    """(topic, its rows in their order) for each topic of `topics`, a string array with one entry per row.
+
+    One sort and one copy of the rows, however many topics there are; none where there is one. Raises SchemaError with
+    `null_text` where an entry is null.
+    """
+    if topics.null_count:
+        raise SchemaError(null_text)
+    encoded = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(encoded.indices).to_pylist()}
+    if len(counts) <= 1:
+        if counts:
+            yield _name(encoded.dictionary[next(iter(counts))]), columns
+        return
+    order = pc.sort_indices(encoded.indices)  # stable, so that a topic's rows keep their order
+    sorted_columns = columns.take(order)
+    first = 0
+    for index in sorted(counts):
+        yield _name(encoded.dictionary[index]), sorted_columns.slice(first, counts[index])
+        first += counts[index]
+
+
+def _name(entry: pa.StringScalar) -> str:
+    """Spark's strings hold whatever bytes were cast to one; a replacement character makes no name that a topic has."""
+    return bytes(entry.as_buffer()).decode(errors="replace")
+
+
+NO_TIMESTAMP: Final = -1
+"""Kafka's own number for a record without a timestamp (RecordBatch.NO_TIMESTAMP)."""
+FIRST_USUAL_MS: Final = 315_532_800_000
+"""1980-01-01. As ms, seconds up to the year 11968 lie before it."""
+LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999. As ms, microseconds from 1979 on lie after it."""
+
+_YEAR_2100_MS: Final = 4_102_444_800_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_IN_MS: Final[Mapping[str, Callable[[int], int]]] = {
+    "days": lambda number: number * 86_400_000,
+    "seconds": lambda number: number * 1_000,
+    "microseconds": lambda number: number // 1_000,
+    "nanoseconds": lambda number: number // 1_000_000,
+}
+_REMEDIES: Final[Mapping[str, str]] = {
+    "days": "multiply it by 86400000",
+    "seconds": "multiply it by 1000",
+    "microseconds": "divide it by 1000",
+    "nanoseconds": "divide it by 1000000",
+}
+
+
+def likely_unit(number: int) -> str | None:
+    """The unit in which `number` is a time between 1980 and 2100; None where it is that as ms, or in no unit."""
+    if FIRST_USUAL_MS <= number < _YEAR_2100_MS:
+        return None
+    return next((unit for unit, in_ms in _IN_MS.items() if FIRST_USUAL_MS <= in_ms(number) < _YEAR_2100_MS), None)
+
+
+def timestamp_bounds(timestamps_ms: pa.Array) -> tuple[int, int] | None:
+    """The earliest and the latest of an int64 column; None where all are null."""
+    found = pc.min_max(timestamps_ms)
+    earliest, latest = found["min"].as_py(), found["max"].as_py()
+    return None if earliest is None else (earliest, latest)
+
+
+def latest_before(timestamps_ms: pa.Array, limit: int) -> int:
+    """The latest of an int64 column that lies before `limit`; there must be one."""
+    early = timestamps_ms.filter(pc.less(timestamps_ms, index_array(np.array([limit]))[0]))
+    return int(pc.max(early).as_py())
+
+
+def early_text(whose: str, ms: int) -> str:
+    """What becomes of a timestamp of 0 to FIRST_USUAL_MS, which `whose` names, and what to change."""
+    date = (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return (
+        f"{whose} is {ms}. As milliseconds since 1970 that is {date}, and brokers delete records that are older than"
+        f" the topic's retention.ms. {_unit_text(ms)}"
+    )
+
+
+def late_text(whose: str, number: int) -> str:
+    """As `early_text`, for a number above LAST_MS."""
+    return (
+        f"{whose} is {int_text(number)}. As milliseconds since 1970 that lies after the year 9999, and brokers refuse"
+        f" it. {_unit_text(number)}"
+    )
+
+
+def _unit_text(number: int) -> str:
+    unit = likely_unit(number)
+    if unit is None:
+        return "Give milliseconds since 1970."
+    return f"It looks like {unit}: {_REMEDIES[unit]}."

@@ -1,9 +1,9 @@
-"""Records to bytes by numpy and Arrow (format v2, org.apache.kafka.common.record.DefaultRecord): one vectorised pass
-for a whole block. For rows of `send`, a few of which are put together one by one instead, and in place of the compiled
-kernel (`runs.py`).
+"""Records to bytes (format v2, org.apache.kafka.common.record.DefaultRecord): a block's runs, and rows of `send`.
 
-Holds no state; any thread. Copies of a record's bytes on the way: one, `binary_join_element_wise`, from the columns
-into the block's buffer (plus one where headers are encoded).
+A block's runs are written by the compiled kernel, each record once, where it belongs, without the GIL. Its numpy twin
+encodes all rows in their own order in one vectorised pass, and one take brings them into partition order; it stands in
+where the kernel was not compiled. Both give the same bytes, which tests compare. A few rows of `send` are put together
+one by one. Holds no state; any thread.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import (
+from spark_kafka_sink.record.arrow import (
     MAX_COLUMN_BYTES,
     Int64Array,
     binary_from_numpy,
     binary_scalar,
     byte_lengths,
     data_bytes,
+    index_array,
+    keep_freed_heap,
+    value_bytes,
     value_offsets,
 )
 from spark_kafka_sink.record.columns import RecordColumns
@@ -35,7 +39,7 @@ from spark_kafka_sink.record.headers import (
     headers_upper_bounds,
     tight_headers_sizes,
 )
-from spark_kafka_sink.record.heap import keep_freed_heap
+from spark_kafka_sink.record.kernel import KERNEL, column_buffers, has_kernel
 from spark_kafka_sink.record.varints import (
     MINUS_ONE,
     ZERO,
@@ -49,6 +53,10 @@ from spark_kafka_sink.record.varints import (
     varint_widths,
     zigzag,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
+
 
 MAX_RECORD_OVERHEAD = 21
 """The most bytes of a record's length (5), attributes (1), timestamp delta (10) and offset delta (5)."""
@@ -249,3 +257,84 @@ def tight_record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
 def _all_sized(column: pa.BinaryArray) -> Int64Array:
     lengths = byte_lengths(column)
     return varint_widths(lengths) + np.maximum(lengths, 0)
+
+
+_SLACK: Final = 16
+"""Bytes of room that the kernel wants to see beyond a record's own."""
+
+
+class RunInput(NamedTuple):
+    """Rows of `columns`; row number `order[i]` is at place i (None: at its own). `times`: int64 ms by place, None where
+    it is `now_ms` everywhere. `size`: what the records take at most.
+    """
+
+    columns: RecordColumns
+    order: npt.NDArray[np.intp] | None
+    times: Int64Array | None
+    now_ms: int
+    size: int
+
+
+def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
+    """The bytes of each run. `table`: a row of four for each, as block.RunTable. Raises SerializationError where the
+    columns' own lengths do not fit their bytes.
+    """
+    columns = given.columns
+    headers = None if columns.headers is None else encode_headers(columns.headers)
+    counts = None if headers is None else np.ascontiguousarray(headers.counts)
+    tail = (None, None) if headers is None else (value_offsets(headers.encoded), value_bytes(headers.encoded))
+    out = pa.allocate_buffer(given.size + _SLACK, memory_pool=pool)
+    try:
+        chunks: list[SizedBuffer] = KERNEL.encode(
+            columns.num_rows,
+            given.now_ms,
+            given.order,
+            given.times,
+            counts,
+            table,
+            out,
+            column_buffers(columns.key),
+            column_buffers(columns.value),
+            tail,
+        )
+    except ValueError as error:
+        raise SerializationError(f"The records could not be written: {error}.") from error
+    return chunks
+
+
+def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
+    """As `encode_by_kernel`."""
+    columns, order, times, now_ms, _ = given
+    starts, ends, base_offsets, base_times = table.T
+    first, last = int(starts[0]), int(ends[-1])
+    if last - first < columns.num_rows:
+        # Only these rows; the take brings them into order at once.
+        columns = columns.slice(first, last - first) if order is None else columns.take(order[first:last])
+        order = None
+    # Rows of a gap belong to the run before it: they are encoded with its deltas, and then not handed out.
+    widths = np.diff(starts, append=last)
+    offset_deltas = np.arange(first, last) - np.repeat(starts - base_offsets, widths)
+    timestamp_deltas: Int64Array | None = None
+    if times is not None:
+        timestamp_deltas = times[first:last] - np.repeat(base_times, widths)
+    elif np.any(base_times != now_ms):
+        timestamp_deltas = np.repeat(now_ms - base_times, widths)
+    if order is not None:
+        offset_deltas = _unsorted(offset_deltas, order)
+        timestamp_deltas = None if timestamp_deltas is None else _unsorted(timestamp_deltas, order)
+    encoded = encode_array(columns, offset_deltas, timestamp_deltas, pool)
+    if order is not None:
+        encoded = pc.take(encoded, index_array(order), memory_pool=pool)
+    offsets, data = value_offsets(encoded), data_view(encoded)
+    bounds = zip(offsets[starts - first].tolist(), offsets[ends - first].tolist(), strict=True)
+    return [data[start:end] for start, end in bounds]
+
+
+def _unsorted(values: Int64Array, order: npt.NDArray[np.intp]) -> Int64Array:
+    """Values of rows in partition order, back in the order in which the rows came."""
+    result = np.empty_like(values)
+    result[order] = values
+    return result
+
+
+encode_runs = encode_by_kernel if has_kernel() else encode_by_numpy

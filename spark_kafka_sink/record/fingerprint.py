@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import (
+from spark_kafka_sink.record.arrow import (
     binary_from_numpy,
     byte_lengths,
     int_values,
@@ -28,7 +28,7 @@ from spark_kafka_sink.record.arrow_arrays import (
 )
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import encode_headers
-from spark_kafka_sink.record.runs import _buffers, _kernel
+from spark_kafka_sink.record.kernel import KERNEL, column_buffers
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -64,7 +64,7 @@ def fingerprint(topic: str, columns: RecordColumns) -> int:
 def add_hashes_by_kernel(column: pa.BinaryArray, salt: int, sums: UInt64Array) -> None:
     """Add the hash of each row's bytes to its entry of `sums`. Raises SerializationError."""
     try:
-        _kernel.fingerprint(*_buffers(column), salt, sums)
+        KERNEL.fingerprint(*column_buffers(column), salt, sums)
     except ValueError as error:
         raise SerializationError(f"The rows could not be read: {error}.") from error
 
@@ -148,4 +148,4 @@ def _hash_of_one(data: bytes, salt: int) -> int:
     return int(found[0])
 
 
-add_hashes: Any = add_hashes_by_kernel if hasattr(_kernel, "fingerprint") else add_hashes_by_numpy
+add_hashes: Any = add_hashes_by_kernel if hasattr(KERNEL, "fingerprint") else add_hashes_by_numpy

@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.arrow_arrays import (
+from spark_kafka_sink.record.arrow import (
     BINARY,
     Int64Array,
     as_binary,
+    binary_array,
     binary_scalar,
     byte_lengths,
     data_bytes,
@@ -28,7 +29,6 @@ from spark_kafka_sink.record.arrow_arrays import (
     value_bytes,
     value_offsets,
 )
-from spark_kafka_sink.record.row_arrays import binary_array
 from spark_kafka_sink.record.varints import to_binary, varint_fields, varint_widths, zigzag
 
 Header = tuple[str, bytes | None]

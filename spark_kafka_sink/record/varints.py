@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_kafka_sink.record.arrow_arrays import Int64Array, binary_from_numpy
+from spark_kafka_sink.record.arrow import Int64Array, binary_from_numpy
 
 UInt64Array = npt.NDArray[np.uint64]
 

@@ -21,12 +21,18 @@ import pyarrow as pa
 from pyspark.sql.types import Row
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.arrow import binary_array, int_array, int_text
+from spark_kafka_sink.record.columns import (
+    FIRST_USUAL_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    RecordColumns,
+    by_topic,
+    early_text,
+    late_text,
+)
 from spark_kafka_sink.record.headers import field_names, header_pairs, headers_from_cells
-from spark_kafka_sink.record.row_arrays import binary_array, int_array, int_text
-from spark_kafka_sink.record.row_taker import RowTaker, Step, bytes_step, headers_step, typed_step
-from spark_kafka_sink.record.timestamps import FIRST_USUAL_MS, LAST_MS, NO_TIMESTAMP, early_text, late_text
-from spark_kafka_sink.record.topics import by_topic
+from spark_kafka_sink.record.kernel import RowTaker, Step, bytes_step, headers_step, typed_step
 from spark_kafka_sink.sink.options import EARLY_OPTION
 
 Column = list[Any]

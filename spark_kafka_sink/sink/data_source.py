@@ -10,8 +10,8 @@ handler of ours, unless there is one already (spark.sql.pyspark.worker.logging.e
 
 At least once, a task's rows are acknowledged when its `write` returns: `commit` has nothing left to do but to say so,
 and `abort` nothing to take back. Exactly once, the driver begins the batch when the writer is made ready to travel,
-the tasks leave transactions open, and `commit` decides (exactly_once.py). Every method is called by one thread of its
-worker.
+the tasks leave transactions open, and `commit` decides (exactly_once/protocol.py). Every method is called by one
+thread of its worker.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
-from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
-from spark_kafka_sink.sink.columnar_writer import deliver_arrow
-from spark_kafka_sink.sink.driver_cluster import process_client, process_driver
-from spark_kafka_sink.sink.driver_session import is_named_by_query, stream_prefix
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
-from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
-from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
-from spark_kafka_sink.sink.task_delivery import TaskDelivery
-from spark_kafka_sink.sink.transactional_arrow import (
+from spark_kafka_sink.sink.arrow_writer import deliver_arrow
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.begun_batch import begun_batch, remember_begun
+from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, operator_command
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.session import is_named_by_query, stream_prefix
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.transactional_arrow import (
     batch_task,
     check_default_location,
     deliver_in_transaction,
     streaming_task,
 )
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
-from spark_kafka_sink.sink.write_names import Claim, claim_name, release_name
-from spark_kafka_sink.sink.write_report import WriteReport, report_columns, report_rows
+from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
+from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
+from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.report import WriteReport, report_columns, report_rows
+from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
+from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ class TaskWritten(WriterCommitMessage):
     """What a task wrote; travels from `write` to `commit`."""
 
     columns: tuple[tuple[Any, ...], ...]
-    """Of `write_report.report_columns`: the driver holds those of all tasks, which as rows take seven times as much."""
+    """Of `report.report_columns`: the driver holds those of all tasks, which as rows take seven times as much."""
     started_ms: int
     """Time of day, as `ended_ms`: tasks of other machines are compared with it."""
     ended_ms: int

@@ -43,8 +43,8 @@ from pathlib import Path
 from support import killed_query
 from support.killed_query import DyingCluster, KEYS, Query
 from spark_kafka_sink.common.errors import KafkaTimeoutError
-from spark_kafka_sink.sink.driver_session import StreamBatch, session
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
 
 given = json.loads(sys.argv[1])
 

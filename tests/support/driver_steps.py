@@ -8,10 +8,10 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.sink.decision import TaskTransaction
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(

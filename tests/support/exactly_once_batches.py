@@ -12,13 +12,13 @@ from support.librdkafka import read_values
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.sink.decision import BatchChangedError
-from spark_kafka_sink.sink.driver_cluster import process_driver
-from spark_kafka_sink.sink.exactly_once import Committed
+from spark_kafka_sink.sink.exactly_once.cluster import process_driver
+from spark_kafka_sink.sink.exactly_once.decision import BatchChangedError
+from spark_kafka_sink.sink.exactly_once.protocol import Committed
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.transactional_arrow import deliver_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.transactional_arrow import deliver_in_transaction
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
 
 
 @contextmanager

@@ -30,12 +30,13 @@ from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvi
 from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism
 from spark_kafka_sink.network.transport import WOULD_BLOCK
 from spark_kafka_sink.producer.produce_response import _outcomes
-from spark_kafka_sink.protocol.coordinator_requests import coordinator_of, group_offsets_of
+from spark_kafka_sink.protocol.fetch import group_offsets_of
 from spark_kafka_sink.protocol.framing import parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type
+from spark_kafka_sink.protocol.metadata import coordinator_of
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type
 from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
-from spark_kafka_sink.sink.birth import Birth
-from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.exactly_once.birth import Birth
+from spark_kafka_sink.sink.exactly_once.decision import Decision
 
 OURS = (KafkaError, RefusalError)
 """What a target may raise."""

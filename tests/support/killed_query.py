@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.driver_cluster import describe_in_process
-from spark_kafka_sink.sink.driver_session import StreamBatch, session
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity, TransactionalDelivery
 from spark_kafka_sink.sink.options import DECISION_TOPIC, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
 KEYS = 7
 LATEST_KILL_S = 0.25

@@ -19,10 +19,10 @@ import psutil
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
-from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.foreach import KafkaSink
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.decision import Decision
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +124,7 @@ class KilledWriter(KafkaStreamWriter):
 
 
 class KilledSink(KafkaSink):
-    """`KafkaSink` with tasks that hold. Its driver is the one that `driver_session` makes."""
+    """`KafkaSink` with tasks that hold. Its driver is the one that `session` makes."""
 
     def _run_tasks(self, df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
         def held_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

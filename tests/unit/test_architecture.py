@@ -33,7 +33,7 @@ ONLY_ROOMS = {
     "rich": {"local"},
 }
 ROOM_THAT_STARTS_THREADS = "producer"
-BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.aside"
+BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.login"
 """Slow steps of an authentication: each a thread that ends with it."""
 METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
 """Listens for Prometheus in a thread of its own; no connection of Kafka's goes through it."""

@@ -1,8 +1,8 @@
 """Authenticates one connection: Kafka's frames around a mechanism's messages, and again before the session ends.
 
-ApiVersions, SaslHandshake, SaslAuthenticate until the mechanism is content (KIP-43, KIP-152); another mechanism than
-the configured one is never tried. What a server must not know before it has proved itself is the mechanism's affair.
-Mirrors org.apache.kafka.common.security.authenticator.SaslClientAuthenticator. Owned by the selector's thread; no I/O.
+ApiVersions, SaslHandshake, then SaslAuthenticate until the mechanism is complete (KIP-43, KIP-152). Only the configured
+mechanism is tried. The mechanism itself decides what the server may see before the server has proved its identity.
+Mirrors org.apache.kafka.common.security.authenticator.SaslClientAuthenticator. The selector's thread owns it; no I/O.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
@@ -23,15 +23,10 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.network.sasl.aside import Step, StepRunner
-from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import Message, MessageType, to_ms
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms
 
 FIRST_CORRELATION_ID: Final = 2**31 - 8
 """Requests of an authentication have the eight highest ids, which the network client never uses: so they are told apart
@@ -48,7 +43,51 @@ _SHORTEST_SESSION_MS: Final = 1_000
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _Reply = Callable[[Message, int], None]
+
+
+class SaslMechanism(Protocol):
+    """One exchange from the client's side (RFC 4422): the server's message in, ours out. Used once, then thrown away.
+
+    `repr` and every error are free of secrets.
+    """
+
+    name: ClassVar[str]
+    """As the server lists it."""
+    is_slow: ClassVar[bool]
+    """`respond` computes or waits for long, so it must not run on the thread of the sockets."""
+
+    @property
+    def secrets(self) -> Sequence[Secret]:
+        """What we have told the server in the clear, so that it is taken out of whatever it says to us."""
+        ...
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        """What to send after `challenge`, b"" to begin with; None when the server has proved all that it must and
+        nothing is left to say.
+
+        Raises SaslAuthenticationError where the server is not to be trusted or refuses us, RetriableError where what
+        we need to answer cannot be had now.
+        """
+        ...
+
+
+class Step(Protocol[T]):  # type: ignore[misc]
+    """A step under way."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def result(self) -> T:
+        """What it gave, or raises what it raised. Only when it is done."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Begins a step; `on_done` is called when it has ended, from whatever thread it ran on."""
+
+    def __call__(self, run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]: ...
 
 
 def is_of_authentication(payload: bytes | bytearray) -> bool:
@@ -133,7 +172,7 @@ class SaslAuthenticator:
     def _on_versions(self, response: Message, _: int) -> None:
         if int(response.error_code):
             error = error_for_code(int(response.error_code), api="ApiVersions")
-            raise retold(error, f"{self._description}: {error}")
+            raise error.reworded(f"{self._description}: {error}")
         self._versions = NodeApiVersions.from_response(response)
         self._shake_hands()
 
@@ -177,7 +216,7 @@ class SaslAuthenticator:
         try:
             return mechanism.respond(challenge)
         except KafkaError as error:
-            raise type(error)(f"{self._description}: {error}") from None
+            raise error.reworded(f"{self._description}: {error}") from None
         except Exception as error:  # its text may hold what it failed over
             kind = type(error).__name__
             raise SaslAuthenticationError(f"{self._description}: SASL {mechanism.name} failed with {kind}.") from None
@@ -224,7 +263,7 @@ class SaslAuthenticator:
         error = error_for_code(error_code, message, api)
         text = f"{self._description} refuses us by SASL {self._current.name}: {error}"
         if isinstance(error, AuthenticationError) or error.retriable:
-            return retold(error, text)
+            return error.reworded(text)
         refusal = SaslAuthenticationError(text)
         refusal.error_code = error_code
         return refusal

@@ -1,25 +1,61 @@
-"""Who we are to every broker of a client, from the settings: makes the mechanism of each connection."""
+"""Makes the authenticator of each connection from the settings, and the threads on which its slow steps run.
+
+A slow step computes or waits for long. It runs on a thread of its own, which wakes the loop at the step's end and ends.
+When the step's connection is gone, the thread ends by itself and its result is dropped.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import random
+import threading
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, RetriableError
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.network.sasl.aside import run_aside
-from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
+from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, SaslMechanism, Step
 from spark_kafka_sink.network.sasl.aws_msk_iam import msk_token_provider, region_of
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
-from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
-from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism
+from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism, RefreshRule, TokenCache, TokenProvider
 from spark_kafka_sink.network.sasl.plain import PlainMechanism
 from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism, ScramSha512Mechanism
-from spark_kafka_sink.network.sasl.token_cache import RefreshRule, TokenCache, TokenProvider
+
+T = TypeVar("T")
+
+
+class _AsideStep(Generic[T]):
+    def __init__(self, run: Callable[[], T], on_done: Callable[[], None]) -> None:
+        self._run = run
+        self._on_done = on_done
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+        self.is_done = False
+        threading.Thread(target=self._work, name="spark-kafka-sink-sasl", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            self._value.append(self._run())
+        except BaseException as error:  # it is the loop's to judge
+            self._error = error
+        self.is_done = True
+        self._on_done()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+def run_aside(run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]:
+    """The `StepRunner` of a client. Raises RetriableError where the system gives it no thread."""
+    try:
+        return _AsideStep(run, on_done)
+    except RuntimeError as error:  # this login's failure alone, not that of the loop's turn
+        raise RetriableError(f"No thread for a slow step of the login: {error}.") from None
+
 
 _EXTENSION: Final = "extension_"
 

@@ -1,15 +1,155 @@
-"""OAUTHBEARER (RFC 7628): a bearer token, and Kafka's extensions to it (KIP-342)."""
+"""OAUTHBEARER (RFC 7628): a bearer token, Kafka's extensions to it (KIP-342), and the cache that holds the token.
+
+The connections of a client share the cache. The threads of slow steps use it: one of them fetches a token while the
+others wait for it.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import random
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    ConfigError,
+    KafkaError,
+    RetriableError,
+    SaslAuthenticationError,
+)
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.secret import Secret
+
+TokenProvider = Callable[[], tuple[str, int]]
+"""A new token and its end in ms since the epoch. May take a while; raises whatever it likes."""
+
+_LONGEST_WAIT_S: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRule:
+    """When a token is fetched anew: after `window_factor` of its life plus up to `window_jitter` of it, but not within
+    `min_period_ms` of its beginning, and at least `buffer_ms` before its end. A life too short for both follows the
+    factor alone. After a failure a pause comes first, which doubles. These are Kafka's sasl.login.*
+    (org.apache.kafka.common.security.oauthbearer.internals.expiring.ExpiringCredentialRefreshingLogin).
+    """
+
+    window_factor: float = 0.8
+    window_jitter: float = 0.05
+    min_period_ms: int = 60_000
+    buffer_ms: int = 300_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 10_000
+
+    def refresh_at_ms(self, start_ms: int, end_ms: int, rng: random.Random) -> int:
+        life_ms = end_ms - start_ms
+        window = min(self.window_factor + rng.random() * self.window_jitter, 1.0)  # beyond it the token has ended
+        wanted_ms = start_ms + int(life_ms * window)
+        if self.min_period_ms + self.buffer_ms > life_ms:
+            return wanted_ms
+        return max(min(wanted_ms, end_ms - self.buffer_ms), start_ms + self.min_period_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    token: Secret
+    refresh_at_ms: int
+    end_ms: int
+
+
+class TokenCache:
+    """`get` gives a token that is valid now. A token's times are the wall clock's, as the provider's are; that of the
+    next attempt is not, for a wall clock that is set back would put it off as long.
+    """
+
+    def __init__(
+        self,
+        provider: TokenProvider,
+        rule: RefreshRule,
+        clock: Clock,
+        rng: random.Random,
+        longest_wait_s: float = _LONGEST_WAIT_S,
+    ) -> None:
+        """Who finds another asking waits for that, but not longer than `longest_wait_s`: the threads of connections
+        that were given up meanwhile must end.
+        """
+        self._longest_wait_s = longest_wait_s
+        self._provider = provider
+        self._rule = rule
+        self._clock = clock
+        self._rng = rng
+        self._lock = threading.Lock()
+        self._held: _Held | None = None
+        self._failures = 0
+        self._not_before_ms = 0
+        self._last_error: KafkaError | None = None
+
+    def get(self) -> Secret:
+        """Raises SaslAuthenticationError where the provider says that no token is to be had with these credentials,
+        RetriableError where it fails otherwise, and for a while after that without asking it again. A token that is
+        still valid is given all the same.
+        """
+        if not self._lock.acquire(timeout=self._longest_wait_s):
+            raise RetriableError("The token provider has been asked for a token and has not answered yet.")
+        try:
+            return self._get()
+        finally:
+            self._lock.release()
+
+    def _get(self) -> Secret:
+        now_ms = self._clock.wall_ms()
+        held = self._held
+        if held is not None and now_ms < held.refresh_at_ms:
+            return held.token
+        if self._clock.now_ms() >= self._not_before_ms:
+            self._fetch(now_ms)
+        if self._last_error is None:
+            assert self._held is not None
+            return self._held.token
+        if held is not None and self._clock.wall_ms() < held.end_ms:  # the provider may have taken a while to fail
+            return held.token
+        raise type(self._last_error)(str(self._last_error))
+
+    def _fetch(self, now_ms: int) -> None:
+        try:
+            token, end_ms = self._provider()
+            self._held = self._checked(token, end_ms, now_ms)
+        except BaseException as error:  # a SystemExit, say: not this thread's to end by, nor the loop's
+            self._failures += 1
+            rule = self._rule
+            pause_ms = min(rule.retry_backoff_ms << min(self._failures - 1, 30), rule.retry_backoff_max_ms)
+            self._not_before_ms = self._clock.now_ms() + pause_ms
+            self._last_error = _told(error)
+            log.warning("No new token for SASL OAUTHBEARER; trying again in %d ms: %s", pause_ms, self._last_error)
+        else:
+            self._failures, self._not_before_ms, self._last_error = 0, 0, None
+
+    def _checked(self, token: object, end_ms: object, now_ms: int) -> _Held:
+        if not isinstance(token, str) or isinstance(end_ms, bool) or not isinstance(end_ms, int):
+            raise SaslAuthenticationError(
+                "The token provider gave no pair of a token (str) and its end (int, ms since the epoch)."
+            )
+        if end_ms <= now_ms:
+            raise RetriableError(f"The token provider gave a token that ended {now_ms - end_ms} ms ago.")
+        return _Held(Secret(token), self._rule.refresh_at_ms(now_ms, end_ms, self._rng), end_ms)
+
+
+def _told(error: BaseException) -> KafkaError:
+    """An error of ours tells itself. Of another's nothing but its kind is told: its text may hold the credentials."""
+    if isinstance(error, (AuthenticationError, RetriableError)):
+        return error
+    return RetriableError(f"The token provider failed with {type(error).__name__}.")
+
+
+# ---- the mechanism ---------------------------------------------------------------------------------------------------
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _EXTENSION_NAME: Final = re.compile("[A-Za-z]+")

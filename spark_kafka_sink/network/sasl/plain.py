@@ -1,4 +1,7 @@
-"""PLAIN (RFC 4616): name and password, as they are. TLS alone keeps them from others."""
+"""PLAIN (RFC 4616): name and password in the clear. Only TLS hides them from others.
+
+Its own file although it is short: one file a mechanism.
+"""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import PreparedTransaction
-from spark_kafka_sink.sink.birth import Birth
-from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.decision_topic import lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once import PrefixRecords
-from spark_kafka_sink.sink.mandate import driver_id
+from spark_kafka_sink.sink.exactly_once.birth import Birth
+from spark_kafka_sink.sink.exactly_once.decision import Decision
+from spark_kafka_sink.sink.exactly_once.decision_topic import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import driver_id
+from spark_kafka_sink.sink.exactly_once.protocol import PrefixRecords
 
 if TYPE_CHECKING:
     from support.exactly_once_model.world import World

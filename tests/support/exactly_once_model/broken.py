@@ -10,10 +10,10 @@ from support.exactly_once_model.actors import PLACE, ModelDriverCluster
 from support.exactly_once_model.world import Input, World
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver, PrefixRecords
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
-from spark_kafka_sink.sink.transactional_task import Describe, TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.exactly_once.decision import Decision, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.exactly_once.task import Describe, TaskIdentity, TransactionalDelivery
 
 
 def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:

@@ -19,9 +19,9 @@ from support.exactly_once_model.world import (
 
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.sink.decision import Decision, TransactionLostError
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.decision import Decision, TransactionLostError
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 WRITE_FAULTS = (
     Fault.CRASH_BEFORE,

@@ -18,12 +18,17 @@ from support.exactly_once_model.logs import ModelCluster, ModelLog
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
-from spark_kafka_sink.sink.decision_topic import missing_topic
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.decision import (
+    BatchChangedError,
+    Decision,
+    TaskTransaction,
+    TransactionLostError,
+)
+from spark_kafka_sink.sink.exactly_once.decision_topic import missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity, TransactionalDelivery
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
 TOPIC = "t"
 TIMEOUT_MS = 10_000

@@ -18,7 +18,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.option_table import parse_value, table_of
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security_config import SecurityConfig
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
 KEY = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nhunter2\n-----END ENCRYPTED PRIVATE KEY-----"

@@ -14,9 +14,9 @@ import pytest
 
 from spark_kafka_sink.network import acknowledgements
 from spark_kafka_sink.network.acknowledgements import acknowledge_now
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.task_delivery import TaskDelivery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off for 40 ms by Linux")
 

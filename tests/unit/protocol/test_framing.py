@@ -15,10 +15,11 @@ from support.random_entities import random_entity, response_payload, varint
 from support.scripted_broker.responses import RawErrorCode
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type, response_type
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest, MetadataRequest, ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks, correlation_id_of, encode_request, parse_response
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type, response_type
 
 LATEST = [pytest.param(api_key, versions.latest, id=api_key.name) for api_key, versions in SUPPORTED_VERSIONS.items()]
 OLDEST = [

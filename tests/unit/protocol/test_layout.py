@@ -12,7 +12,7 @@ from support.random_entities import random_entity, response_payload
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.layout import Edit, apply_edits, layout_of, read_varint, write_varint
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, request_type, response_type
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, request_type, response_type
 
 RESPONSES = [
     pytest.param(api_key, version, id=f"{api_key.name}-{version}")

@@ -9,42 +9,40 @@ from kio.serial import entity_reader
 from support.scripted_broker.responses import encode_response
 
 from spark_kafka_sink.common.errors import UnsupportedVersionError
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.coordinator_requests import (
+from spark_kafka_sink.protocol.fetch import (
+    LATEST_TIMESTAMP,
+    READ_COMMITTED,
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    OffsetFetchRequest,
+    group_offsets_of,
+)
+from spark_kafka_sink.protocol.framing import RecordChunks, encode_request, parse_response
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
+    CreateTopicRequest,
+    DescribeTopicConfigsRequest,
+    FindCoordinatorRequest,
+    FindCoordinatorsRequest,
+    MetadataRequest,
+    coordinator_of,
+)
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     DescribeTransactionsRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
-    FindCoordinatorsRequest,
-    ListTransactionsRequest,
-    OffsetFetchRequest,
-    OffsetToCommit,
-    SaslAuthenticateRequest,
-    SaslHandshakeRequest,
-    TxnOffsetCommitRequest,
-    coordinator_of,
-    group_offsets_of,
-)
-from spark_kafka_sink.protocol.framing import encode_request, parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type, to_ms
-from spark_kafka_sink.protocol.requests import (
-    LATEST_TIMESTAMP,
-    READ_COMMITTED,
-    ApiVersionsRequest,
-    CreateTopicRequest,
-    DescribeTopicConfigsRequest,
-    FetchPartition,
-    FetchRequest,
     InitProducerIdRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
+    ListTransactionsRequest,
+    OffsetToCommit,
+    TxnOffsetCommitRequest,
 )
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Request, request_type, to_ms
 
 REQUESTS: list[Request] = [
     ApiVersionsRequest("spark-kafka-sink", "0.1"),

@@ -23,10 +23,12 @@ from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import (
     EncodedRun,
     columns_size_upper_bound,
+    encode_by_kernel,
+    encode_by_numpy,
     record_size_upper_bound,
     record_size_upper_bounds,
 )
-from spark_kafka_sink.record.runs import encode_by_kernel, encode_by_numpy, has_kernel
+from spark_kafka_sink.record.kernel import has_kernel
 
 NONE = codec_for("none")
 NOW = 1_700_000_000_000

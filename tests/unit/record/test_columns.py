@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record import arrow_arrays
-from spark_kafka_sink.record.arrow_arrays import value_offsets
+from spark_kafka_sink.record import arrow
+from spark_kafka_sink.record.arrow import value_offsets
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
 
@@ -56,13 +56,13 @@ def test_of_a_dictionary_larger_than_a_chunk_only_the_entries_of_its_rows_are_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every chunk and slice of a column has the whole dictionary."""
-    binary_length, looked_at = arrow_arrays.pc.binary_length, []
+    binary_length, looked_at = arrow.pc.binary_length, []
 
     def noted(array: pa.Array) -> pa.Array:
         looked_at.append(len(array))
         return binary_length(array)
 
-    monkeypatch.setattr(arrow_arrays.pc, "binary_length", noted)
+    monkeypatch.setattr(arrow.pc, "binary_length", noted)
     dictionary = pa.array([f"customer-{row}" for row in range(1000)]).slice(100)
     chunk = pa.DictionaryArray.from_arrays(pa.array([7, None, 899, 7], pa.int16()), dictionary)
     made = RecordColumns(pa.chunked_array([chunk, chunk.slice(2)])).value
@@ -267,7 +267,7 @@ def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
         columns(headers=pa.ListArray.from_arrays(pa.array([0, 1, 1, 2], pa.int32()), structs))
 
 
-@pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow_arrays.BINARY], ids=str)
+@pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow.BINARY], ids=str)
 def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
     names = [b"\xfe", b"b", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
     keys = pa.array(names, pa.binary())
@@ -275,7 +275,7 @@ def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.Dat
         keys = pa.StringArray.from_buffers(len(keys), *keys.buffers()[1:])
     else:
         keys = keys.cast(key_type)
-    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 7, arrow_arrays.BINARY)], ["key", "value"])
+    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 7, arrow.BINARY)], ["key", "value"])
     array = pa.ListArray.from_arrays(pa.array([0, 2, 3, 3, 4, 6, 7], pa.int32()), structs)
     with pytest.raises(
         SerializationError, match=r"Row 3 has the header key b'\\xff' in the column 'headers', .* UTF-8"
@@ -301,7 +301,7 @@ def test_header_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def arrow_header_type() -> pa.DataType:
-    return pa.list_(pa.struct([("key", arrow_arrays.BINARY), ("value", arrow_arrays.BINARY)]))
+    return pa.list_(pa.struct([("key", arrow.BINARY), ("value", arrow.BINARY)]))
 
 
 def test_rows_of_python_values_become_columns() -> None:

@@ -16,14 +16,14 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import DecodedBatch, decode_batches
 from spark_kafka_sink.record.encoder import encode_columns, encode_rows, record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import (
+from spark_kafka_sink.record.kernel import has_kernel
+from spark_kafka_sink.record.partitioning import (
     hash_by_kernel,
     hash_by_numpy,
     murmur2,
     partition_for_key,
     partitions_for_keys,
 )
-from spark_kafka_sink.record.runs import has_kernel
 
 BATCHES = load("record_batches")
 MADE = [entry for entry in BATCHES if entry["codec"] is not None]

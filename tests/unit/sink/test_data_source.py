@@ -37,10 +37,10 @@ from spark_kafka_sink.sink.data_source import (
     report_of,
     show_reports,
 )
+from spark_kafka_sink.sink.delivery import Delivered
 from spark_kafka_sink.sink.passed_over import _warn_once
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.task_delivery import Delivered
-from spark_kafka_sink.sink.write_report import report_columns
+from spark_kafka_sink.sink.report import report_columns
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": " orders "}
 TEXT = StringType()

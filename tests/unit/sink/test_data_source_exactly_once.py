@@ -18,12 +18,13 @@ from support.scripted_broker import faults
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink import data_source, driver_cluster
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink import data_source
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
-from spark_kafka_sink.sink.decision import TaskTransaction
-from spark_kafka_sink.sink.driver_session import stream_prefix
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
+from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.session import stream_prefix
 from spark_kafka_sink.sink.options import SinkConfig
 
 PREFIX = "orders"
@@ -35,7 +36,7 @@ CONFIG = SinkConfig.from_options(
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench(version=request.param)
-    monkeypatch.setattr(driver_cluster, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(cluster_module, "kept_client", lambda _: made.coordinator)
     monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
     return made
 
@@ -119,14 +120,14 @@ def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, pref
     assert bench.state(task) == "Ongoing"
     writer.commit([message])
     assert bench.state(task) == "CompleteCommit"
-    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).last_decision()
+    last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).last_decision()
     assert (last is None) == (prefix is None)
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_a_write_without_a_prefix_looks_for_no_decision_of_its_own(bench: CoordinatorBench, prefix: str | None) -> None:
     """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
-    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
     bench.raw.write(others, place, "a decision of others")
     bench.commit(others)
@@ -190,7 +191,7 @@ def test_failed_write_without_a_prefix_is_aborted_beside_half_a_decision(bench: 
     """Under version 1 the abort reads the decision, because a commit may run beside it; version 2 tells them apart."""
     writer = travelled(KafkaBatchWriter(CONFIG))
     leave_open(bench, writer._prefix)
-    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
+    place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
     bench.raw.write(bench.raw.begin("others/driver"), place, "half a decision")
     started_ms = bench.rig.now_ms
     writer.abort([None])
@@ -300,6 +301,6 @@ def test_abort_after_a_batch_that_was_committed_ends_nothing(
     KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, writer._mandate)], 0)
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 1)
     assert bench.state("orders/0") == "CompleteCommit"
-    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
+    last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
     assert last is not None
     assert last.is_finished

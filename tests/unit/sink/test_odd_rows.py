@@ -27,11 +27,11 @@ from support.scripted_broker.batches import BrokerRecord
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink import columns as columns_module
-from spark_kafka_sink.sink.foreach import KafkaSink
-from spark_kafka_sink.sink.partition_writer import PartitionWriter
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.rows import PartitionWriter
 
 TOPICS: Final = {"one": 1, "three": 3}
 SEED: Final = settings(derandomize=True, print_blob=True, max_examples=150)

@@ -1,0 +1,189 @@
+"""The record of a decision and the rule by which a task tells what is written already."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.sink.exactly_once.decision import Decision, TaskTransaction, _checksum
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+
+longs = st.integers(0, 2**63 - 1)
+tasks = st.builds(
+    TaskTransaction,
+    st.builds(
+        OpenTransaction,
+        st.from_regex(r"P/[0-9]{1,4}(\.[0-9]{1,3})?", fullmatch=True),
+        longs,
+        st.integers(0, 2**15 - 1),
+        st.sampled_from([1, 2]),
+    ),
+    longs,
+    longs,
+)
+decisions = st.builds(
+    Decision,
+    longs,
+    st.text(),
+    st.integers(0, 253_402_300_799_999),
+    longs,
+    longs,
+    st.lists(tasks, max_size=4).map(tuple),
+    st.booleans(),
+    st.booleans(),
+    fingerprint=st.integers(0, 2**64 - 1),
+    topic=st.one_of(st.none(), st.text()),
+)
+DRIVER = OpenTransaction("P/driver", 7, 3, 2)
+DECISION = Decision(4, "q", 1, 2, 9, (TaskTransaction(OpenTransaction("P/0", 8, 1, 2), 0, 9),))
+
+
+@given(decisions)
+def test_what_is_written_is_read(decision: Decision) -> None:
+    assert Decision.from_bytes(decision.to_bytes(), "here", "P") == decision
+
+
+@given(decisions, st.data())
+def test_a_changed_byte_is_noticed(decision: Decision, data: st.DataObject) -> None:
+    written = bytearray(decision.to_bytes())
+    at = data.draw(st.integers(0, len(written) - 1))
+    written[at] ^= data.draw(st.integers(1, 255))
+    try:
+        read = Decision.from_bytes(bytes(written), "here", "P")
+    except ProtocolError:
+        return
+    assert read == decision  # another spelling of the same content
+
+
+def endless() -> bytes:
+    """Its checksum holds, and its batch id is no number that an int can be."""
+    content = {key: value for key, value in json.loads(DECISION.to_bytes()).items() if key != "checksum"}
+    content["batch_id"] = math.inf
+    return json.dumps(content | {"checksum": _checksum(content)}).encode()
+
+
+def test_a_finished_decision_carries_no_tasks_any_more() -> None:
+    finished = DECISION.finished()
+    assert finished.is_finished
+    assert finished.tasks == ()
+    assert (finished.batch_id, finished.query_id, finished.rows) == (4, "q", 9)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{}", b"[]", b"null", b"\xff", b'{"checksum": 1}', b"[" * 100_000, endless()], ids=range(8)
+)
+def test_what_is_no_decision_is_refused_with_its_place(value: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"decisions-3, offset 9: "):
+        Decision.from_bytes(value, "decisions-3, offset 9", "P")
+
+
+def test_a_newer_version_is_not_guessed_at() -> None:
+    content = json.loads(DECISION.to_bytes()) | {"version": 3}
+    with pytest.raises(ProtocolError, match="version 3, and only versions up to 2 are known"):
+        Decision.from_bytes(json.dumps(content).encode(), "here", "P")
+
+
+@pytest.mark.parametrize("name", ["version", "state", "query_id", "batch_id", "fingerprint", "transactions"])
+def test_error_about_a_decision_shows_no_control_character(name: str) -> None:
+    wild = "\x1b[2J\n" * 10_000
+    content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes())
+    content |= {name: [[wild, 8, 1, 2, 0, 9]] if name == "transactions" else [wild] if name == "query_id" else wild}
+    del content["checksum"]
+    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    with pytest.raises(ProtocolError) as error:
+        Decision.from_bytes(forged, "here", "P")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 500
+
+
+def test_decision_of_version_1_is_read_and_kept_in_it() -> None:
+    content = {
+        "version": 1, "state": "decided", "batch_id": 4, "query_id": "q", "time_ms": 1, "partitions": 2, "rows": 9,
+        "transactions": [["P/0", 8, 1, 2, 0, 9]],
+    }  # fmt: skip
+    written = json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
+    assert Decision.from_bytes(written, "here", "P") == DECISION
+    assert DECISION.to_bytes() == written
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_id": -1}, {"batch_id": True}, {"batch_id": 1.5}, {"batch_id": "4"}, {"batch_id": 2**63},
+        {"query_id": 7}, {"query_id": None}, {"time_ms": 10**18}, {"time_ms": -1}, {"partitions": None}, {"rows": -3},
+        {"state": "begun"}, {"fingerprint": 7}, {"fingerprint": "7"}, {"fingerprint": "G" * 16}, {"topic": 5},
+        {"transactions": [["payments/0", 8, 1, 2, 0, 9]]}, {"transactions": [["P/driver", 8, 1, 2, 0, 9]]},
+        {"transactions": [["PP/0", 8, 1, 2, 0, 9]]}, {"transactions": [["P/0x", 8, 1, 2, 0, 9]]},
+        {"transactions": [["P/\u0663", 8, 1, 2, 0, 9]]}, {"transactions": [["P/0\n", 8, 1, 2, 0, 9]]},
+        {"transactions": [[["P/0"], 8, 1, 2, 0, 9]]}, {"transactions": [["P/0", -1, 1, 2, 0, 9]]},
+        {"transactions": [["P/0", 2**63, 1, 2, 0, 9]]}, {"transactions": [["P/0", 8, 32_768, 2, 0, 9]]},
+        {"transactions": [["P/0", 8, 1, 3, 0, 9]]}, {"transactions": [["P/0", 8, 1, True, 0, 9]]},
+        {"transactions": [["P/0", 8, 1, 2, -1, 9]]}, {"transactions": [["P/0", 8, 1, 2, 0, "9"]]},
+        {"transactions": [["P/0", 8, 1, 2, 0]]}, {"transactions": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_out_of_range_make_no_decision(change: dict[str, object]) -> None:
+    content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes()) | change
+    del content["checksum"]
+    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    with pytest.raises(ProtocolError, match="decisions-3, offset 9: this is not a decision of 'P'"):
+        Decision.from_bytes(forged, "decisions-3, offset 9", "P")
+
+
+def test_a_thousand_tasks_fit_into_a_record() -> None:
+    name = "spark-kafka-sink-" + "0" * 24
+    many = [TaskTransaction(OpenTransaction(f"{name}/{n}", 2**40 + n, 30_000, 2), n, 10**9) for n in range(8_000)]
+    decision = Decision(10**9, "q" * 36, 2**41, 8_000, 10**12, tuple(many))
+    assert len(decision.to_bytes()) < 1_000_000
+
+
+def mandate(last: int | None, query_id: str = "q") -> Mandate:
+    return Mandate("P", DRIVER, TopicPartition("decisions", 3), last, query_id if last is not None else "")
+
+
+def test_a_batch_is_written_already_if_it_is_the_last_one_decided() -> None:
+    assert not mandate(None).is_written_already(0, "q")
+    assert mandate(4).is_written_already(4, "q")
+    assert not mandate(4).is_written_already(5, "q")
+    assert not mandate(4).is_written_already(7, "q")
+    assert (mandate(None).next_batch_id, mandate(4).next_batch_id) == (0, 5)
+
+
+def test_an_earlier_batch_is_refused_with_what_to_change() -> None:
+    with pytest.raises(IllegalStateError, match=r"Batch 3 comes after batch 4.*'P'.*another transactional\.id\.prefix"):
+        mandate(4).is_written_already(3, "q")
+
+
+@pytest.mark.parametrize("batch_id", [3, 4, 5])
+@pytest.mark.parametrize("query_id", ["another", ""])
+def test_another_querys_prefix_is_refused(batch_id: int, query_id: str) -> None:
+    with pytest.raises(IllegalStateError, match=r"'P' belongs to query q.*transactional\.id\.prefix of its own"):
+        mandate(4).is_written_already(batch_id, query_id)
+
+
+@given(tasks, st.booleans(), st.text())
+def test_what_a_task_tells_survives_both_ways_to_the_driver(
+    written: TaskTransaction, has_rows: bool, text: str
+) -> None:
+    outcome = TaskOutcome(mandate(4, text), 5, text, written.partition, written.rows, written if has_rows else None)
+    assert TaskOutcome.from_json(outcome.to_json()) == outcome
+    assert pickle.loads(pickle.dumps(outcome)) == outcome
+
+
+def test_a_marker_tells_whose_it_is() -> None:
+    task = DECISION.tasks[0]
+    assert task.marker_text == "producer_id=8 epoch=1 rows=9"
+
+
+def test_a_second_attempt_has_an_id_of_its_own() -> None:
+    assert (task_id("P", 3, 0), task_id("P", 3, 2)) == ("P/3", "P/3.2")
