@@ -61,7 +61,7 @@ sanitizers: $(SETUP)
 	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_odd_rows.py tests/unit/sink/test_rows.py -q \
+	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_rows_odd.py tests/unit/sink/test_rows.py -q \
 	    -p support.sanitized_kernel
 
 integration-brokers: $(SETUP)

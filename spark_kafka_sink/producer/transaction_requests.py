@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -52,8 +52,6 @@ INVALID_TXN_STATE: Final = 48
 CONCURRENT_TRANSACTIONS: Final = 51
 NOTHING_ADDED: Final = frozenset({3, 55})
 """A partition of the request does not exist (UNKNOWN_TOPIC_OR_PARTITION), so the broker added none of the others."""
-FIRST_RETRY_WHILE_CONCURRENT_MS: Final = 20
-"""The coordinator is completing the transaction before this one, which takes milliseconds."""
 _COMMIT_FAILED: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit gets these answers."""
 _LEFT_OUT: Final = "The answer does not mention it."
@@ -581,7 +579,7 @@ class TransactionQueue:
         """Queue `request` once more, after its backoff. `error_code` is 0 where there was no answer."""
         backoff_ms = self._retry_backoff.backoff_ms(request.attempts)
         if error_code == CONCURRENT_TRANSACTIONS:
-            backoff_ms = min(backoff_ms, FIRST_RETRY_WHILE_CONCURRENT_MS << min(request.attempts, 10))
+            backoff_ms = min(backoff_ms, COORDINATOR_BACKOFF_MS << min(request.attempts, 10))
         request.attempts += 1
         request.not_before_ms = now_ms + backoff_ms
         log.debug("Sending %r again in %d ms (error code %d)", request.request, backoff_ms, error_code)

@@ -19,9 +19,9 @@ from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.common.jaas import parse_jaas_config
-from spark_kafka_sink.common.option_parsers import RefusalError
+from spark_kafka_sink.common.options import RefusalError
 from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.security import parse_jaas_config
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism
@@ -35,8 +35,7 @@ from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.metadata import coordinator_of
 from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type
 from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
-from spark_kafka_sink.sink.exactly_once.birth import Birth
-from spark_kafka_sink.sink.exactly_once.decision import Decision
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision
 
 OURS = (KafkaError, RefusalError)
 """What a target may raise."""

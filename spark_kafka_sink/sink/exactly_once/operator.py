@@ -30,14 +30,13 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.common.options import read_properties
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.properties_file import read_properties
 from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.partitioning import partition_for_key
-from spark_kafka_sink.sink.exactly_once.birth import Birth, prefix_of
+from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
-from spark_kafka_sink.sink.exactly_once.decision import Decision
-from spark_kafka_sink.sink.exactly_once.messages import driver_id, name_of_query, operator_command
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, driver_id, prefix_of
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig

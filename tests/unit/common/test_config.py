@@ -10,8 +10,8 @@ import pytest
 
 from spark_kafka_sink.common.config import _JAVA_ONLY, INT_MAX, ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.option_table import table_of
-from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.options import table_of
+from spark_kafka_sink.common.security import SecurityConfig
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 

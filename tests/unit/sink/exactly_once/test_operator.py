@@ -35,15 +35,19 @@ from spark_kafka_sink.network.channel import ChannelKind
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import operator
-from spark_kafka_sink.sink.exactly_once.birth import Birth, birth_key
+from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.decision import (
+from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
+    Birth,
     Decision,
+    Mandate,
+    TaskOutcome,
     TaskTransaction,
     TransactionLostError,
+    birth_key,
+    task_id,
 )
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, operator_command, task_id
 from spark_kafka_sink.sink.exactly_once.operator import Operator, _parser, main
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import pool_name

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.nearest import _edits, nearest
+from spark_kafka_sink.common.options import _edits, nearest
 from spark_kafka_sink.sink.options import _OPTIONS
 
 KNOWN = [*_OPTIONS, *sorted(ProducerConfig.keys())]

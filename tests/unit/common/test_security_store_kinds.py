@@ -9,7 +9,7 @@ import pytest
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.store_kinds import kind_at, kind_of
+from spark_kafka_sink.common.security import kind_at, kind_of
 
 JKS = bytes.fromhex("feedfeed00000002") + bytes(60)
 PKCS12 = bytes.fromhex("308204d3020103308204")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from spark_kafka_sink.common import option_parsers, security_config
+from spark_kafka_sink.common import options, security
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.option_table import parse_value, table_of
+from spark_kafka_sink.common.options import parse_value, table_of
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.security import SecurityConfig
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
@@ -330,7 +330,7 @@ def test_a_token_endpoint_with_a_usual_host_is_taken(host: str) -> None:
     assert parse_value(key, f"https://{host}/t", table_of(ProducerConfig)[key].metadata) == f"https://{host}/t"
 
 
-@pytest.mark.parametrize("mechanism", list(security_config._LOGIN_MODULES))
+@pytest.mark.parametrize("mechanism", list(security._LOGIN_MODULES))
 def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) -> None:
     """Bug: AWS_MSK_IAM sent its token over SASL_PLAINTEXT."""
     settings = {
@@ -552,13 +552,13 @@ def test_a_method_that_a_decorator_made_of_what_has_no_hash_is_taken() -> None:
 
 
 def test_a_function_that_is_gone_is_not_remembered() -> None:
-    before = len(option_parsers._IDS)
+    before = len(options._IDS)
     made = _Tokens("short-lived")
     _with_function(made)
     _with_function(made.token)
-    assert len(option_parsers._IDS) == before + 2
+    assert len(options._IDS) == before + 2
     del made
-    assert len(option_parsers._IDS) == before
+    assert len(options._IDS) == before
 
 
 def test_a_pickle_holds_the_password_once_and_not_the_text_it_came_in() -> None:

@@ -1,20 +1,25 @@
-"""Parsers of the option table: a value as the caller gave it, text or typed, becomes a value of ours.
+"""How a table of settings is written, and how a caller's settings become values.
 
-Each raises RefusalError with what is wanted instead.
+A row of the table is a dataclass field, made by `option`; its metadata say what it takes and means. A parser turns a
+value as the caller gave it, text or typed, into a value of ours, or raises RefusalError with what to give instead.
+`read_properties` reads settings from a file, `nearest` finds the known name that a misspelt one stands for.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import uuid
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.secret import Secret
 
 _TRIMMED = "".join(map(chr, range(0x21)))
@@ -23,7 +28,7 @@ _HOST = re.compile(r"[\w.%:-]+")
 
 
 class RefusalError(Exception):
-    """What a check says about a value; `option_table.parse_value` adds the option's name."""
+    """What a check says about a value; `parse_value` adds the option's name."""
 
 
 def whole_number(value: object) -> int:
@@ -45,6 +50,13 @@ def between(low: int, high: int) -> Callable[[object], int]:
         return number
 
     return parse
+
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+int_ms = between(0, INT_MAX)
+"""Milliseconds, for a setting that is an int in Kafka."""
+long_ms = between(0, LONG_MAX)
 
 
 def number_between(low: float, high: float) -> Callable[[object], float]:
@@ -237,3 +249,121 @@ def schemes(value: object) -> list[str]:
     """What stands before `://` in the addresses, as in `SSL://host:9093`; those without it give nothing."""
     items = value if isinstance(value, (list, tuple)) else str(value).split(",")
     return [str(item).strip().split("://", 1)[0] for item in items if "://" in str(item)]
+
+
+T = TypeVar("T")
+
+
+class OptionRow(NamedTuple):
+    """A row of the option table as a reader wants it."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+
+
+def option(parse: Callable[[object], T], default: object, type_name: str, doc: str, *, is_secret: bool = False) -> Any:
+    """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not
+    give. No error and no `repr` shows the value of one that `is_secret`.
+    """
+    metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc, "is_secret": is_secret}
+    if default is None:
+        return field(default=None, metadata=metadata, repr=not is_secret)
+    return field(default=parse(default), metadata=metadata, repr=not is_secret)
+
+
+def key_of(field_name: str) -> str:
+    return field_name.replace("_", ".")
+
+
+def field_name_of(key: str) -> str:
+    return key.replace(".", "_")
+
+
+def table_of(settings: Any) -> dict[str, Any]:
+    """Key → dataclass field, for a class whose fields are made by `option`."""
+    return {key_of(f.name): f for f in fields(settings)}
+
+
+def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
+    """Raises ConfigError naming the key, and the value unless it is a secret."""
+    try:
+        return metadata["parse"](value)
+    except RefusalError as refusal:
+        shown = "***" if metadata.get("is_secret") else repr(value)
+        raise ConfigError(f"{key}={shown}: {refusal}.", setting=key) from None
+
+
+def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:
+    default = metadata["default"]
+    text = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    return OptionRow(key, metadata["type"], text, metadata["doc"])
+
+
+_MOST_EDITS: Final = 2
+_LEAST_RATIO: Final = 0.76
+"""Similarity of difflib's. At 0.75 the consumer's session.timeout.ms would lead to transaction.timeout.ms."""
+
+
+def nearest(given: str, known: Collection[str]) -> str | None:
+    """Return the name that `given` likely means: at most two letters off, or else very similar. None if none is near.
+
+    Two neighbours that changed places count as one letter.
+    """
+    as_long = (name for name in known if abs(len(name) - len(given)) <= _MOST_EDITS)
+    edits, name = min(((_edits(given, name), name) for name in as_long), default=(_MOST_EDITS + 1, ""))
+    if edits <= _MOST_EDITS:
+        return name
+    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=_LEAST_RATIO)), None)
+
+
+def _edits(one: str, other: str) -> int:
+    """Distance in letters that are put in, left out, replaced, or swapped with their neighbour."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """The settings of a file in UTF-8. # and ! begin a comment, a backslash at the end continues the line.
+
+    Raises ConfigError, which names the file and the line, and OSError.
+    """
+    found: dict[str, str] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}.") from None
+    for number, line in _logical_lines(text):
+        name, equals, value = line.partition("=")
+        if not equals:  # it is not shown: it may be the second line of a key
+            raise ConfigError(
+                f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
+                " backslash."
+            )
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Without blank ones and comments, each with the number of its last line. A comment does not go on, and a line that
+    goes on holds none.
+    """
+    begun, number = "", 0
+    for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
+        if begun or not line.startswith(("#", "!")):
+            begun += line.removesuffix("\\")
+            if not line.endswith("\\"):
+                if begun.strip():
+                    yield number, begun.strip()
+                begun = ""
+    if begun.strip():
+        yield number, begun.strip()

@@ -6,10 +6,9 @@ import pickle
 
 import pytest
 
-from spark_kafka_sink.common import jaas
-from spark_kafka_sink.common.jaas import parse_jaas_config
-from spark_kafka_sink.common.option_parsers import RefusalError
+from spark_kafka_sink.common.options import RefusalError
 from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.security import PLAIN_MODULE, parse_jaas_config
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
@@ -32,7 +31,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 )
 def test_the_forms_that_java_takes(text: str, username: str | None, password: str | None) -> None:
     entry = parse_jaas_config(text)
-    assert entry.login_module == jaas.PLAIN
+    assert entry.login_module == PLAIN_MODULE
     assert entry.get("username") == ("$ConnectionString" if username is None else username)
     assert entry.get("password") == ("Endpoint=sb://x/;Key=k=" if password is None else password)
     assert entry.get("tokenauth") is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.properties_file import read_properties
+from spark_kafka_sink.common.options import read_properties
 
 
 def test_a_properties_file_has_comments_continued_lines_and_values_with_equals(tmp_path: Path) -> None:
