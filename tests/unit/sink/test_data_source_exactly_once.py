@@ -162,9 +162,11 @@ def test_a_batch_that_was_committed_before_is_said_to_be_skipped(
 
 
 def test_a_batch_that_comes_again_for_another_topic_is_not_skipped(bench: CoordinatorBench) -> None:
-    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)], 0)
+    KafkaStreamWriter(CONFIG, PREFIX).commit(
+        [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
+    )
     other = replace(CONFIG, topic="u")
-    again = travelled(KafkaStreamWriter(other, PREFIX))._mandate
+    again = travelled(KafkaStreamWriter(other, PREFIX))._batch_start
     told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
     with pytest.raises(BatchChangedError, match=r"for topic='t', and now it comes for topic='u'"):
         KafkaStreamWriter(other, PREFIX).commit([told], 0)
