@@ -195,7 +195,8 @@ class _ArrowWriter(ABC):
         """Make the batch count, where that is not so already. Raises KafkaError where it could not be."""
         outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         if len(outcomes) != len(messages):
-            raise IllegalStateError(f"{len(messages) - len(outcomes)} of {len(messages)} tasks told nothing.")
+            missing = len(messages) - len(outcomes)
+            raise IllegalStateError(f"{missing} of {len(messages)} tasks returned no commit message.")
         if self._prefix is not None:
             with self._driver() as driver:
                 committed = driver.commit([outcome for outcome in outcomes if outcome is not None])
@@ -229,7 +230,7 @@ class _ArrowWriter(ABC):
         command = operator_command("finish", self._prefix, self._config.decision_topic)
         batch = 0 if batch_start is None else batch_start.next_batch_id
         return (  # to write it again is another write
-            f"end with their time-out, or before by {command}{why}. Where that says that batch {batch} is committed, do"
+            f"end with their timeout, or before by {command}{why}. Where that says that batch {batch} is committed, do"
             " not write it again"
         )
 

@@ -1,4 +1,4 @@
-"""What errors and logs of exactly-once delivery say that people must do about a batch. Plain text."""
+"""Texts of errors and logs of exactly-once delivery that tell the user what to do about a batch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 
 def name_of_query(query_id: str) -> str:
-    """In words; an empty `query_id` is a batch write's."""
+    """The query in words; a batch write has an empty `query_id`."""
     return f"query {query_id}" if query_id else "a batch write"
 
 
 def operator_command(name: str, prefix: str, decision_topic: str) -> str:
-    """What to type, but for the servers. With another decision topic than the query's it would find nothing decided."""
+    """The command to type, except for the servers. It names the decision topic, without which it would find nothing."""
     topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic={shlex.quote(decision_topic)}"
-    own = f"--prefix={shlex.quote(prefix)}{topic}"  # what is typed last may stand before a full stop
+    own = f"--prefix={shlex.quote(prefix)}{topic}"  # the last argument may stand before a full stop
     return f"python -m spark_kafka_sink.transactions {name} {own} --bootstrap-servers HOST:PORT"
 
 
 def finish_advice(query_id: str, command: str) -> str:
-    """Of a decided batch. A batch write that is called again is another one: its rows come beside the first ones."""
+    """How a decided batch is finished. A batch write that is called again is another one, and adds its rows again."""
     if query_id:
         return "It is finished when the query is started again, which must be within transaction.timeout.ms."
     return f"Do not write it again. Within transaction.timeout.ms it is finished by {command}."
 
 
 def unknown_advice(query_id: str, command: str) -> str:
-    """Whether a batch is decided."""
+    """How to find out whether a batch is decided."""
     if query_id:
         return "The next start of the query finds out, and finishes or repeats it."
     return (
@@ -38,7 +38,7 @@ def unknown_advice(query_id: str, command: str) -> str:
 
 
 def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateError:
-    """The error for a prefix that was used, and of which the topic knows nothing."""
+    """The error for a prefix that was used before and has no record in the topic."""
     return IllegalStateError(
         f"decision.topic={topic} knows nothing of transactional.id.prefix={prefix!r}, which was used before: the topic"
         " was deleted, made again or emptied, partitions were added to it"
@@ -48,7 +48,7 @@ def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateErro
 
 
 def missing_topic(prefix: str, topic: str) -> IllegalStateError:
-    """The error for a prefix that was used, and whose topic is not there."""
+    """The error for a prefix that was used before and whose decision topic is missing."""
     return IllegalStateError(
         f"decision.topic={topic} is not in the cluster, and transactional.id.prefix={prefix!r} was used before: the"
         " topic was deleted, or another one is named. Without its decisions a batch may be written twice."

@@ -32,29 +32,29 @@ log = logging.getLogger(__name__)
 
 _DECISION_VERSION: Final = 2
 _FIRST_DECISION_VERSION: Final = 1
-"""Its decisions name neither the fingerprint of the rows nor the topic."""
+"""Its decisions have neither the fingerprint of the rows nor the topic."""
 _DECIDED, _FINISHED = "decided", "finished"
 
 _MOST_ID: Final = 2**63 - 1
 _MOST_EPOCH: Final = 2**15 - 1
 _MOST_TIME_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, the last one that Python's dates have."""
+"""The end of the year 9999, the last year of Python's dates."""
 
 
 class TransactionLostError(KafkaError):
-    """Rows of a decided batch are gone. Names batch, partitions and rows."""
+    """Rows of a decided batch are lost. Names the batch, the partitions and the number of rows."""
 
     fatal = True
 
 
 class BatchChangedError(KafkaError):
-    """A batch was decided before, and now comes with other rows or for another topic. Nothing of it is written."""
+    """A batch was decided before, and comes again with other rows or for another topic. Nothing of it is written."""
 
     fatal = True
 
 
 class TaskTransaction(NamedTuple):
-    """What one task left open: a partition's rows."""
+    """The transaction that one task left open, with the rows of its partition."""
 
     transaction: OpenTransaction
     partition: int
@@ -62,19 +62,19 @@ class TaskTransaction(NamedTuple):
 
     @property
     def marker_text(self) -> str:
-        """The text that its marker carries, which no other transaction's does."""
+        """The text of its marker. No other transaction has the same one."""
         own = self.transaction
         return f"producer_id={own.producer_id} epoch={own.producer_epoch} rows={self.rows}"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided on one batch.
+    """The decision on one batch.
 
     `query_id` is empty for a batch write. `partitions` and `rows` are those of the whole batch; `tasks` has those with
     rows, and none once `is_finished`. `time_ms` is the driver's time of day. `is_accepted`: an operator closed the
-    batch, whatever rows of it are in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a record
-    of version 1; `topic` is the sink's option `topic`, None where the rows name their topics or the version is 1.
+    batch, even if rows of it are not in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a
+    record of version 1; `topic` is the sink's option `topic`, None if the rows name their topics or the version is 1.
     """
 
     batch_id: int
@@ -109,7 +109,7 @@ class Decision:
         if self.is_accepted:
             content["accepted"] = True
         if self.fingerprint is not None:
-            # as text: readers of JSON may take a number of 64 bits for a float
+            # as text: readers of JSON may read a 64-bit number as a float
             content |= {"fingerprint": f"{self.fingerprint:016x}", "topic": self.topic}
         return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
 
@@ -117,8 +117,8 @@ class Decision:
     def from_bytes(cls, data: bytes, where: str, prefix: str) -> Decision:
         """Read a record of the decision topic that `prefix` is the key of.
 
-        Raises ProtocolError, which names `where`, for what is not a whole decision of a version known here, and for a
-        decision that names a transactional id of another prefix or a value out of its range.
+        Raises ProtocolError, which names `where`, for data that is not a whole decision of a known version, and for a
+        decision with a transactional id of another prefix or a value out of range.
         """
         try:
             content: dict[str, Any] = json.loads(data)
@@ -247,12 +247,12 @@ def prefix_of(key: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchStart:
-    """A fenced driver's word to its tasks, for one batch.
+    """The start of one batch, from its driver to its tasks: the driver is the only current one of the prefix.
 
-    `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
-    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write. The other `last_`
-    fields are those of that batch's `Decision`. `is_adopted`: an operator allowed a prefix without a decision to begin
-    at any batch.
+    `driver` is the transaction in which the driver will decide, `place` the partition of the decision topic.
+    `last_batch_id` is the last batch decided under the prefix, None if there is none, and `last_query_id` is its query,
+    empty for a batch write. The other `last_` fields are those of that batch's `Decision`. `is_adopted`: an operator
+    allowed a prefix without a decision to begin at any batch.
     """
 
     prefix: str
@@ -267,14 +267,14 @@ class BatchStart:
     is_adopted: bool = False
 
     def needs_trace(self, query_id: str) -> bool:
-        """Whether a batch without rows must be decided on, too: the first one of a query, whose later batches could not
-        be told from those of a query that has lost its decisions.
+        """Whether a batch without rows must be decided too. The first batch of a query must be: without a decision, its
+        later batches would look like those of a query that has lost its decisions.
         """
         return bool(query_id) and self.last_batch_id is None
 
     @property
     def next_batch_id(self) -> int:
-        """Of a batch write, to which nobody else gives a number."""
+        """The batch id of a batch write, to which Spark gives no number."""
         return 0 if self.last_batch_id is None else self.last_batch_id + 1
 
     def to_json(self) -> str:
@@ -285,11 +285,11 @@ class BatchStart:
         return _batch_start(json.loads(text))
 
     def is_written_already(self, batch_id: int, query_id: str) -> bool:
-        """Whether the batch is the last one decided: then its rows must not be written again, in whatever partitions
-        they come now.
+        """Whether the batch is the last decided one. Then its rows must not be written again, even if they come in
+        other partitions.
 
-        Raises IllegalStateError where the batch cannot be told from one written before: an earlier batch id, another
-        query, a later batch of a query that has no decision.
+        Raises IllegalStateError if the batch may have been written before: it has an earlier batch id, is of another
+        query, or is a later batch of a query without a decision.
         """
         if self.last_batch_id is None:
             if query_id and batch_id > 0 and not self.is_adopted:
@@ -325,8 +325,8 @@ class BatchStart:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task reports to the driver. `written` is None where it left nothing open: the batch was written already
-    (`was_skipped`), or there were no rows.
+    """The report of a task to the driver. `written` is None if the task left nothing open: the batch was written
+    already (`was_skipped`), or there were no rows.
     """
 
     batch_start: BatchStart
@@ -337,7 +337,7 @@ class TaskOutcome:
     written: TaskTransaction | None
     was_skipped: bool = False
     fingerprint: int = 0
-    """Of the task's rows, also where they were not written."""
+    """That of the task's rows, also if they were not written."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -369,12 +369,14 @@ def driver_id(prefix: str) -> str:
 
 
 def task_id(prefix: str, partition: int, attempt: int) -> str:
-    """A second attempt has an id of its own: it cannot fence a first one that finished."""
+    """The transactional id of an attempt. A second attempt has another id, so that it cannot fence a finished first
+    one.
+    """
     return f"{prefix}/{partition}" if attempt == 0 else f"{prefix}/{partition}.{attempt}"
 
 
 def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
-    """Raises IllegalStateError where the tasks are not those of one batch."""
+    """Raise IllegalStateError if the tasks are not those of one batch."""
     for what in ("batch_id", "query_id", "batch_start", "was_skipped"):
         if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
             raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
@@ -387,9 +389,9 @@ def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None
     """Compare a batch that is to be skipped with the one that was decided under its number; `topic` is the sink's
     option.
 
-    Raises BatchChangedError where the rows, their number or the topic differ: then this is another batch, and to skip
-    it would lose its rows. A decision of version 1 has the number of rows only. A batch that an operator accepted is
-    skipped with whatever rows it comes.
+    Raises BatchChangedError if the rows, their number or the topic differ: then this is another batch, and skipping it
+    would lose its rows. A decision of version 1 has only the number of rows. A batch that an operator accepted is
+    skipped whatever its rows are.
     """
     batch_start, rows = outcomes[0].batch_start, sum(outcome.rows for outcome in outcomes)
     if batch_start.last_is_accepted:
@@ -409,7 +411,11 @@ def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None
 
 
 def remember_start(batch_start: BatchStart) -> None:
-    """Keep the batch start for `remembered_start`. Without a usable local directory nothing is kept."""
+    """Keep the batch start for `remembered_start`. Without a usable local directory nothing is kept.
+
+    Spark aborts a stream's batch on a new writer in another process. If no task has finished, Spark hands that writer
+    nothing of the driver's. Both processes have the application's local directory.
+    """
     path = _path(batch_start.prefix)
     if path is None:
         return
@@ -424,7 +430,7 @@ def remember_start(batch_start: BatchStart) -> None:
 def remembered_start(prefix: str) -> BatchStart | None:
     """The batch start that this application began last under the prefix, None if nothing is known.
 
-    It may be that of a batch that was committed: `ExactlyOnceDriver.abort` ends nothing then.
+    Its batch may be committed already: then `ExactlyOnceDriver.abort` ends nothing.
     """
     path = _path(prefix)
     try:
@@ -434,6 +440,6 @@ def remembered_start(prefix: str) -> BatchStart | None:
 
 
 def _path(prefix: str) -> Path | None:
-    """In Spark's directory of this application, which Spark deletes when the application ends."""
+    """A file in Spark's directory of this application. Spark deletes it when the application ends."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return Path(folder) / f"spark-kafka-sink-{hashlib.sha256(prefix.encode()).hexdigest()}" if folder else None

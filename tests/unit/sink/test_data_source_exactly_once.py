@@ -174,7 +174,7 @@ def test_a_batch_that_comes_again_for_another_topic_is_not_skipped(bench: Coordi
 
 def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: CoordinatorBench) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
-    with pytest.raises(IllegalStateError, match="1 of 2 tasks told nothing"):
+    with pytest.raises(IllegalStateError, match="1 of 2 tasks returned no commit message"):
         writer.commit([written(bench, writer._batch_start), None])
     assert bench.state("orders/0") == "Ongoing"
 
@@ -238,7 +238,7 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 7)
     prefixed, one_off, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
     for text, writer in ((prefixed, writers[0]), (one_off, writers[1])):
-        assert "their transactions end with their time-out, or before by python -m" in text
+        assert "their transactions end with their timeout, or before by python -m" in text
         command = f"finish --prefix={writer._prefix} --bootstrap-servers HOST:PORT"
         assert f"{command}. Where that says that batch 0 is committed, do" in text
         assert "started again" not in text, "to write it again is another write"
@@ -269,7 +269,7 @@ def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None, skip=1)  # the driver's own is ended
     writer.abort(messages)
     assert bench.state("orders/0") == "Ongoing"
-    assert "their transactions end with their time-out, or before by python" in caplog.text
+    assert "their transactions end with their timeout, or before by python" in caplog.text
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(

@@ -64,7 +64,7 @@ def test_a_driver_that_dies_while_it_decides_keeps_others_from_reading_for_a_min
     ("wanted_ms", "own_ms"), [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)]
 )
 def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms: int, own_ms: int) -> None:
-    """Bug: with a time-out of a minute it had one too, and was committed when a coordinator came back that was
+    """Bug: with a timeout of a minute it had one too, and was committed when a coordinator came back that was
     away for long, though the tasks' transactions had been aborted meanwhile: rows lost, where a replay does.
     """
     config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=wanted_ms))

@@ -132,7 +132,7 @@ def test_an_open_transaction_is_shown_with_its_age_and_its_time_out(bench: Opera
     started_ms = bench.rig.now_ms
     Operator(bench.coordinator, CONFIG, bench.out, lambda: started_ms + 1_123_400).show(PREFIX)
     assert re.search(
-        r"^transactional id +state +age +time-out\norders/0 +Ongoing +1,123 s +900 s$", bench.said(), re.MULTILINE
+        r"^transactional id +state +age +timeout\norders/0 +Ongoing +1,123 s +900 s$", bench.said(), re.MULTILINE
     )
 
 
@@ -186,9 +186,9 @@ def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
     assert "batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: its 2 transactions are not known" in text
     assert "orders/0" in text
     assert "Ongoing" in text
-    with pytest.raises(IllegalStateError, match="decided, and can be finished alone"):
+    with pytest.raises(IllegalStateError, match="decided, and can only be finished"):
         bench.operator.abort(PREFIX)
-    with pytest.raises(IllegalStateError, match="can be finished alone"):
+    with pytest.raises(IllegalStateError, match="can only be finished"):
         bench.operator.forget(PREFIX)
     bench.operator.finish(PREFIX)
     assert bench.said() == "Batch 0 is committed; nothing of orders is open.\n"
@@ -317,7 +317,7 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     outcomes = bench.decide(0)
     lost = outcomes[1].written
     assert lost is not None
-    bench.end([lost.transaction], committed=False)  # as its time-out would
+    bench.end([lost.transaction], committed=False)  # as its timeout would
     for _ in range(2):
         with pytest.raises(TransactionLostError, match=r"Batch 0 .*'orders'.*1 of its 2 .*partition 1: 1 rows.*accept"):
             bench.driver.begin()
@@ -326,7 +326,7 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     bench.operator.accept(PREFIX)
     assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
     bench.operator.show(PREFIX)
-    assert ": closed by accept. The query goes on after it, with whatever rows it comes.\n" in bench.said()
+    assert ": closed by accept. The query goes on after it, whatever its rows are then.\n" in bench.said()
     assert bench.driver.begin().last_batch_id == 0
     assert bench.values() == ["row 0.0"]
     assert bench.driver.begin().last_is_accepted
@@ -594,7 +594,9 @@ def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
     out = io.StringIO()
     assert main(["finish", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, closed) == 1
-    assert out.getvalue().endswith("There is nobody to ask: --yes goes on without.\nNothing was changed.\n")
+    assert out.getvalue().endswith(
+        "There is no input to read an answer from: --yes goes on without asking.\nNothing was changed.\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])

@@ -159,7 +159,7 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
 def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
 ) -> None:
-    """Noted, no start would commit it any more, and its rows would end by time-out."""
+    """Noted, no start would commit it any more, and its rows would end by timeout."""
 
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
@@ -314,7 +314,7 @@ def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that
 def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborted_with_the_batchs_note(
     version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: it was left out as the task's own, and stayed open until its time-out where the attempt died."""
+    """Bug: it was left out as the task's own, and stayed open until its timeout where the attempt died."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -361,7 +361,7 @@ def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
     assert not driver.abort(told.batch_start, [told])
-    assert len(re.findall("'P/0'.* stays open until its time-out: ", caplog.text)) >= 1
+    assert len(re.findall("'P/0'.* stays open until its timeout: ", caplog.text)) >= 1
     bench.cluster.scripts.remove(script)
     caplog.clear()
     assert driver.begin().last_batch_id is None

@@ -448,7 +448,9 @@ def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
     monkeypatch.setattr(ExactlyOnceDriver, "abort", unreachable)
     with pytest.raises(IndexError, match="of the tasks"):
         session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), failing_tasks)
-    assert "What the batch left open ends when the query is started again, or by time-out: node 0 has" in caplog.text
+    assert (
+        "Open transactions of the batch end when the query is started again, or by timeout: node 0 has" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
@@ -468,7 +470,7 @@ def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
     monkeypatch.setattr(ExactlyOnceDriver, "finish", fail)
     with pytest.raises(KafkaTimeoutError, match="orders/0"):
         DriverSession(None if batch is None else PREFIX).run(CONFIG, batch, bench.tasks)
-    (told,) = (each.getMessage() for each in caplog.records if "left open" in each.getMessage())
+    (told,) = (each.getMessage() for each in caplog.records if "Open transactions of the" in each.getMessage())
     assert "it may be decided, or not all of it could be aborted." in told
     assert ("started again" in told) is (batch is not None)
     finish = re.search(r"transactions finish --prefix=spark-kafka-sink-write-\d+ --bootstrap-servers HOST:PORT: ", told)
@@ -697,7 +699,7 @@ def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named()
             raise NotImplementedError("[NOT_IMPLEMENTED] sparkContext() is not implemented.")
 
     frame: Any = SimpleNamespace(sparkSession=Remote())
-    with pytest.raises(ConfigError, match=r"Spark Connect has none.*Use format\(\"kafka_sink\"\)"):
+    with pytest.raises(ConfigError, match=r"Spark Connect does not give it.*Use format\(\"kafka_sink\"\)"):
         stream_batch(frame, 0)
 
 
@@ -713,7 +715,7 @@ def test_threads_that_share_those_of_the_jvm_are_said_to_hide_the_query(monkeypa
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "False")
     context = SimpleNamespace(getLocalProperty=lambda name: None)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
-    with pytest.raises(ConfigError, match=r"with PYSPARK_PIN_THREAD=false foreachBatch does not tell.*environment"):
+    with pytest.raises(ConfigError, match=r"with PYSPARK_PIN_THREAD=false Spark does not say.*environment"):
         stream_batch(frame, 0)
 
 

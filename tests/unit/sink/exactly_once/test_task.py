@@ -134,7 +134,7 @@ def test_an_attempt_of_a_stage_that_is_run_again_leaves_open_what_one_of_its_num
 
 
 def test_an_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
-    """Bug: readers waited for its time-out after the last batch, and after a batch write without a prefix."""
+    """Bug: readers waited for its timeout after the last batch, and after a batch write without a prefix."""
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     bench.found = TransactionDescription("P/driver", TransactionState.COMPLETE_COMMIT, 1, 1, 1, None, frozenset())
@@ -254,7 +254,7 @@ def test_a_streams_task_is_named_by_batch_query_partition_and_attempt() -> None:
 @pytest.mark.parametrize("missing", [BATCH, QUERY])
 def test_a_streams_task_that_is_not_told_all_of_it_is_refused(properties: dict[str, str], missing: str) -> None:
     del properties[missing]
-    with pytest.raises(IllegalStateError, match="tells this task no batch id and no query id"):
+    with pytest.raises(IllegalStateError, match="gives this task no batch id or no query id"):
         streaming_task()
 
 
@@ -314,5 +314,5 @@ def test_transaction_that_is_not_prepared_has_no_outcome() -> None:
 
 
 def test_outside_a_task_there_is_nobody() -> None:
-    with pytest.raises(IllegalStateError, match="in a Spark task alone"):
+    with pytest.raises(IllegalStateError, match="only in a Spark task"):
         streaming_task()
