@@ -146,7 +146,7 @@ class SequenceTable(dict[TopicPartition, PartitionSequences]):
 
 
 class ProducerIdentity:
-    """What brokers know a producer by. `retry_backoff` paces InitProducerId. Implements `DrainRules`."""
+    """The identity of a producer at brokers. `retry_backoff` paces InitProducerId. Implements `DrainRules`."""
 
     is_completing = False
 
