@@ -104,7 +104,7 @@ class BatchResult:
         """
         self.is_done = True
         for gate in tuple(self._waiting):  # a copy, because a thread that gives up removes its lock
-            if gate.locked():  # that thread sleeps, or has just taken the lock and needs it no more
+            if gate.locked():  # the thread waits, or has just taken the lock and will not use it again
                 gate.release()
 
     def wait(self, timeout_s: float | None) -> bool:
