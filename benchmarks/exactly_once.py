@@ -31,10 +31,11 @@ from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record import fingerprint as fingerprints
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import transactional_task
+from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import connect, process_driver
 from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
-from spark_kafka_sink.sink.exactly_once.transactional_arrow import deliver_in_transaction
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 
@@ -121,8 +122,10 @@ class Query:
             return driver.begin()
 
     def run_task(self, mandate: Mandate, partition: int, blocks: Iterable[pa.RecordBatch]) -> TaskOutcome:
-        task = TaskIdentity(self.batch_id, self.prefix, partition, 0)
-        return deliver_in_transaction(self._config, process_pool(), mandate, task, blocks).outcome
+        identity = TaskIdentity(self.batch_id, self.prefix, partition, 0)
+        task = ExactlyOnceTask.in_process(self._config, mandate, identity)
+        write_all(TaskDelivery(self._config, process_pool(), task), blocks)
+        return task.outcome
 
     def commit(self, outcomes: Sequence[TaskOutcome]) -> None:
         with process_driver(self._config, self.prefix) as driver:

@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
 from spark_kafka_sink.common.options import nearest, read_properties
-from spark_kafka_sink.sink.passed_over import PASSED_OVER
+from spark_kafka_sink.sink.options import PASSED_OVER
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

@@ -157,12 +157,13 @@ def secret_pem(label: str) -> Callable[[object], Secret]:
 
 
 def https_url(value: object) -> str:
-    """Parse a URL that is safe for credentials."""
+    """Parse a URL that is safe for credentials: no fragment (RFC 6749, 3.2), and a host that DNS can have."""
     url = str(value).strip()
     try:
         parts = urlsplit(url)
-        is_usable = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        is_usable = parts.scheme == "https" and parts.port != 0 and "#" not in url
+        is_usable = is_usable and bool((parts.hostname or "").encode("idna"))
+    except ValueError:  # a UnicodeError too
         is_usable = False
     if not is_usable:
         raise RefusalError("a URL of the form https://host/path is wanted")

@@ -462,11 +462,13 @@ class KafkaProducer:
         goes on while its blocks do. `on_completion(run, error)` runs once for the rows in one batch, together with
         those of calls with the same callback right before, on the thread that `send` describes. Raises
         KafkaTimeoutError (metadata, memory), RecordTooLargeError, and refusals of the topic for rows that cannot be
-        sent. Rows that were taken before have their call of `on_completion` too.
+        sent. Rows that were taken before have their call of `on_completion` too. Raises SerializationError, and sends
+        nothing, for timestamps that no record can have.
         """
         self._ensure_usable()
         send = object()
         try:
+            self._timestamps.of_columns(topic, columns)
             self._blocks.append(topic, columns, on_completion, send)
         except BaseException as cause:
             self._transaction_calls.lose(cause, send)

@@ -12,6 +12,7 @@ from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Messa
 _FIRST_INIT_OF_HELD_ID = 3
 _LAST_END_TXN_OF_TRANSACTION_V1 = 4
 _LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1 = 4
+_FIRST_TXN_OFFSET_COMMIT_WITH_MEMBER = 3
 _EXACTLY_ONCE = "delivery.guarantee=exactly-once"
 
 
@@ -135,6 +136,20 @@ class TxnOffsetCommitRequest(_OfProducer):
     member_id: str = ""
     group_instance_id: str | None = None
     transaction_version: int = 2
+
+    @property
+    def oldest_version(self) -> int:
+        if self._names_member:
+            return _FIRST_TXN_OFFSET_COMMIT_WITH_MEMBER
+        return SUPPORTED_VERSIONS[ApiKey.TXN_OFFSET_COMMIT].oldest
+
+    @property
+    def purpose(self) -> str:
+        return "send_offsets_to_transaction with a group's member" if self._names_member else ""
+
+    @property
+    def _names_member(self) -> bool:
+        return self.generation_id != -1 or self.member_id != "" or self.group_instance_id is not None
 
     @property
     def latest_version(self) -> int:

@@ -20,43 +20,47 @@ from spark_kafka_sink.record.columns import (
     late_text,
 )
 from spark_kafka_sink.sink.arrow_batches import joined
-from spark_kafka_sink.sink.columns import ALLOW_EARLY, NULL_TOPIC, before_1970_text
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.report import task_report
-from spark_kafka_sink.sink.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
+from spark_kafka_sink.sink.schema import (
+    ALLOW_EARLY,
+    HEADERS,
+    KEY,
+    NULL_TOPIC,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+    VALUE,
+    before_1970_text,
+)
 
 MANY_PARTITIONS: Final = 32
 
 
 def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """As `deliver_arrow`, for `mapInArrow`: yields the task's report once all rows are acknowledged."""
-    delivery = deliver_arrow(config, pool, batches)
+    """Write the rows at least once, for `mapInArrow`: yield the task's report once all rows are acknowledged. Raises as
+    `write_all`.
+    """
+    delivery = TaskDelivery(config, pool)
+    write_all(delivery, batches)
     yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries)
 
 
-def deliver_arrow(
-    config: SinkConfig,
-    pool: ProducerPool,
-    batches: Iterable[pa.RecordBatch],
-    delivery: TaskDelivery | None = None,
-) -> TaskDelivery:
-    """Write every row of `batches`, whose columns have passed `schema.check_columns`, by `delivery` or a plain one;
-    returns it, finished, once all are acknowledged. A timestamp column may be int64 ms or an Arrow timestamp of any
-    unit that counts from 1970 in UTC.
+def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write every row of `batches`, whose columns have passed `schema.check_columns`, and finish the delivery. A
+    timestamp column may be int64 ms or an Arrow timestamp of any unit that counts from 1970 in UTC.
 
-    Raises KafkaError if a row is not, SchemaError for a row that cannot be written.
+    Raises KafkaError if a row is not acknowledged, SchemaError for a row that cannot be written.
     """
-    delivery = delivery or TaskDelivery(config, pool)
     try:
         for batch in joined(batches, lambda: _is_spread(delivery)):
-            delivery.send_each(_columns_by_topic(config, batch))
+            delivery.send_each(_columns_by_topic(delivery.config, batch))
             del batch  # not kept while the next one is read
         delivery.finish()
     finally:
         delivery.abandon()
-    return delivery
 
 
 def _is_spread(delivery: TaskDelivery) -> bool:

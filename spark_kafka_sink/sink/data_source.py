@@ -41,18 +41,18 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
-from spark_kafka_sink.sink.arrow_writer import deliver_arrow
+from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
-from spark_kafka_sink.sink.exactly_once.begun_batch import begun_batch, remember_begun
+from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, operator_command
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, begun_batch, remember_begun
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.session import is_named_by_query, stream_prefix
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
-from spark_kafka_sink.sink.exactly_once.transactional_arrow import (
+from spark_kafka_sink.sink.exactly_once.task import (
+    ExactlyOnceTask,
+    TaskIdentity,
     batch_task,
     check_default_location,
-    deliver_in_transaction,
     streaming_task,
 )
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
@@ -61,12 +61,12 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.report import WriteReport, report_columns, report_rows
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
+from spark_kafka_sink.sink.worker import show_reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-_package_log = logging.getLogger("spark_kafka_sink")
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark itself reads, or puts in, and hands on to the writer; lower-case."""
@@ -249,16 +249,13 @@ class _ArrowWriter(ABC):
         """
         clock = SystemClock()
         started_ms = clock.wall_ms()
-        outcome = None
-        delivery: TaskDelivery
-        if self._mandate is None:
-            delivery = deliver_arrow(self._config, process_pool(), iterator)
-        else:
-            task = self._task(self._mandate)
-            delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, iterator)
-            outcome = delivery.outcome
+        task = None
+        if self._mandate is not None:
+            task = ExactlyOnceTask.in_process(self._config, self._mandate, self._task(self._mandate))
+        delivery = TaskDelivery(self._config, process_pool(), task)
+        write_all(delivery, iterator)
         columns = report_columns(delivery.tally.delivered, delivery.batches, delivery.retries)
-        return TaskWritten(columns, started_ms, clock.wall_ms(), outcome)
+        return TaskWritten(columns, started_ms, clock.wall_ms(), None if task is None else task.outcome)
 
 
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
@@ -315,15 +312,3 @@ def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
     started_ms = min((message.started_ms for message in written), default=0)
     ended_ms = max((message.ended_ms for message in written), default=0)
     return WriteReport.of(rows, max(0, ended_ms - started_ms) / 1000)  # a clock may be set back
-
-
-def show_reports() -> None:
-    """Let this worker show what the sink logs from INFO on: on stderr, where nothing is set up to show it otherwise."""
-    if _package_log.level == logging.NOTSET:
-        _package_log.setLevel(logging.INFO)
-    if not _package_log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
-        )
-        _package_log.addHandler(handler)

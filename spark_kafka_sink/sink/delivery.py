@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.network.acknowledgements import acknowledge_now
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
+from spark_kafka_sink.sink.worker import acknowledge_now
 
 
 @dataclass(slots=True)
@@ -65,37 +67,65 @@ class Tally:
             raise self._first_error
 
 
+class Transaction(Protocol):
+    """The transaction that a task's rows go into, as `TaskDelivery` uses it."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the transaction is complete and stays open when the producer goes back to the pool."""
+        ...
+
+    def takes(self, topic: str, columns: RecordColumns) -> bool:
+        """Count rows before they are sent. False: they are written already, and must not be sent."""
+        ...
+
+    def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
+        """Borrow a producer of `config` and begin the transaction in it. Raises KafkaError."""
+        ...
+
+    def add_marker(self, producer: Producer, rows: int) -> None:
+        """Add the marker of `rows` sent rows to the transaction, without waiting. Raises KafkaError."""
+        ...
+
+    def prepare(self, producer: Producer) -> None:
+        """Leave the transaction open for the driver, once all rows are acknowledged. Raises KafkaError."""
+        ...
+
+
 class TaskDelivery:
     """Any number of `send`, then `finish`; `abandon` instead where something failed.
 
     To be made before a row is asked for. The producer is taken at the first send, so an empty partition makes no
-    connection.
+    connection. Without a `transaction` delivery is at least once, and tasks share the producer.
     """
 
-    def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
+    def __init__(self, config: SinkConfig, pool: ProducerPool, transaction: Transaction | None = None) -> None:
         acknowledge_now()  # the task, so that Spark sends its rows
+        self.config = config
         self.tally = Tally()
         self.batches = 0
         self.retries = 0
         """Batches acknowledged and records sent again while this task had the producer; known once it has finished."""
         self.topics: Sequence[str] = ()
         """Those of the last `send_each`."""
-        self._config = config
         self._pool = pool
+        self._transaction = transaction
         self._producer: Producer | None = None
         self._before: Mapping[str, float] = {}
         self._sent = 0
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as it is known that a row, of these or of earlier ones, failed."""
+        if self._transaction is not None and not self._transaction.takes(topic, columns):
+            return
         self.tally.check()
         if self._producer is None:
             self._producer = self._acquire()
             self._before = self._producer.metrics()
-            if self._config.metrics_ports is not None:
+            if self.config.metrics_ports is not None:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
 
-                serve(self._pool, self._config.metrics_host, self._config.metrics_ports)
+                serve(self._pool, self.config.metrics_host, self.config.metrics_ports)
         self._producer.send_columns(topic, columns, self.tally)
         self._sent += columns.num_rows
 
@@ -113,20 +143,35 @@ class TaskDelivery:
         return 0 if self._producer is None else len(self._producer.partitions_for(topic))
 
     def finish(self) -> None:
-        """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
+        """Wait until every row is acknowledged, prepare the transaction, and give the producer back. Raises KafkaError
+        if a row is not acknowledged.
+        """
         try:
-            self._await_rows()
+            if self._transaction is None or self._producer is None:
+                self._await_rows()
+            else:
+                self._transaction.add_marker(self._producer, self._sent)
+                self._await_rows()
+                self._transaction.prepare(self._producer)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the producer back without waiting. What was sent already still goes its way."""
+        """Give the producer back without waiting. What was sent already still goes its way; a transaction that is not
+        prepared is aborted, because its producer is closed.
+        """
         producer, self._producer = self._producer, None
-        if producer is not None:
+        if producer is None:
+            return
+        if self._transaction is None or self._transaction.is_prepared:
             self._pool.release(producer)
+        else:
+            self._pool.discard(producer)
 
     def _acquire(self) -> Producer:
-        return self._pool.acquire(self._config.producer)
+        if self._transaction is None:
+            return self._pool.acquire(self.config.producer)
+        return self._transaction.begin(self._pool, self.config.producer)
 
     def _await_rows(self) -> None:
         """Wait until every row is acknowledged. Raises KafkaError if one is not."""

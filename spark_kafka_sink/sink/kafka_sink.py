@@ -18,7 +18,7 @@ from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, withou
 from spark_kafka_sink.sink.arrow_writer import write_arrow
 from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
-from spark_kafka_sink.sink.exactly_once.transactional_arrow import write_in_transaction
+from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport

@@ -25,9 +25,31 @@ from pyspark.sql.types import (
 )
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, NO_TOPIC, NO_VALUE
+from spark_kafka_sink.sink.options import EARLY_OPTION
 
 VALUE, KEY, TOPIC, PARTITION, HEADERS, TIMESTAMP = "value", "key", "topic", "partition", "headers", "timestamp"
+_ALLOWED: Final[Mapping[str, str]] = {
+    VALUE: "string or binary",
+    KEY: "string or binary",
+    TOPIC: "string",
+    PARTITION: "int",
+    HEADERS: "array<struct<key:string,value:binary>>",
+    TIMESTAMP: "timestamp or bigint",
+}
+"""Column → the types that it may have, in Spark's words."""
+
+NULL_TOPIC: Final = (
+    "[KAFKA_NULL_TOPIC_IN_DATA] The Kafka message data sent to the producer contains a null topic. Use the `topic`"
+    " option for setting a default topic."
+)
+NO_TOPIC: Final = (
+    "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
+)
+NO_VALUE: Final = "Required attribute 'value' not found"
+CAST_TIMESTAMP: Final = (
+    ": CAST(timestamp AS TIMESTAMP) gives it the time of the record. Rename or drop the column where it is no such time"
+)
+ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
 
 
 def _is_text_or_bytes(data_type: DataType) -> bool:
@@ -42,16 +64,13 @@ def _is_headers(data_type: DataType) -> bool:
     return fields == [("key", StringType), ("value", BinaryType)]
 
 
-_RULES: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
-    VALUE: (_is_text_or_bytes, "string or binary"),
-    KEY: (_is_text_or_bytes, "string or binary"),
-    TOPIC: (lambda data_type: isinstance(data_type, StringType), "string"),
-    PARTITION: (lambda data_type: isinstance(data_type, IntegerType), "int"),
-    HEADERS: (_is_headers, "array<struct<key:string,value:binary>>"),
-    TIMESTAMP: (
-        lambda data_type: isinstance(data_type, (TimestampType, TimestampNTZType, LongType)),
-        "timestamp or bigint",
-    ),
+_RULES: Final[Mapping[str, Callable[[DataType], bool]]] = {
+    VALUE: _is_text_or_bytes,
+    KEY: _is_text_or_bytes,
+    TOPIC: lambda data_type: isinstance(data_type, StringType),
+    PARTITION: lambda data_type: isinstance(data_type, IntegerType),
+    HEADERS: _is_headers,
+    TIMESTAMP: lambda data_type: isinstance(data_type, (TimestampType, TimestampNTZType, LongType)),
 }
 
 
@@ -87,15 +106,12 @@ def check_columns(schema: StructType, topic_option: str | None) -> dict[str, Dat
     if VALUE not in types:
         raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(schema.names)}.")
     columns = {}
-    for name, (fits, wanted) in _RULES.items():
+    for name, fits in _RULES.items():
         data_type = types.get(name)
         if data_type is None or (name == TOPIC and topic_option is not None):
             continue
         if not fits(data_type):
-            advice = CAST_TIMESTAMP if name == TIMESTAMP else ""
-            raise SchemaError(
-                f"{name} attribute unsupported type {data_type.simpleString()}. {name} must be a(n) {wanted}{advice}"
-            )
+            raise wrong_type(name, data_type.simpleString())
         columns[name] = data_type
     return columns
 
@@ -109,3 +125,17 @@ def _expression(name: str, position: int, data_type: DataType) -> str:
         # _LTZ: spark.sql.timestampType may make TIMESTAMP one without a zone
         return f"CAST(c{position} AS TIMESTAMP_LTZ) AS `{name}`"
     return f"c{position} AS `{name}`"
+
+
+def wrong_type(column: str, found: str) -> SchemaError:
+    """The error for a column of the type `found`, in Spark's words."""
+    advice = CAST_TIMESTAMP if column == TIMESTAMP else ""
+    return SchemaError(f"{column} attribute unsupported type {found}. {column} must be a(n) {_ALLOWED[column]}{advice}")
+
+
+def before_1970_text(whose: str, moment: object) -> str:
+    """The text of an error for a time that Kafka does not know."""
+    return (
+        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
+        " for the time of writing."
+    )

@@ -76,17 +76,17 @@ class Staged(Query):
 
     def _attempt(self, config, mandate, batch_id, index, number, rows):
         task = TaskIdentity(batch_id, "query", index, number)
-        delivery = killed_query.TransactionalDelivery(
-            config, killed_query.process_pool(), mandate, task,
-            lambda id_: killed_query.describe_in_process(config, id_),
+        transaction = killed_query.ExactlyOnceTask(
+            mandate, task, lambda id_: killed_query.describe_in_process(config, id_)
         )
+        delivery = killed_query.TaskDelivery(config, killed_query.process_pool(), transaction)
         try:
             for key, value in rows:
                 delivery.send(self.topic, killed_query.RecordColumns.from_rows([value], [key]))
             delivery.finish()
         finally:
             delivery.abandon()
-        return delivery.outcome
+        return transaction.outcome
 
 
 class FailingCluster(DyingCluster):

@@ -9,8 +9,7 @@ from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.options import SinkConfig
 

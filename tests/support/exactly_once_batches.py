@@ -12,11 +12,12 @@ from support.librdkafka import read_values
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import process_driver
-from spark_kafka_sink.sink.exactly_once.decision import BatchChangedError
+from spark_kafka_sink.sink.exactly_once.messages import BatchChangedError
 from spark_kafka_sink.sink.exactly_once.protocol import Committed
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
-from spark_kafka_sink.sink.exactly_once.transactional_arrow import deliver_in_transaction
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
@@ -50,9 +51,11 @@ class Query:
             assert mandate.driver.transaction_version == transaction_version
             outcomes = []
             for partition, values in enumerate(tasks):
-                task = TaskIdentity(batch_id, "query", partition, 0)
+                identity = TaskIdentity(batch_id, "query", partition, 0)
                 rows = [pa.record_batch({"value": pa.array(values, pa.string())})]
-                outcomes.append(deliver_in_transaction(self._config, self._pool, mandate, task, rows).outcome)
+                task = ExactlyOnceTask.in_process(self._config, mandate, identity)
+                write_all(TaskDelivery(self._config, self._pool, task), rows)
+                outcomes.append(task.outcome)
             return driver.commit(outcomes)
 
     def visible(self) -> list[str]:

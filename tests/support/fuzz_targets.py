@@ -35,8 +35,7 @@ from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.metadata import coordinator_of
 from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type
 from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
-from spark_kafka_sink.sink.exactly_once.birth import Birth
-from spark_kafka_sink.sink.exactly_once.decision import Decision
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision
 
 OURS = (KafkaError, RefusalError)
 """What a target may raise."""

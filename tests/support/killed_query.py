@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
 from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import DECISION_TOPIC, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 
@@ -95,16 +96,15 @@ class Query(NamedTuple):
 
     def _task(self, config: SinkConfig, mandate: Mandate, batch_id: int, index: int, rows: Any) -> TaskOutcome:
         task = TaskIdentity(batch_id, "query", index, 0)
-        delivery = TransactionalDelivery(
-            config, process_pool(), mandate, task, lambda id_: describe_in_process(config, id_)
-        )
+        transaction = ExactlyOnceTask(mandate, task, lambda id_: describe_in_process(config, id_))
+        delivery = TaskDelivery(config, process_pool(), transaction)
         try:
             for key, value in rows:
                 delivery.send(self.topic, RecordColumns.from_rows([value], [key]))
             delivery.finish()
         finally:
             delivery.abandon()
-        return delivery.outcome
+        return transaction.outcome
 
 
 class DyingCluster:

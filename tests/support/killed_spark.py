@@ -19,8 +19,7 @@ import psutil
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
-from spark_kafka_sink.sink.exactly_once.decision import Decision
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 

@@ -1,12 +1,14 @@
-"""What the protocol of exactly-once delivery asks of a real cluster, over one set of connections.
+"""The requests of exactly-once delivery to a real cluster, over one set of connections.
 
-Belongs to one thread at a time. Connections are those of the process that made them, and no child's.
+Belongs to one thread at a time. Only the process that made the connections may use them, not its children.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.request_client import Timer
-from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS
+from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -24,6 +26,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
+    IllegalStateError,
     KafkaError,
     KafkaTimeoutError,
     RecordTooLargeError,
@@ -31,15 +34,16 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
-from spark_kafka_sink.sink.exactly_once.birth import Birth, birth_key
-from spark_kafka_sink.sink.exactly_once.decision import Decision
-from spark_kafka_sink.sink.exactly_once.decision_topic import check_decision_topic, lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once.messages import driver_id
+from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, birth_key, driver_id
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
+
+log = logging.getLogger(__name__)
 
 DECISION_PARTITIONS: Final = 16
 """So that one query's decision, while it is being written, does not keep all others from reading theirs."""
@@ -62,6 +66,12 @@ _CHECKED: Final[WeakSet[ClusterClient]] = WeakSet()
 """Clients that know their cluster to allow the transaction.timeout.ms of their configuration."""
 _KNOWN: Final[WeakKeyDictionary[ClusterClient, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
 """By client: places and prefixes of which a record was read. What is read later must not be nothing."""
+_POLICY: Final = "cleanup.policy"
+_UNCLEAN: Final = "unclean.leader.election.enable"
+_FEW_REPLICAS_MATTER_FROM: Final = 3
+"""Brokers: a smaller cluster is a test's, or has no room for more replicas."""
+_warned: Final[set[str]] = set()
+"""What this process has warned of: each session and each worker's client checks the topic again."""
 
 
 class KafkaDriverCluster:
@@ -332,3 +342,60 @@ def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
         _CLIENTS.pop((os.getpid(), config.canonical()), None)
         client.close()
         raise
+
+
+def check_decision_topic(creation: TopicCreation, topic: str, timer: Timer) -> None:
+    """Check that the topic keeps the last record of each key, on however many brokers.
+
+    Raises IllegalStateError where cleanup.policy is not compact only, and KafkaTimeoutError. Logs a warning for what
+    this client may not ask, for a single replica in a larger cluster, and for unclean leader election.
+    """
+    _check_replicas(creation, topic)
+    try:
+        configs = creation.configs(topic, (_POLICY, _UNCLEAN), timer)
+    except (AuthenticationError, KafkaTimeoutError):
+        raise
+    except KafkaError as error:
+        _warn(
+            f"decision.topic={topic}: its cleanup.policy and unclean.leader.election.enable were not checked:"
+            f" {error} A topic that is not compacted only deletes decisions, and a batch may then be written twice."
+            " To let this principal check it: kafka-acls.sh --bootstrap-server HOST:PORT --add"
+            f" --allow-principal User:NAME --operation DescribeConfigs --topic {shlex.quote(topic)}"
+        )
+        return
+    policy = configs.get(_POLICY)
+    if policy is not None and policy.strip() != "compact":
+        raise IllegalStateError(
+            f"decision.topic={topic} has cleanup.policy={one_line(policy)}: Kafka deletes decisions from it after"
+            f" some time, and a batch may then be written twice. Change it: {_alter(topic, f'{_POLICY}=compact')}"
+        )
+    if (configs.get(_UNCLEAN) or "").strip().lower() == "true":
+        _warn(
+            f"decision.topic={topic} has unclean.leader.election.enable=true: after the loss of brokers a replica"
+            " without the last decisions may lead, and a batch may then be written twice. Change it:"
+            f" {_alter(topic, f'{_UNCLEAN}=false')}"
+        )
+
+
+def _check_replicas(creation: TopicCreation, topic: str) -> None:
+    cluster = creation.cluster
+    replicas = min((len(each.replicas) for each in cluster.partitions_for_topic(topic)), default=0)
+    if replicas == 1 and len(cluster.nodes) >= _FEW_REPLICAS_MATTER_FROM:
+        _warn(
+            f"decision.topic={topic} has one replica, and the cluster has {len(cluster.nodes)} brokers: if that"
+            " broker's disk is lost, so are the decisions, and a batch may be written twice. Add replicas:"
+            " kafka-reassign-partitions.sh --bootstrap-server HOST:PORT --reassignment-json-file FILE --execute"
+        )
+
+
+def _alter(topic: str, setting: str) -> str:
+    return (
+        "kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics"
+        f" --entity-name {shlex.quote(topic)} --add-config {setting}"
+    )
+
+
+def _warn(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)

@@ -34,10 +34,9 @@ from spark_kafka_sink.common.options import read_properties
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.partitioning import partition_for_key
-from spark_kafka_sink.sink.exactly_once.birth import Birth, prefix_of
+from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
-from spark_kafka_sink.sink.exactly_once.decision import Decision
-from spark_kafka_sink.sink.exactly_once.messages import driver_id, name_of_query, operator_command
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, driver_id, prefix_of
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
@@ -252,14 +251,11 @@ class Operator:
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
-            birth = Birth.from_bytes(value, where)
+            return _birth_in_words(Birth.from_bytes(value, where))
         except ProtocolError as error:
             return one_line(str(error))
         except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
             return f"{where}: this record cannot be shown: {type(error).__name__}."
-        if birth.is_adopted:
-            return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
-        return f"no decision yet; first used {_time(birth.time_ms)}."
 
     def _decision_in_words(self, decision: Decision) -> str:
         whose = one_line(name_of_query(decision.query_id))
@@ -273,6 +269,12 @@ class Operator:
             f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
             " before they time out, or use finish."
         )
+
+
+def _birth_in_words(birth: Birth) -> str:
+    if birth.is_adopted:
+        return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
+    return f"no decision yet; first used {_time(birth.time_ms)}."
 
 
 def _time(time_ms: int) -> str:

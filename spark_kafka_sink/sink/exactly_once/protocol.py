@@ -33,17 +33,18 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.birth import Birth
-from spark_kafka_sink.sink.exactly_once.decision import Decision, TaskTransaction, TransactionLostError, is_task_id
+from spark_kafka_sink.sink.exactly_once.advice import operator_command, who_finds_out, who_finishes
 from spark_kafka_sink.sink.exactly_once.messages import (
+    Birth,
+    Decision,
     Mandate,
     TaskOutcome,
+    TaskTransaction,
+    TransactionLostError,
     check_agreement,
     check_same_batch,
     driver_id,
-    operator_command,
-    who_finds_out,
-    who_finishes,
+    is_task_id,
 )
 
 log = logging.getLogger(__name__)

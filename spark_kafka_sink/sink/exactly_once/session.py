@@ -21,9 +21,9 @@ from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
+from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
-from spark_kafka_sink.sink.exactly_once.decision import Decision
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, operator_command
+from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig

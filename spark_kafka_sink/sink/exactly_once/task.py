@@ -7,19 +7,27 @@ knows which attempt counts. A task that fails aborts what it began. The task's t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
+import pyarrow as pa
+from pyspark import TaskContext
+
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
+from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
-from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction, marker_text
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
+from spark_kafka_sink.sink.report import task_report
+from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 
 Describe = Callable[[str], TransactionDescription | None]
 
@@ -27,6 +35,10 @@ _NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
 """Makes a producer a transactional one, and is never sent. The same for every prefix, so that they share producers: a
 write without a prefix has one of its own, after which nobody would ask for its producer again.
 """
+
+
+_DEFAULT_LOCATION: Final = "spark.sql.streaming.checkpointLocation"
+"""A setting of the session, which Spark hands to tasks as a local property. With it a query's name is its folder."""
 
 
 class TaskIdentity(NamedTuple):
@@ -38,80 +50,98 @@ class TaskIdentity(NamedTuple):
     attempt: int
 
 
-class TransactionalDelivery(TaskDelivery):
-    """As `TaskDelivery`, into a transaction; what became of it is in `outcome` after `finish`.
+class ExactlyOnceTask:
+    """A task's part in an exactly-once batch: the `Transaction` of its `TaskDelivery`.
 
     Rows of a batch that is written already are counted and dropped, whatever partitions they come in. A task without
     rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError for a
     batch that the driver's mandate does not allow.
     """
 
-    outcome: TaskOutcome
-
-    def __init__(
-        self, config: SinkConfig, pool: ProducerPool, mandate: Mandate, task: TaskIdentity, describe: Describe
-    ) -> None:
-        super().__init__(config, pool)
-        self._describe = describe
+    def __init__(self, mandate: Mandate, identity: TaskIdentity, describe: Describe) -> None:
         self._mandate = mandate
-        self._task = task
+        self._identity = identity
+        self._describe = describe
+        self._is_written_already = mandate.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
-        self._is_written_already = mandate.is_written_already(task.batch_id, task.query_id)
-        self._is_prepared = False
+        self._has_begun = False
+        self._marked: TaskTransaction | None = None
+        self._written: TaskTransaction | None = None
 
-    def send(self, topic: str, columns: RecordColumns) -> None:
-        self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
-        if self._is_written_already:
-            self._skipped += columns.num_rows
-        else:
-            super().send(topic, columns)
+    @classmethod
+    def in_process(cls, config: SinkConfig, mandate: Mandate, identity: TaskIdentity) -> ExactlyOnceTask:
+        """A task that asks by the client of this process."""
+        return cls(mandate, identity, partial(describe_in_process, config))
 
-    def finish(self) -> None:
-        """Wait until every row is acknowledged, leave the transaction open with its marker in it, and give the producer
-        back. Raises KafkaError if a row is not acknowledged.
-        """
-        try:
-            written = None if self._producer is None else self._prepare(self._producer)
-        finally:
-            self.abandon()
-        task = self._task
-        self.outcome = TaskOutcome(
+    @property
+    def outcome(self) -> TaskOutcome:
+        """What the task reports to the driver. Raises IllegalStateError before its delivery has finished."""
+        if self._has_begun and self._written is None:
+            raise IllegalStateError(f"The transaction of partition {self._identity.partition} is not prepared.")
+        return TaskOutcome(
             self._mandate,
-            task.batch_id,
-            task.query_id,
-            task.partition,
-            self._skipped or self._sent,
-            written,
+            self._identity.batch_id,
+            self._identity.query_id,
+            self._identity.partition,
+            self._skipped if self._written is None else self._written.rows,
+            self._written,
             self._is_written_already,
             self._fingerprint,
         )
 
-    def abandon(self) -> None:
-        """Give the producer back, or close it, which aborts what is open, where the transaction is not prepared."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            (self._pool.release if self._is_prepared else self._pool.discard)(producer)
+    @property
+    def is_prepared(self) -> bool:
+        return self._written is not None
 
-    def _acquire(self) -> Producer:
+    def takes(self, topic: str, columns: RecordColumns) -> bool:
+        self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
+        if self._is_written_already:
+            self._skipped += columns.num_rows
+        return not self._is_written_already
+
+    def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
+        """Raises ProducerFencedError for a task that comes too late."""
         name = self._free_name()
         self._ensure_current()
-        producer = self._pool.borrow(replace(self._config.producer, transactional_id=_NAMED_BY_EACH_TASK))
+        self._has_begun = True
+        producer = pool.borrow(replace(config, transactional_id=_NAMED_BY_EACH_TASK))
         try:
             producer.init_transactions(name)
             producer.begin_transaction()
         except BaseException:
-            self._pool.discard(producer)
+            pool.discard(producer)
             raise
         return producer
+
+    def add_marker(self, producer: Producer, rows: int) -> None:
+        """The marker is sent before the rows are acknowledged: it counts only if the transaction does."""
+        self._marked = TaskTransaction(producer.current_transaction, self._identity.partition, rows)
+        offsets = {self._mandate.place: (self._identity.batch_id + 1, self._marked.marker_text)}
+        producer.send_offsets_to_transaction(offsets, self._marked.transaction.transactional_id)
+
+    def prepare(self, producer: Producer) -> None:
+        """An attempt whose batch was decided meanwhile leaves nothing open: the driver has looked for open transactions
+        already. And under version 1 of transactions, one that the driver has aborted may have begun again with the next
+        partition.
+        """
+        assert self._marked is not None
+        self._ensure_current()
+        prepared = producer.prepare_transaction().transaction
+        if prepared != self._marked.transaction:
+            raise IllegalStateError(
+                f"The transaction of partition {self._identity.partition} was {self._marked.transaction}, and now"
+                f" {prepared}."
+            )
+        self._written = self._marked
 
     def _free_name(self) -> str:
         """A name under which no attempt of this batch has left a transaction open: to take that aborts it, and it may
         be the one that counts. Attempts are counted from 0 in each run of a stage, and the tasks of one run go on in
         the next.
         """
-        for attempt in itertools.count(self._task.attempt):
-            name = task_id(self._mandate.prefix, self._task.partition, attempt)
+        for attempt in itertools.count(self._identity.attempt):
+            name = task_id(self._mandate.prefix, self._identity.partition, attempt)
             found = self._describe(name)
             if found is None or found.state is not TransactionState.ONGOING:
                 break
@@ -121,29 +151,66 @@ class TransactionalDelivery(TaskDelivery):
         """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin then
         would abort what a task of the same name has left open, and what may be decided.
         """
-        mandate, task = self._mandate, self._task
+        mandate, identity = self._mandate, self._identity
         found = self._describe(mandate.driver.transactional_id)
         if found is None or found.state is not TransactionState.EMPTY or found.producer != mandate.driver.producer:
             raise ProducerFencedError(
-                f"Attempt {task.attempt} of partition {task.partition} comes too late for batch {task.batch_id}: its"
-                f" driver, {mandate.driver}, has decided, given up, or been replaced."
+                f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
+                f" {identity.batch_id}: its driver, {mandate.driver}, has decided, given up, or been replaced."
             )
 
-    def _prepare(self, producer: Producer) -> TaskTransaction:
-        """The marker goes on its way before the rows are waited for; it counts only if the transaction does. An attempt
-        whose batch was decided meanwhile leaves nothing open: the driver has looked for what others left, and under
-        version 1 of transactions what it aborted may have begun anew with the next partition.
-        """
-        task = self._task
-        current = producer.current_transaction
-        offsets = {self._mandate.place: (task.batch_id + 1, marker_text(current, self._sent))}
-        producer.send_offsets_to_transaction(offsets, current.transactional_id)
-        self._await_rows()
-        self._ensure_current()
-        prepared = producer.prepare_transaction()
-        if prepared.transaction != current:
-            raise IllegalStateError(
-                f"The transaction of partition {task.partition} was {current}, and now {prepared.transaction}."
-            )
-        self._is_prepared = True
-        return TaskTransaction(current, task.partition, self._sent)
+
+def write_in_transaction(
+    config: SinkConfig,
+    pool: ProducerPool,
+    mandate: Mandate,
+    batch_id: int,
+    query_id: str,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows into a transaction that stays open, for `mapInArrow`: yield the report with the task's outcome.
+
+    Raises IllegalStateError for a batch that must not be written, ProducerFencedError for a task that comes too late,
+    and as `write_all`.
+    """
+    context = _context()
+    identity = TaskIdentity(batch_id, query_id, context.partitionId(), context.attemptNumber())
+    task = ExactlyOnceTask.in_process(config, mandate, identity)
+    delivery = TaskDelivery(config, pool, task)
+    write_all(delivery, batches)
+    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
+
+
+def streaming_task() -> TaskIdentity:
+    """Who the running task of a streaming query is. Raises IllegalStateError where Spark does not say."""
+    context = _context()
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty(QUERY_ID)
+    if batch_id is None or not query_id:
+        raise IllegalStateError("Spark tells this task no batch id and no query id: exactly-once delivery needs both.")
+    return TaskIdentity(int(batch_id), query_id, context.partitionId(), context.attemptNumber())
+
+
+def check_default_location() -> None:
+    """Raise IllegalStateError in a task of a query that has a name and no checkpoint that outlives it."""
+    if not _context().getLocalProperty(_DEFAULT_LOCATION):
+        raise IllegalStateError(
+            "delivery.guarantee=exactly-once: the query has a name and no checkpoint location, so Spark uses a"
+            f' temporary one. Set {_DEFAULT_LOCATION}, or give .option("checkpointLocation", ...).'
+        )
+
+
+def batch_task(mandate: Mandate) -> TaskIdentity:
+    """Who the running task of a batch write is: the write comes after the last one under the prefix. Raises
+    ConfigError where a streaming query may run the task: a batch that Spark runs again would be written twice.
+    """
+    context = _context()
+    refuse_task_in_query(context.getLocalProperty)
+    return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise IllegalStateError("This runs in a Spark task alone.")
+    return context

@@ -26,7 +26,7 @@ from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionS
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.exactly_once.cluster import connect
-from spark_kafka_sink.sink.exactly_once.decision import TransactionLostError
+from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
 from spark_kafka_sink.sink.exactly_once.operator import main
 from spark_kafka_sink.sink.exactly_once.session import DriverSession
 

@@ -16,10 +16,8 @@ from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import PreparedTransaction
-from spark_kafka_sink.sink.exactly_once.birth import Birth
-from spark_kafka_sink.sink.exactly_once.decision import Decision
-from spark_kafka_sink.sink.exactly_once.decision_topic import lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once.messages import driver_id
+from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, driver_id
 from spark_kafka_sink.sink.exactly_once.protocol import PrefixRecords
 
 if TYPE_CHECKING:

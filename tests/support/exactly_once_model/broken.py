@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from support.exactly_once_model.actors import PLACE, ModelDriverCluster
-from support.exactly_once_model.world import Input, World
+from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool
+from support.exactly_once_model.world import CONFIG, Input, World
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.exactly_once.decision import Decision, TaskTransaction
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
-from spark_kafka_sink.sink.exactly_once.task import Describe, TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.exactly_once.task import Describe, ExactlyOnceTask, TaskIdentity
 
 
 def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
@@ -75,9 +73,9 @@ class DecidesUnfenced(ExactlyOnceDriver):
         return False
 
 
-class TakesWhatIsOpen(TransactionalDelivery):
+class TakesWhatIsOpen(ExactlyOnceTask):
     def _free_name(self) -> str:
-        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+        return task_id(self._mandate.prefix, self._identity.partition, self._identity.attempt)
 
 
 class NeverTooLate(TakesWhatIsOpen):
@@ -87,7 +85,7 @@ class NeverTooLate(TakesWhatIsOpen):
 
 class Unfenced(World):
     driver_class = DecidesUnfenced
-    delivery_class = NeverTooLate
+    task_class = NeverTooLate
 
 
 # ---- H5: abort ends the tasks' transactions whatever was decided -----------------------------------------------------
@@ -107,35 +105,29 @@ class AbortsAfterDecision(World):
 # ---- H7: every batch up to the last decided one is skipped, whoever's it is ------------------------------------------
 
 
-class SkipsOlder(TransactionalDelivery):
-    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
-        is_old = mandate.last_batch_id is not None and task.batch_id <= mandate.last_batch_id
+class SkipsOlder(ExactlyOnceTask):
+    def __init__(self, mandate: Mandate, identity: TaskIdentity, describe: Describe) -> None:
+        is_old = mandate.last_batch_id is not None and identity.batch_id <= mandate.last_batch_id
         known = Mandate(mandate.prefix, mandate.driver, mandate.place, is_adopted=True)
-        super().__init__(config, pool, known, task, describe)
+        super().__init__(known, identity, describe)
         self._mandate = mandate
         self._is_written_already = is_old
 
 
 class SkipsOlderBatches(World):
-    delivery_class = SkipsOlder
+    task_class = SkipsOlder
 
 
 # ---- H9: a task without rows has an empty transaction decided; or leaves its old one open ----------------------------
 
 
-class BeginsWithoutRows(TransactionalDelivery):
-    def finish(self) -> None:
-        super().finish()
-        if self.outcome.written is None and not self.outcome.was_skipped:
-            producer = self._acquire()
-            written = TaskTransaction(producer.current_transaction, self._task.partition, 0)
-            self.outcome = TaskOutcome(
-                self._mandate, self._task.batch_id, self._task.query_id, self._task.partition, 0, written
-            )
-
-
 class DecidesEmptyTransactions(World):
-    delivery_class = BeginsWithoutRows
+    def _outcome(self, transaction: ExactlyOnceTask) -> TaskOutcome:
+        outcome = transaction.outcome
+        if outcome.written is not None or outcome.was_skipped:
+            return outcome
+        producer = transaction.begin(ModelPool(self), CONFIG.producer)  # type: ignore[arg-type]
+        return replace(outcome, written=TaskTransaction(producer.current_transaction, outcome.partition, 0))
 
     def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
         return super().layout(batch, 0)
@@ -186,7 +178,7 @@ class DecidesUnseen(World):
 
 
 class DecidesWhatWasTaken(DecidesUnseen):
-    delivery_class = TakesWhatIsOpen
+    task_class = TakesWhatIsOpen
 
 
 class SweepsLast(ExactlyOnceDriver):
@@ -202,14 +194,14 @@ class SweepsUnproven(World):
     driver_class = SweepsLast
 
 
-class SkipsAnyQuery(TransactionalDelivery):
-    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
-        super().__init__(config, pool, mandate, task._replace(query_id=mandate.last_query_id), describe)
-        self._task = task
+class SkipsAnyQuery(ExactlyOnceTask):
+    def __init__(self, mandate: Mandate, identity: TaskIdentity, describe: Describe) -> None:
+        super().__init__(mandate, identity._replace(query_id=mandate.last_query_id), describe)
+        self._identity = identity
 
 
 class IgnoresTheQueryId(World):
-    delivery_class = SkipsAnyQuery
+    task_class = SkipsAnyQuery
 
 
 class ComparesCountsOnly(ExactlyOnceDriver):
@@ -233,7 +225,7 @@ class IgnoresTheRows(World):
 
 
 class BeginsHoweverLate(World):
-    delivery_class = NeverTooLate
+    task_class = NeverTooLate
 
 
 # ---- the decision topic is trusted -----------------------------------------------------------------------------------
@@ -258,14 +250,14 @@ class TakesNothingForNoDecision(World):
     driver_class = MissesNoRecord
 
 
-class BeginsAtAnyBatch(TransactionalDelivery):
-    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
-        super().__init__(config, pool, replace(mandate, is_adopted=True), task, describe)
+class BeginsAtAnyBatch(ExactlyOnceTask):
+    def __init__(self, mandate: Mandate, identity: TaskIdentity, describe: Describe) -> None:
+        super().__init__(replace(mandate, is_adopted=True), identity, describe)
         self._mandate = mandate
 
 
 class TrustsTheCheckpoint(World):
-    delivery_class = BeginsAtAnyBatch
+    task_class = BeginsAtAnyBatch
 
 
 class BeginsEmpty(World):

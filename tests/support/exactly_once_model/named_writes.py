@@ -19,8 +19,7 @@ from support.exactly_once_model.world import (
 
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.sink.exactly_once.decision import Decision, TransactionLostError
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome, TransactionLostError
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 WRITE_FAULTS = (

@@ -18,16 +18,18 @@ from support.exactly_once_model.logs import ModelCluster, ModelLog
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.exactly_once.decision import (
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.advice import missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
     Decision,
-    TaskTransaction,
+    Mandate,
+    TaskOutcome,
     TransactionLostError,
+    task_id,
 )
-from spark_kafka_sink.sink.exactly_once.decision_topic import missing_topic
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 
 TOPIC = "t"
@@ -139,17 +141,17 @@ class Input(NamedTuple):
         return self._replace(variant=self.variant + ("x" if fault is Fault.OTHER_ROWS else "-"))
 
 
-class StalledDelivery(TransactionalDelivery):
-    """Of an attempt that has looked at its driver, and was stopped before its InitProducerId."""
+class StalledTask(ExactlyOnceTask):
+    """An attempt that has looked at its driver, and was stopped before its InitProducerId."""
 
     def _free_name(self) -> str:
-        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+        return task_id(self._mandate.prefix, self._identity.partition, self._identity.attempt)
 
     def _ensure_current(self) -> None:
         pass
 
-    def _prepare(self, producer: Any) -> TaskTransaction:
-        super()._prepare(producer)
+    def prepare(self, producer: Any) -> None:
+        super().prepare(producer)
         raise TaskCrash
 
 
@@ -160,7 +162,7 @@ class World:
     """
 
     driver_class: type[ExactlyOnceDriver] = ExactlyOnceDriver
-    delivery_class: type[TransactionalDelivery] = TransactionalDelivery
+    task_class: type[ExactlyOnceTask] = ExactlyOnceTask
     has_decisions = True
 
     def __init__(self, plan: Plan, *, version: int = 2, holds_epoch: bool = False, batches: int = 2) -> None:
@@ -276,11 +278,11 @@ class World:
 
     def run_stalled_attempt(self) -> None:
         """It leaves rows and a marker, and no process that would end them."""
-        held, self.delivery_class = self.delivery_class, StalledDelivery
+        held, self.task_class = self.task_class, StalledTask
         try:
             self.run_other_attempt(0)
         finally:
-            self.delivery_class = held
+            self.task_class = held
 
     def run_other_attempt(self, attempt: int) -> None:
         if self._last_tasks and not self._is_tampered:
@@ -442,13 +444,17 @@ class World:
         self._in_task += 1
         try:
             describe = ModelDriverCluster(self).describe_one
-            delivery = self.delivery_class(CONFIG, ModelPool(self), mandate, task, describe)  # type: ignore[arg-type]
+            transaction = self.task_class(mandate, task, describe)
+            delivery = TaskDelivery(CONFIG, ModelPool(self), transaction)  # type: ignore[arg-type]
             for row in rows:
                 delivery.send(self.input.topic, columns_of(*row))
             delivery.finish()
-            return delivery.outcome
+            return self._outcome(transaction)
         finally:
             self._in_task -= 1
+
+    def _outcome(self, transaction: ExactlyOnceTask) -> TaskOutcome:
+        return transaction.outcome
 
     # ---- invariants ------------------------------------------------------------------------------------------------
 

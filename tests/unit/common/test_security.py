@@ -314,6 +314,22 @@ def test_a_token_endpoint_that_no_request_can_name_is_refused_and_not_shown(path
     assert parse_value(key, given, table_of(ProducerConfig)[key].metadata) == given
 
 
+@pytest.mark.parametrize(
+    "url", ["https://hunter2#@evil/", "https://hunter2/#x", "https://\u202ehunter2/", "https:///hunter2"]
+)
+def test_a_token_endpoint_with_a_fragment_or_an_odd_host_is_refused_and_not_shown(url: str) -> None:
+    """Bug: the first three were taken."""
+    with pytest.raises(ConfigError, match="a URL of the form https://host/path is wanted") as refusal:
+        config(**{"sasl.oauthbearer.token.endpoint.url": url})
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("host", ["b\u00fccher.example", "[::1]:8443", "192.0.2.1", "login.example.:443"])
+def test_a_token_endpoint_with_a_usual_host_is_taken(host: str) -> None:
+    key = "sasl.oauthbearer.token.endpoint.url"
+    assert parse_value(key, f"https://{host}/t", table_of(ProducerConfig)[key].metadata) == f"https://{host}/t"
+
+
 @pytest.mark.parametrize("mechanism", list(security._LOGIN_MODULES))
 def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) -> None:
     """Bug: AWS_MSK_IAM sent its token over SASL_PLAINTEXT."""

@@ -131,6 +131,16 @@ def test_zstd_needs_a_broker_that_can_read_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("member", "oldest"),
+    [({}, 0), ({"generation_id": 3}, 3), ({"member_id": "m"}, 3), ({"group_instance_id": "i"}, 3)],
+)
+def test_offsets_of_a_groups_member_need_a_broker_that_fences_it(member: dict[str, Any], oldest: int) -> None:
+    request = TxnOffsetCommitRequest("txn", 7, 1, "group", {}, **member)
+    assert request.oldest_version == oldest
+    assert bool(request.purpose) == bool(member)
+
+
+@pytest.mark.parametrize(
     ("of_version", "under_1", "under_2"),
     [
         (lambda v: ProduceRequest(-1, 1, {}, "txn", transaction_version=v), 11, 12),

@@ -10,7 +10,7 @@ from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionErro
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 from spark_kafka_sink.protocol.produce import ProduceRequest
-from spark_kafka_sink.protocol.transactions import EndTxnRequest
+from spark_kafka_sink.protocol.transactions import DescribeTransactionsRequest, EndTxnRequest, ListTransactionsRequest
 from spark_kafka_sink.protocol.versions import (
     SUPPORTED_VERSIONS,
     ApiKey,
@@ -114,6 +114,16 @@ def test_api_named_twice_has_the_versions_of_both_ranges() -> None:
             {0: (0, 9)},
             MetadataRequest(None),
             "does not speak METADATA (api 3) at all; this request needs versions 4 to 13: Kafka",
+        ),
+        (
+            {0: (0, 9)},
+            ListTransactionsRequest(),
+            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak LIST_TRANSACTIONS",
+        ),
+        (
+            {0: (0, 9)},
+            DescribeTransactionsRequest(("P/driver",)),
+            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak DESCRIBE_TRANSACTIONS",
         ),
         ({3: (14, 15)}, MetadataRequest(None), "The node is newer than this client: upgrade spark-kafka-sink."),
     ],

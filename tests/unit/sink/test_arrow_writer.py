@@ -10,7 +10,7 @@ from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
-from spark_kafka_sink.sink.arrow_writer import _epoch_ms, deliver_arrow, write_arrow
+from spark_kafka_sink.sink.arrow_writer import _epoch_ms, write_all, write_arrow
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -18,8 +18,8 @@ from spark_kafka_sink.sink.producer_pool import ProducerPool
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
 
-def config(topic: str | None = "orders") -> SinkConfig:
-    return SinkConfig.from_options({**OPTIONS, "topic": topic})
+def config(topic: str | None = "orders", **more: str) -> SinkConfig:
+    return SinkConfig.from_options({**OPTIONS, "topic": topic, **more})
 
 
 def pool_of(producer: ScriptedProducer) -> ProducerPool:
@@ -145,18 +145,17 @@ def test_an_error_of_the_rows_themselves_is_passed_on_without_a_flush() -> None:
 
 
 def test_rows_go_by_the_delivery_that_is_given() -> None:
-    mine, other = ScriptedProducer(), ScriptedProducer()
-    delivery = TaskDelivery(config(), pool_of(mine))
-    assert deliver_arrow(config(), pool_of(other), [batch(value=pa.array(["a"]))], delivery) is delivery
-    assert [sent.rows("value") for sent in mine.sent] == [[(b"a",)]]
-    assert other.sent == []
+    producer = ScriptedProducer()
+    write_all(TaskDelivery(config(), pool_of(producer)), [batch(value=pa.array(["a"]))])
+    assert [sent.rows("value") for sent in producer.sent] == [[(b"a",)]]
+    assert producer.flushes == 1
 
 
 def test_a_task_that_fails_gives_its_producer_back() -> None:
     pool = pool_of(ScriptedProducer())
     batches = [batch(value=pa.array(["a"])), batch(value=pa.array(["b"]), timestamp=pa.array([-2]))]
     with pytest.raises(SchemaError):
-        deliver_arrow(config(), pool, batches)
+        write_all(TaskDelivery(config(), pool), batches)
     assert not pool._lent
 
 
@@ -181,3 +180,13 @@ def test_early_dates_and_minus_one_pass_by_columns() -> None:
     typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
     assert _epoch_ms(typed, allows_early=False).to_pylist() == [157_766_400_000, None]
     assert _epoch_ms(pa.array([1_764_000_000, -1]), allows_early=True).to_pylist() == [1_764_000_000, None]
+
+
+def test_the_option_lets_early_numbers_pass_by_columns() -> None:
+    producer = ScriptedProducer()
+    early = batch(value=pa.array(["a"]), timestamp=pa.array([1_764_000_000]))
+    with pytest.raises(SchemaError, match=r"set timestamp\.allow\.before\.1980=true"):
+        list(write_arrow(config(), pool_of(producer), [early]))
+    assert producer.sent == []
+    list(write_arrow(config(**{"timestamp.allow.before.1980": "true"}), pool_of(producer), [early]))
+    assert [sent.rows("timestamp_ms") for sent in producer.sent] == [[(1_764_000_000,)]]

@@ -22,9 +22,9 @@ from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import data_source
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
-from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.exactly_once.session import stream_prefix
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 
 PREFIX = "orders"
@@ -163,17 +163,13 @@ def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: Coor
 def test_a_task_writes_in_the_transaction_that_its_writers_mandate_names(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deliver(*given: object) -> SimpleNamespace:
-        tasks.append(given[3])
-        return SimpleNamespace(tally=SimpleNamespace(delivered={}), batches=0, retries=0, outcome="told")
-
-    tasks: list[object] = []
-    monkeypatch.setattr(data_source, "deliver_in_transaction", deliver)
-    monkeypatch.setattr(data_source, "batch_task", lambda mandate: f"after {mandate.last_batch_id}")
-    monkeypatch.setattr(data_source, "streaming_task", lambda: "as Spark says")
+    monkeypatch.setattr(data_source, "batch_task", lambda mandate: TaskIdentity(mandate.next_batch_id, "", 2, 0))
+    monkeypatch.setattr(data_source, "streaming_task", lambda: TaskIdentity(0, "q", 3, 1))
     writers = [travelled(made(CONFIG, PREFIX)) for made in (KafkaBatchWriter, KafkaStreamWriter)]
-    assert [writer.write(iter(())).outcome for writer in writers] == ["told", "told"]
-    assert tasks == ["after None", "as Spark says"]
+    assert [writer.write(iter(())).outcome for writer in writers] == [
+        TaskOutcome(writers[0]._mandate, 0, "", 2, 0, None),
+        TaskOutcome(writers[1]._mandate, 0, "q", 3, 0, None),
+    ]
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.fake_clock import FakeClock
-from support.scripted_producer import ScriptedProducer
+from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError, NotEnoughReplicasError, RecordTooLargeError
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import delivery as delivery_module
 from spark_kafka_sink.sink.delivery import Delivered, Tally, TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 
 
 def run(partition: int, base_offset: int, records: int, size: int = 0) -> RunMetadata:
@@ -77,3 +79,81 @@ def test_a_task_without_rows_went_to_no_topic() -> None:
     delivery = delivery_by(ScriptedProducer())
     delivery.finish()
     assert (delivery.topics, delivery.partition_count("t")) == ((), 0)
+
+
+class ScriptedTransaction:
+    """Writes down what a delivery asks of it, in order. The producer writes its flush down too."""
+
+    def __init__(self, producer: ScriptedProducer, *, takes_rows: bool = True) -> None:
+        self.asked: list[str] = []
+        self.is_prepared = False
+        self._producer = producer
+        self._takes_rows = takes_rows
+        producer.on_flush = self._flush
+
+    def _flush(self, unreported: Sequence[Sent]) -> None:
+        self.asked.append("flush")
+        for sent in unreported:
+            sent.report()
+
+    def takes(self, topic: str, columns: RecordColumns) -> bool:
+        self.asked.append(f"takes {columns.num_rows} rows of {topic}")
+        return self._takes_rows
+
+    def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
+        self.asked.append("begin")
+        return pool.borrow(config)
+
+    def add_marker(self, producer: Producer, rows: int) -> None:
+        assert producer is self._producer
+        self.asked.append(f"marker of {rows} rows")
+
+    def prepare(self, producer: Producer) -> None:
+        assert producer is self._producer
+        self.asked.append("prepare")
+        self.is_prepared = True
+
+
+def delivery_into(transaction: ScriptedTransaction, producer: ScriptedProducer) -> TaskDelivery:
+    config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "t"})
+    return TaskDelivery(config, ProducerPool(lambda _: producer, FakeClock()), transaction)
+
+
+def test_transaction_is_begun_marked_and_prepared_around_its_rows() -> None:
+    producer = ScriptedProducer()
+    transaction = ScriptedTransaction(producer)
+    delivery = delivery_into(transaction, producer)
+    for value in (b"v", b"w"):
+        delivery.send("t", RecordColumns(pa.array([value])))
+    delivery.finish()
+    assert transaction.asked == [
+        "takes 1 rows of t",
+        "begin",
+        "takes 1 rows of t",
+        "marker of 2 rows",
+        "flush",
+        "prepare",
+    ]
+    assert producer.closed_with == []
+
+
+def test_producer_of_a_transaction_that_is_not_prepared_is_closed() -> None:
+    producer = ScriptedProducer()
+    transaction = ScriptedTransaction(producer)
+    delivery = delivery_into(transaction, producer)
+    delivery.send("t", RecordColumns(pa.array([b"v"])))
+    producer.on_flush = lambda unreported: None
+    with pytest.raises(KafkaError, match="1 of 1 rows were sent and neither acknowledged nor refused"):
+        delivery.finish()
+    assert transaction.asked[-1] == "marker of 1 rows"
+    assert len(producer.closed_with) == 1
+
+
+def test_rows_that_the_transaction_does_not_take_are_not_sent() -> None:
+    producer = ScriptedProducer()
+    transaction = ScriptedTransaction(producer, takes_rows=False)
+    delivery = delivery_into(transaction, producer)
+    delivery.send("t", RecordColumns(pa.array([b"v"])))
+    delivery.finish()
+    assert transaction.asked == ["takes 1 rows of t"]
+    assert producer.sent == []

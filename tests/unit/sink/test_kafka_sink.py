@@ -19,12 +19,11 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Recor
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink import running_query
-from spark_kafka_sink.sink.columns import BLOCK_ROWS
 from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.rows import PartitionWriter
+from spark_kafka_sink.sink.rows import BLOCK_ROWS, PartitionWriter
 
 ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
 OPTIONS = {"kafka.bootstrap.servers": "h1:9092", "topic": "orders"}

@@ -20,12 +20,11 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.record.kernel import has_kernel
-from spark_kafka_sink.sink import columns as columns_module
-from spark_kafka_sink.sink.columns import BLOCK_BYTES, BLOCK_ROWS, Taken
+from spark_kafka_sink.sink import rows as rows_module
 from spark_kafka_sink.sink.delivery import Tally
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.rows import CHUNK_BYTES, CHUNK_ROWS, PartitionWriter
+from spark_kafka_sink.sink.rows import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, CHUNK_ROWS, PartitionWriter, Taken
 
 NAMES = ["key", "value", "headers", "partition", "timestamp"]
 
@@ -34,7 +33,7 @@ NAMES = ["key", "value", "headers", "partition", "timestamp"]
 def by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether rows are taken by the kernel; otherwise all of them in Python."""
     if not request.param:
-        monkeypatch.setattr(columns_module, "RowTaker", None)
+        monkeypatch.setattr(rows_module, "RowTaker", None)
     elif not has_kernel():
         pytest.skip("the kernel was not compiled")
     return bool(request.param)
@@ -130,13 +129,14 @@ def test_rows_like_the_first_one_are_taken_by_the_kernel(
     if not has_kernel():
         pytest.skip("the kernel was not compiled")
     in_python: list[object] = []
+    own_taken = rows_module.taken
 
     def taken(source: Iterable[object], first: int) -> list[Taken]:
-        found = columns_module.taken(source, first)
+        found = own_taken(source, first)
         in_python.extend(found)
         return found
 
-    monkeypatch.setattr("spark_kafka_sink.sink.rows.taken", taken)
+    monkeypatch.setattr(rows_module, "taken", taken)
     bench = Bench()
     bench.write(map(ALIKE[shape], range(BLOCK_ROWS + 100)), one_by_one=one_by_one)
     assert len(bench.values()) == BLOCK_ROWS + 100
@@ -198,7 +198,7 @@ def test_kernel_and_python_send_the_same_or_raise_the_same(seed: int, monkeypatc
         return "", bench.records()
 
     by_kernel = outcome()
-    monkeypatch.setattr(columns_module, "RowTaker", None)
+    monkeypatch.setattr(rows_module, "RowTaker", None)
     assert by_kernel == outcome()
 
 
@@ -534,3 +534,12 @@ def test_finish_fails_after_an_error_of_the_iterator() -> None:
     with pytest.raises(ValueError, match="no more rows"):
         bench.writer.finish()
     assert bench.released
+
+
+def test_the_option_lets_early_numbers_pass_by_rows() -> None:
+    row = Row(value="a", timestamp=1_764_000_000)
+    with pytest.raises(SchemaError, match=r"set timestamp\.allow\.before\.1980=true"):
+        Bench().write([row], one_by_one=False)
+    bench = Bench(**{"timestamp.allow.before.1980": "true"})
+    bench.write([row], one_by_one=False)
+    assert [sent.columns.timestamp_ms.to_pylist() for sent in bench.producer.sent] == [[1_764_000_000]]

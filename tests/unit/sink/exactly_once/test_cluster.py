@@ -34,8 +34,7 @@ from spark_kafka_sink.sink.exactly_once.cluster import (
     kept_client,
     process_driver,
 )
-from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction
-from spark_kafka_sink.sink.exactly_once.messages import TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import TaskOutcome, TaskTransaction
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(

@@ -1,11 +1,14 @@
-"""The record of a decision and the rule by which a task tells what is written already."""
+"""The records of the decision topic, and what the driver and the tasks send one another."""
 
 from __future__ import annotations
 
 import json
 import math
 import pickle
+import zlib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +17,19 @@ from hypothesis import strategies as st
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.sink.exactly_once.decision import Decision, TaskTransaction, _checksum
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.messages import (
+    Birth,
+    Decision,
+    Mandate,
+    TaskOutcome,
+    TaskTransaction,
+    _checksum,
+    begun_batch,
+    birth_key,
+    prefix_of,
+    remember_begun,
+    task_id,
+)
 
 longs = st.integers(0, 2**63 - 1)
 tasks = st.builds(
@@ -90,6 +104,19 @@ def test_a_newer_version_is_not_guessed_at() -> None:
     content = json.loads(DECISION.to_bytes()) | {"version": 3}
     with pytest.raises(ProtocolError, match="version 3, and only versions up to 2 are known"):
         Decision.from_bytes(json.dumps(content).encode(), "here", "P")
+
+
+@pytest.mark.parametrize("name", ["version", "state", "query_id", "batch_id", "fingerprint", "transactions"])
+def test_error_about_a_decision_shows_no_control_character(name: str) -> None:
+    wild = "\x1b[2J\n" * 10_000
+    content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes())
+    content |= {name: [[wild, 8, 1, 2, 0, 9]] if name == "transactions" else [wild] if name == "query_id" else wild}
+    del content["checksum"]
+    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    with pytest.raises(ProtocolError) as error:
+        Decision.from_bytes(forged, "here", "P")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 500
 
 
 def test_decision_of_version_1_is_read_and_kept_in_it() -> None:
@@ -174,3 +201,85 @@ def test_a_marker_tells_whose_it_is() -> None:
 
 def test_a_second_attempt_has_an_id_of_its_own() -> None:
     assert (task_id("P", 3, 0), task_id("P", 3, 2)) == ("P/3", "P/3.2")
+
+
+BIRTH = Birth(1_700_000_000_000, 16, 3, "an id", is_adopted=True)
+
+
+def test_birth_comes_back_as_it_was_written() -> None:
+    for birth in (BIRTH, Birth(0, 1, 1)):
+        assert Birth.from_bytes(birth.to_bytes(), "here") == birth
+
+
+def test_key_of_a_birth_is_no_prefix_and_names_its_own() -> None:
+    assert prefix_of(birth_key(b"orders")) == b"orders"
+    assert prefix_of(b"orders") is None
+    assert not birth_key(b"orders").decode().isprintable()  # as every transactional.id.prefix is
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"version": 2}, "has version 2, and this release knows only 1"),
+        ({"version": "\x1b[2J"}, r"has version '\\x1b\[2J'"),
+        ({"time_ms": 10**400}, "out of range"),
+        ({"time_ms": -1}, "out of range"),
+        ({"partitions": "16"}, "out of range"),
+        ({"replicas": True}, "out of range"),
+        ({"topic_id": None, "checksum": 1}, "checksum"),
+    ],
+    ids=str,
+)
+def test_birth_of_other_content_is_refused_by_name(changed: dict[str, Any], text: str) -> None:
+    content = json.loads(BIRTH.to_bytes()) | changed
+    if "checksum" not in changed:
+        del content["checksum"]
+        content["checksum"] = zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    with pytest.raises(ProtocolError, match=f"^here: .*{text}"):
+        Birth.from_bytes(json.dumps(content).encode(), "here")
+
+
+def test_error_about_a_birth_is_short_whatever_version_it_names() -> None:
+    with pytest.raises(ProtocolError) as error:
+        Birth.from_bytes(json.dumps({"checksum": 1, "version": "\x1b[2J" * 10_000}).encode(), "here")
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"checksum":1}'])
+def test_what_is_no_birth_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"^here: this is not a birth record: \w+\.$"):
+        Birth.from_bytes(data, "here")
+
+
+MANDATE = Mandate("p/q", OpenTransaction("p/q/driver", 1, 2, 2), TopicPartition("decisions", 3), 6, "q1", 9)
+
+
+def test_the_last_batch_of_a_prefix_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
+    assert begun_batch("p/q") is None
+    remember_begun(MANDATE)
+    assert begun_batch("p/q") == MANDATE
+    assert begun_batch("p") is None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_another_release_kept_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    remember_begun(MANDATE)
+    (kept,) = tmp_path.iterdir()
+    for text in ("", "{}", "[]", '{"prefix":"p/q"}'):
+        kept.write_text(text)
+        assert begun_batch("p/q") is None
+
+
+def test_without_a_local_directory_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    remember_begun(MANDATE)
+    assert begun_batch("p/q") is None
+    assert caplog.text == ""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
+    remember_begun(MANDATE)
+    assert begun_batch("p/q") is None
+    assert "stays open until its timeout" in caplog.text

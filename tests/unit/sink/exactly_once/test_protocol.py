@@ -26,13 +26,14 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.decision import (
+from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
     Decision,
+    Mandate,
+    TaskOutcome,
     TaskTransaction,
     TransactionLostError,
 )
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
 
 

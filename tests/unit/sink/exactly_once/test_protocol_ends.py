@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.decision import TransactionLostError
+from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 each_version = pytest.mark.parametrize("version", [2, 1])

@@ -32,8 +32,13 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import session as session_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.decision import BatchChangedError, TaskTransaction
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    Mandate,
+    TaskOutcome,
+    TaskTransaction,
+    task_id,
+)
 from spark_kafka_sink.sink.exactly_once.operator import Operator
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.session import (

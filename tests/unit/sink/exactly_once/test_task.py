@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedProducer, Sent
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProducerFencedError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import fingerprint
-from spark_kafka_sink.sink.exactly_once.messages import Mandate
-from spark_kafka_sink.sink.exactly_once.task import TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once import task as task_module
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.task import (
+    ExactlyOnceTask,
+    TaskIdentity,
+    batch_task,
+    streaming_task,
+    write_in_transaction,
+)
 from spark_kafka_sink.sink.exactly_once.write_names import pool_name
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -70,7 +82,8 @@ class Bench:
         pool = ProducerPool(self._create, FakeClock())
         task = TaskIdentity(4, "", partition, attempt)
         self.open: set[str] = set()
-        self.delivery = TransactionalDelivery(CONFIG, pool, mandate, task, self._describe)
+        self.transaction = ExactlyOnceTask(mandate, task, self._describe)
+        self.delivery = TaskDelivery(CONFIG, pool, self.transaction)
 
     def _describe(self, name: str) -> TransactionDescription | None:
         if name == "P/driver":
@@ -86,7 +99,7 @@ class Bench:
 def test_a_task_without_rows_begins_no_transaction() -> None:
     bench = Bench()
     bench.delivery.finish()
-    assert (bench.delivery.outcome.rows, bench.delivery.outcome.written) == (0, None)
+    assert (bench.transaction.outcome.rows, bench.transaction.outcome.written) == (0, None)
     assert bench.made == []
 
 
@@ -94,7 +107,7 @@ def test_rows_of_a_batch_that_is_written_already_are_counted_and_dropped() -> No
     bench = Bench(last_batch_id=4)
     bench.delivery.send("t", RecordColumns.from_rows([b"x", b"y"]))
     bench.delivery.finish()
-    outcome = bench.delivery.outcome
+    outcome = bench.transaction.outcome
     assert (outcome.rows, outcome.written, outcome.was_skipped) == (2, None, True)
     assert bench.made == []
 
@@ -151,10 +164,10 @@ def test_the_marker_says_which_batch_comes_next_and_whose_rows_these_are() -> No
     bench.delivery.finish()
     (producer,) = bench.made
     assert producer.offsets == [{TopicPartition("decisions", 0): (5, "producer_id=1 epoch=0 rows=2")}]
-    written = bench.delivery.outcome.written
+    written = bench.transaction.outcome.written
     assert written is not None
     assert (written.rows, written.marker_text) == (2, "producer_id=1 epoch=0 rows=2")
-    assert bench.delivery.outcome.rows == 2
+    assert bench.transaction.outcome.rows == 2
 
 
 def test_a_row_that_is_not_acknowledged_fails_the_task_whose_transaction_is_aborted() -> None:
@@ -196,11 +209,13 @@ def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_ow
     prefixes = [pool_name(number) for number in range(3)]
     for prefix in prefixes:
         mandate = Mandate(prefix, OpenTransaction(f"{prefix}/driver", 1, 0, 2), TopicPartition("decisions", 0))
-        delivery = TransactionalDelivery(CONFIG, pool, mandate, TaskIdentity(0, "", 0, 0), describe)
+        transaction = ExactlyOnceTask(mandate, TaskIdentity(0, "", 0, 0), describe)
+        delivery = TaskDelivery(CONFIG, pool, transaction)
         delivery.send("t", RecordColumns.from_rows([b"x"]))
         delivery.finish()
-        assert delivery.outcome.written is not None
-        assert delivery.outcome.written.transaction.transactional_id == f"{prefix}/0"
+        written = transaction.outcome.written
+        assert written is not None
+        assert written.transaction.transactional_id == f"{prefix}/0"
     (producer,) = made
     assert producer.names == [f"{prefix}/0" for prefix in prefixes]
     assert producer.begun == len(prefixes)
@@ -214,5 +229,90 @@ def test_task_reports_the_fingerprint_of_rows_it_writes_or_drops(last_batch_id: 
     bench.delivery.send("t", columns.slice(2, 1))
     bench.delivery.send("t", columns.slice(0, 2))
     bench.delivery.finish()
-    outcome = bench.delivery.outcome
+    outcome = bench.transaction.outcome
     assert (outcome.fingerprint, outcome.was_skipped) == (fingerprint("t", columns), last_batch_id is not None)
+
+
+MANDATE = Mandate("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0), last_batch_id=6)
+BATCH, QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
+
+
+@pytest.fixture
+def properties(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The local properties of a task that runs partition 5 for the third time."""
+    given = {BATCH: "7", QUERY: "q1"}
+    context = SimpleNamespace(partitionId=lambda: 5, attemptNumber=lambda: 2, getLocalProperty=given.get)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    return given
+
+
+@pytest.mark.usefixtures("properties")
+def test_a_streams_task_is_named_by_batch_query_partition_and_attempt() -> None:
+    assert streaming_task() == TaskIdentity(7, "q1", 5, 2)
+
+
+@pytest.mark.parametrize("missing", [BATCH, QUERY])
+def test_a_streams_task_that_is_not_told_all_of_it_is_refused(properties: dict[str, str], missing: str) -> None:
+    del properties[missing]
+    with pytest.raises(IllegalStateError, match="tells this task no batch id and no query id"):
+        streaming_task()
+
+
+@pytest.mark.parametrize(("last", "batch_id"), [(None, 0), (0, 1), (6, 7)])
+def test_a_batch_writes_task_comes_after_the_last_batch_of_its_prefix(
+    properties: dict[str, str], last: int | None, batch_id: int
+) -> None:
+    properties.clear()
+    assert batch_task(replace(MANDATE, last_batch_id=last)) == TaskIdentity(batch_id, "", 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({QUERY: "q1"}, r"inside foreachBatch.*sink\.write_batch"),
+        ({"spark.sql.streaming.internal.stateStore.partitions": "2"}, r"inside foreachBatch.*sink\.write_batch"),
+        ({"spark.job.tags": "a,SparkConnect_OperationTag_User_u"}, r"on Spark Connect.*sink\.write\(df\)"),
+    ],
+    ids=["thread of the query", "session of the query", "Spark Connect"],
+)
+def test_batch_writes_task_that_a_query_may_run_is_refused(
+    properties: dict[str, str], given: dict[str, str], text: str
+) -> None:
+    """Bug: a batch write inside foreachBatch wrote the rows of a batch that Spark ran again once more."""
+    properties.clear()
+    properties.update(given)
+    with pytest.raises(ConfigError, match=text):
+        batch_task(MANDATE)
+
+
+@pytest.mark.usefixtures("properties")
+def test_a_foreach_batch_task_is_of_the_batch_that_the_driver_named() -> None:
+    mandate = replace(MANDATE, last_query_id="q1")
+    (report,) = write_in_transaction(CONFIG, ProducerPool(NamedProducer, FakeClock()), mandate, 7, "q1", [])
+    assert TaskOutcome.from_json(report.column("outcome")[0].as_py()) == TaskOutcome(mandate, 7, "q1", 5, 0, None)
+
+
+@pytest.mark.usefixtures("properties")
+def test_rows_of_a_foreach_batch_task_go_into_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(task_module, "describe_in_process", lambda config, name: bench._describe(name))
+    pool = ProducerPool(bench._create, FakeClock())
+    mandate = Mandate("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
+    rows = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
+    (report,) = write_in_transaction(CONFIG, pool, mandate, 4, "", [rows])
+    outcome = TaskOutcome.from_json(report.column("outcome")[report.num_rows - 1].as_py())
+    assert outcome.written == TaskTransaction(OpenTransaction("P/5.2", 1, 0, 2), 5, 2)
+    assert (bench.made[0].begun, bench.made[0].closed_with) == (1, [])
+
+
+def test_transaction_that_is_not_prepared_has_no_outcome() -> None:
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    bench.delivery.abandon()
+    with pytest.raises(IllegalStateError, match="The transaction of partition 0 is not prepared"):
+        _ = bench.transaction.outcome
+
+
+def test_outside_a_task_there_is_nobody() -> None:
+    with pytest.raises(IllegalStateError, match="in a Spark task alone"):
+        streaming_task()

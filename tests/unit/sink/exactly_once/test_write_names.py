@@ -24,8 +24,7 @@ from spark_kafka_sink.sink import data_source, kafka_sink
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import session as session_module
-from spark_kafka_sink.sink.exactly_once.decision import TaskTransaction
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, is_one_off, pool_name, release_name
 from spark_kafka_sink.sink.kafka_sink import KafkaSink

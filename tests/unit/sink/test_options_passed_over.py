@@ -10,9 +10,8 @@ from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common import config
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.sink import options, passed_over
-from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.passed_over import PASSED_OVER
+from spark_kafka_sink.sink import options
+from spark_kafka_sink.sink.options import PASSED_OVER, SinkConfig
 
 SERVERS = {"kafka.bootstrap.servers": "h1:9092"}
 
@@ -20,9 +19,9 @@ SERVERS = {"kafka.bootstrap.servers": "h1:9092"}
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:
     """Warnings are logged once in a process."""
-    passed_over._warn_once.cache_clear()
+    options._warn_once.cache_clear()
     yield
-    passed_over._warn_once.cache_clear()
+    options._warn_once.cache_clear()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

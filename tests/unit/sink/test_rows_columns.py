@@ -14,7 +14,8 @@ from pyspark.sql.types import TimestampType
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.columns import CAST_TIMESTAMP, MOST_LAYOUTS, RowBlock, RowLayouts, taken
+from spark_kafka_sink.sink.rows import MOST_LAYOUTS, RowBlock, RowLayouts, taken
+from spark_kafka_sink.sink.schema import CAST_TIMESTAMP
 
 
 def block_of(*rows: Row, topic: str | None = "orders") -> RowBlock:

@@ -12,7 +12,7 @@ from support.scripted_broker import faults
 
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
 from spark_kafka_sink.protocol.versions import ApiKey
-from spark_kafka_sink.sink.exactly_once import decision_topic
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 
 TOPIC = CONFIG.decision_topic
 DESCRIBE_CONFIGS = int(ApiKey.DESCRIBE_CONFIGS)
@@ -20,9 +20,9 @@ DESCRIBE_CONFIGS = int(ApiKey.DESCRIBE_CONFIGS)
 
 @pytest.fixture(autouse=True)
 def _nothing_warned_of() -> Iterator[None]:
-    decision_topic._warned.clear()
+    cluster_module._warned.clear()
     yield
-    decision_topic._warned.clear()
+    cluster_module._warned.clear()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_kafka_sink.network.acknowledgements import acknowledge_now
+from spark_kafka_sink.sink.worker import acknowledge_now
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off for 40 ms by Linux")

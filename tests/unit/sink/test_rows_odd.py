@@ -28,7 +28,7 @@ from support.scripted_broker.batches import BrokerRecord
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.record.partitioning import partition_for_key
-from spark_kafka_sink.sink import columns as columns_module
+from spark_kafka_sink.sink import rows as rows_module
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.rows import PartitionWriter
@@ -478,7 +478,7 @@ class HarnessSink(KafkaSink):
 
 def compiled(by_kernel: bool) -> AbstractContextManager[object]:
     """Rows are taken by the kernel, if there is one, or all of them in Python."""
-    return nullcontext() if by_kernel else patch.object(columns_module, "RowTaker", None)
+    return nullcontext() if by_kernel else patch.object(rows_module, "RowTaker", None)
 
 
 def handed_over(every: Iterable[OddRow]) -> Iterator[Any]:

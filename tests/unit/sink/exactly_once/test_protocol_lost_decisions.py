@@ -13,9 +13,8 @@ from support.scripted_broker.faults import Proceed
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
 from spark_kafka_sink.protocol.versions import ApiKey
-from spark_kafka_sink.sink.exactly_once.birth import Birth, birth_key
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.decision import Decision
+from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, birth_key
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 
 TOPIC = CONFIG.decision_topic
