@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
-from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
@@ -43,7 +43,6 @@ from spark_kafka_sink.protocol.versions import Message, Request
 Item = TypeVar("Item", bound=Hashable)
 Value = TypeVar("Value")
 _Entry = TypeVar("_Entry")
-_FIRST_BACKOFF_MS: Final = 20
 _MAX_BACKOFF_MS: Final = 1_000
 _MOST_AT_ONCE: Final = 1_000
 """Items on their way. Each has a request of its own in most calls, and one that waits for others longer than
@@ -222,7 +221,7 @@ class CoordinatorCalls:
         self.metadata = metadata
         self.clock = clock
         self.lookup = CoordinatorLookup(client)
-        self._backoff = ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
+        self._backoff = ExponentialBackoff.doubling(COORDINATOR_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
@@ -43,7 +44,6 @@ _ABORT_KEY_TYPE: Final = 0
 _MAX_WAIT_MS: Final = 500
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
-_UNSTABLE_BACKOFF_MS: Final = 20
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
 """The decision topic takes 8 MiB a batch, which is 500,000 tasks. Decompressed, they have 5 times as many bytes with a
 transactional.id.prefix of 40 letters, and 16 times with the longest, of 200. A decision is one record.
@@ -388,7 +388,7 @@ class TopicTail:
         wanted = [topic_partition]
         end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
         while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
-            self._clock.sleep_ms(min(_UNSTABLE_BACKOFF_MS, timer.remaining_ms))
+            self._clock.sleep_ms(min(COORDINATOR_BACKOFF_MS, timer.remaining_ms))
             timer.update()
             if timer.is_expired:
                 late = KafkaTimeoutError(

@@ -21,25 +21,24 @@ from typing import Any, Final, NamedTuple
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.common.security_config import SecurityConfig
-from spark_kafka_sink.common.store_kinds import store_refusal
+from spark_kafka_sink.common.security import SecurityConfig, store_refusal
 
 _BEGIN: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,64})-----")
 _LINE: Final = 64
 _MOST_LABELS: Final = 16
-"""Labels without an END that are looked for; a store has a few labels."""
+"""Labels without an END, after which no other label is searched for. A store has a few labels."""
 _LARGEST_STORE: Final = 16 * 1024 * 1024
-"""Bytes. A file of all public authorities takes a quarter of a million."""
+"""Bytes. A file of all public authorities has 250,000."""
 
 
 class Trusted(NamedTuple):
     pem: str
     setting: str
-    """Where it is from, for errors."""
+    """Its setting, for errors."""
 
 
 class Identity:
-    """A client's private key with its certificate chain; shows neither."""
+    """A client's private key and certificate chain. Its repr shows neither."""
 
     __slots__ = ("password", "pem", "setting")
 
@@ -50,7 +49,7 @@ class Identity:
 
 
 def trusted_certificates(config: SecurityConfig) -> Trusted | None:
-    """None where the system's own are to be trusted. Raises ConfigError."""
+    """Return the configured authorities, or None to trust the system's. Raises ConfigError."""
     if config.ssl_truststore_certificates is not None:
         return Trusted(_normalized(config.ssl_truststore_certificates.reveal()), "ssl.truststore.certificates")
     if config.ssl_truststore_location is None:
@@ -69,7 +68,7 @@ def trusted_certificates(config: SecurityConfig) -> Trusted | None:
 
 
 def client_identity(config: SecurityConfig) -> Identity | None:
-    """None where we have no certificate. Raises ConfigError."""
+    """Return this client's key and certificate, or None if none is configured. Raises ConfigError."""
     password = config.ssl_key_password
     if config.ssl_keystore_key is not None and config.ssl_keystore_certificate_chain is not None:
         pem = _normalized(config.ssl_keystore_key.reveal()) + _normalized(
@@ -92,8 +91,8 @@ def client_identity(config: SecurityConfig) -> Identity | None:
 
 @contextlib.contextmanager
 def file_in_memory(text: str) -> Iterator[str]:
-    """A path to read `text` from, for OpenSSL takes keys from files alone: in memory where the system has such files,
-    else on disk for a moment, for this user alone.
+    """Return a path to read `text` from, because OpenSSL reads keys only from files. The file is in memory if the
+    system has such files. Otherwise it is on disk for a moment, and only this user can read it.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
@@ -111,7 +110,7 @@ def file_in_memory(text: str) -> Iterator[str]:
 
 
 def _check_type(store: str, type_: str, location: str) -> None:
-    """Again, for files that only this machine has: the driver could go by their names only."""
+    """Check the file's type again, by its content. The driver may not have the file, and checks only its name."""
     if text := store_refusal(store, type_, location, has_password=False):
         raise ConfigError(text)
 
@@ -120,7 +119,7 @@ def _read(location: str, setting: str) -> bytes:
     try:
         with Path(location).open("rb") as file:
             data = file.read(_LARGEST_STORE + 1)
-    except (OSError, ValueError) as error:  # a ValueError is that of a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: there is a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"{setting} cannot be read: {reason}. It must be there on every machine that connects."
@@ -131,7 +130,9 @@ def _read(location: str, setting: str) -> bytes:
 
 
 def _normalized(text: str, *labels: str) -> str:
-    """The blocks of PEM text, those with one of the labels where any is given, in lines that OpenSSL takes."""
+    """Return the PEM blocks of the text, in lines that OpenSSL reads. If labels are given, only blocks with one of
+    them.
+    """
     return "".join(
         f"-----BEGIN {label}-----\n{_lines(body)}\n-----END {label}-----\n"
         for label, body in _blocks(text)
@@ -140,7 +141,7 @@ def _normalized(text: str, *labels: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Label and body of each PEM block. Takes time in proportion to the text, whatever is in it."""
+    """Yield label and body of each PEM block, in time that grows linearly with the text, whatever it is."""
     position = 0
     without_end: set[str] = set()
     while (begin := _BEGIN.search(text, position)) is not None:
@@ -156,7 +157,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _lines(body: str) -> str:
-    if ":" in body:  # headers of an old encrypted key, which need their own lines
+    if ":" in body:  # headers of an old encrypted key, which need lines of their own
         return body.strip()
     data = re.sub(r"\s|\\n", "", body)
     return "\n".join(data[at : at + _LINE] for at in range(0, len(data), _LINE))
@@ -200,11 +201,13 @@ _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion
 
 
 def tls_context(config: SecurityConfig) -> ssl.SSLContext:
-    """Raises ConfigError, naming the setting, where a file or text cannot be read or used; it shows no secret."""
+    """Return the context. Raises ConfigError, naming the setting and showing no secret, if a file or text cannot be
+    used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.hostname_checks_common_name = False  # Java falls back to it; RFC 6125 and browsers have given it up
+    context.hostname_checks_common_name = False  # Java still accepts it; RFC 6125 and browsers do not
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate in the truststore will do, as in Java
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate in the truststore is enough, as in Java
     if not config.ssl_endpoint_identification_algorithm:
         context.check_hostname = False
         _log.warning(
@@ -235,14 +238,14 @@ def _trust(context: ssl.SSLContext, config: SecurityConfig) -> None:
     try:
         context.load_verify_locations(cadata=trusted.pem)
     except (ssl.SSLError, ValueError, TypeError) as error:
-        # A ValueError is that of no whole block, a TypeError that of letters beyond ASCII.
+        # ValueError: there is no whole block. TypeError: there are letters beyond ASCII.
         reason = _reason(error) if isinstance(error, ssl.SSLError) else "no pem"
         raise ConfigError(f"{trusted.setting}: the certificates cannot be read ({reason}).") from None
 
 
 def _identify(context: ssl.SSLContext, identity: Identity) -> None:
     def password() -> str:
-        # Asked for an encrypted key alone. Without an answer of ours OpenSSL would ask the terminal.
+        # OpenSSL calls it only for an encrypted key. Without a password it would ask at the terminal.
         if identity.password is None:
             raise ConfigError(f"{identity.setting}: the private key is encrypted. Give its password: ssl.key.password.")
         return identity.password.reveal()
@@ -251,7 +254,7 @@ def _identify(context: ssl.SSLContext, identity: Identity) -> None:
         try:
             context.load_cert_chain(path, password=password)
         except (ssl.SSLError, ValueError) as error:
-            # A ValueError is that of a password longer than OpenSSL takes.
+            # ValueError: the password is longer than OpenSSL takes.
             reason = _reason(error) if isinstance(error, ssl.SSLError) else "ssl.key.password is too long"
             raise ConfigError(
                 f"{identity.setting}: private key and certificate cannot be used ({reason}). Is ssl.key.password right,"

@@ -23,9 +23,7 @@ from typing import Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.nearest import nearest
-from spark_kafka_sink.common.option_parsers import RefusalError, boolean
-from spark_kafka_sink.common.option_table import table_of
+from spark_kafka_sink.common.options import RefusalError, boolean, nearest, table_of
 
 log = logging.getLogger(__name__)
 

@@ -222,8 +222,8 @@ class FirstUse:
             stated = content.pop("checksum")
             if content["version"] != _FIRST_USE_VERSION:
                 raise ProtocolError(
-                    f"{where}: the first-use record has version {content['version']!r}, and this release knows only"
-                    f" {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
+                    f"{where}: the first-use record has version {content['version']!r:.100}, but this release knows"
+                    f" only {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
                 )
             if stated != _checksum(content):
                 raise ProtocolError(f"{where}: the checksum of the first-use record does not match its content.")

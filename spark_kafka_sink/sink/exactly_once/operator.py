@@ -30,8 +30,8 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.common.options import read_properties
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.properties_file import read_properties
 from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
@@ -254,14 +254,11 @@ class Operator:
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
-            first_use = FirstUse.from_bytes(value, where)
+            return _first_use_in_words(FirstUse.from_bytes(value, where))
         except ProtocolError as error:
             return one_line(str(error))
         except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
             return f"{where}: this record cannot be shown: {type(error).__name__}."
-        if first_use.is_adopted:
-            return f"no decision yet; freed or adopted {_time(first_use.time_ms)}, so its query may begin at any batch."
-        return f"no decision yet; first used {_time(first_use.time_ms)}."
 
     def _decision_in_words(self, decision: Decision) -> str:
         whose = one_line(name_of_query(decision.query_id))
@@ -275,6 +272,12 @@ class Operator:
             f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
             " before they time out, or use finish."
         )
+
+
+def _first_use_in_words(first_use: FirstUse) -> str:
+    if first_use.is_adopted:
+        return f"no decision yet; freed or adopted {_time(first_use.time_ms)}, so its query may begin at any batch."
+    return f"no decision yet; first used {_time(first_use.time_ms)}."
 
 
 def _time(time_ms: int) -> str:

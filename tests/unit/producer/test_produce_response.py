@@ -126,6 +126,24 @@ def test_after_a_fault_later_records_are_still_written_once(
     assert_nothing_is_left(harness)
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])
+def test_records_that_a_node_took_do_not_fail_with_a_fault(
+    monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
+) -> None:
+    """They are in the log: whoever was told of a failure would write them again."""
+    harness, deliveries = before_an_answer(settings)
+
+    def no_memory(_: int) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(harness.producer._metrics, "batch_acknowledged", no_memory)
+    harness.settle(1_000)
+    assert_nothing_is_left(harness)
+    for place in (TAKEN, DOUBLE, RETRIED, MOVED):
+        assert deliveries[place][0].error is None, place
+    assert deliveries[TAKEN][0].metadata.offset == 1
+
+
 @pytest.mark.parametrize("step", ["_outcomes", "_no_answer"])
 def test_an_answer_that_cannot_be_read_fails_its_batches_at_once(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     harness, _ = before_an_answer(ONE_IN_FLIGHT)
@@ -145,6 +163,10 @@ def test_a_fault_at_the_end_of_a_split_fails_the_parts(monkeypatch: pytest.Monke
     assert_nothing_is_left(harness)
     assert all("RuntimeError: count" in str(delivery.error) for delivery in deliveries[SPLIT])
     assert b"\0" * 150 not in harness.values(TOPIC, SPLIT)
+    later = harness.send(b"later", partition=SPLIT)
+    harness.settle(1_000)
+    assert later.error is None, "no part of the split batch holds it back"
+    assert harness.values(TOPIC, SPLIT).count(b"later") == 1
 
 
 class Fault:
@@ -359,6 +381,18 @@ def test_a_state_that_cannot_be_in_a_refused_batch_is_fatal(monkeypatch: pytest.
     assert harness.state is State.FATAL_ERROR
     assert_nothing_is_left(harness)
     assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction", "begin_transaction")
+    assert harness.committed() == []
+
+
+@both_versions
+def test_a_state_that_cannot_be_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Also where every batch of the answer could be settled."""
+    harness = in_a_transaction(version)
+    harness.send(b"v", partition=0)
+    raise_once(monkeypatch, harness.producer.sender._outcomes, "_note_answer", IllegalStateError("cannot be"))
+    assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
+    assert harness.state is State.FATAL_ERROR
+    assert_nothing_is_left(harness)
     assert harness.committed() == []
 
 

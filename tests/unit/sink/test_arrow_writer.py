@@ -18,8 +18,8 @@ from spark_kafka_sink.sink.producer_pool import ProducerPool
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
 
-def config(topic: str | None = "orders") -> SinkConfig:
-    return SinkConfig.from_options({**OPTIONS, "topic": topic})
+def config(topic: str | None = "orders", **more: str) -> SinkConfig:
+    return SinkConfig.from_options({**OPTIONS, "topic": topic, **more})
 
 
 def pool_of(producer: ScriptedProducer) -> ProducerPool:
@@ -180,3 +180,13 @@ def test_early_dates_and_minus_one_pass_by_columns() -> None:
     typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
     assert _epoch_ms(typed, allows_early=False).to_pylist() == [157_766_400_000, None]
     assert _epoch_ms(pa.array([1_764_000_000, -1]), allows_early=True).to_pylist() == [1_764_000_000, None]
+
+
+def test_the_option_lets_early_numbers_pass_by_columns() -> None:
+    producer = ScriptedProducer()
+    early = batch(value=pa.array(["a"]), timestamp=pa.array([1_764_000_000]))
+    with pytest.raises(SchemaError, match=r"set timestamp\.allow\.before\.1980=true"):
+        list(write_arrow(config(), pool_of(producer), [early]))
+    assert producer.sent == []
+    list(write_arrow(config(**{"timestamp.allow.before.1980": "true"}), pool_of(producer), [early]))
+    assert [sent.rows("timestamp_ms") for sent in producer.sent] == [[(1_764_000_000,)]]

@@ -143,8 +143,11 @@ def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
 
 def test_without_any_option_the_error_says_that_spark_keeps_those_of_a_table_to_itself() -> None:
     """Bug: of a table made with OPTIONS it said that kafka.bootstrap.servers is missing, and to give it."""
-    with pytest.raises(ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "):
+    with pytest.raises(
+        ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "
+    ) as error:
         KafkaSinkDataSource({}).writer(schema(value=TEXT), False)
+    assert "TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them" in str(error.value)
 
 
 def test_columns_that_are_not_written_may_be_anything() -> None:

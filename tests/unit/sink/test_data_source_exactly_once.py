@@ -22,7 +22,13 @@ from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import data_source
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    BatchStart,
+    TaskOutcome,
+    TaskTransaction,
+    task_id,
+)
 from spark_kafka_sink.sink.exactly_once.session import stream_prefix
 from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
@@ -153,6 +159,17 @@ def test_a_batch_that_was_committed_before_is_said_to_be_skipped(
     told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
     KafkaStreamWriter(CONFIG, PREFIX).commit([told], 0)
     assert f"{PREFIX}: the batch was committed before, and is skipped" in caplog.text
+
+
+def test_a_batch_that_comes_again_for_another_topic_is_not_skipped(bench: CoordinatorBench) -> None:
+    KafkaStreamWriter(CONFIG, PREFIX).commit(
+        [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
+    )
+    other = replace(CONFIG, topic="u")
+    again = travelled(KafkaStreamWriter(other, PREFIX))._batch_start
+    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
+    with pytest.raises(BatchChangedError, match=r"for topic='t', and now it comes for topic='u'"):
+        KafkaStreamWriter(other, PREFIX).commit([told], 0)
 
 
 def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: CoordinatorBench) -> None:

@@ -534,3 +534,12 @@ def test_finish_fails_after_an_error_of_the_iterator() -> None:
     with pytest.raises(ValueError, match="no more rows"):
         bench.writer.finish()
     assert bench.released
+
+
+def test_the_option_lets_early_numbers_pass_by_rows() -> None:
+    row = Row(value="a", timestamp=1_764_000_000)
+    with pytest.raises(SchemaError, match=r"set timestamp\.allow\.before\.1980=true"):
+        Bench().write([row], one_by_one=False)
+    bench = Bench(**{"timestamp.allow.before.1980": "true"})
+    bench.write([row], one_by_one=False)
+    assert [sent.columns.timestamp_ms.to_pylist() for sent in bench.producer.sent] == [[1_764_000_000]]

@@ -106,6 +106,19 @@ def test_a_newer_version_is_not_guessed_at() -> None:
         Decision.from_bytes(json.dumps(content).encode(), "here", "P")
 
 
+@pytest.mark.parametrize("name", ["version", "state", "query_id", "batch_id", "fingerprint", "transactions"])
+def test_error_about_a_decision_shows_no_control_character(name: str) -> None:
+    wild = "\x1b[2J\n" * 10_000
+    content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes())
+    content |= {name: [[wild, 8, 1, 2, 0, 9]] if name == "transactions" else [wild] if name == "query_id" else wild}
+    del content["checksum"]
+    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    with pytest.raises(ProtocolError) as error:
+        Decision.from_bytes(forged, "here", "P")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 500
+
+
 def test_decision_of_version_1_is_read_and_kept_in_it() -> None:
     content = {
         "version": 1, "state": "decided", "batch_id": 4, "query_id": "q", "time_ms": 1, "partitions": 2, "rows": 9,
@@ -207,7 +220,7 @@ def test_key_of_a_first_use_is_no_prefix_and_names_its_own() -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"version": 2}, "has version 2, and this release knows only 1"),
+        ({"version": 2}, "has version 2, but this release knows only 1"),
         ({"version": "\x1b[2J"}, r"has version '\\x1b\[2J'"),
         ({"time_ms": 10**400}, "out of range"),
         ({"time_ms": -1}, "out of range"),
@@ -224,6 +237,12 @@ def test_first_use_of_other_content_is_refused_by_name(changed: dict[str, Any], 
         content["checksum"] = zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
     with pytest.raises(ProtocolError, match=f"^here: .*{text}"):
         FirstUse.from_bytes(json.dumps(content).encode(), "here")
+
+
+def test_error_about_a_first_use_is_short_whatever_version_it_names() -> None:
+    with pytest.raises(ProtocolError) as error:
+        FirstUse.from_bytes(json.dumps({"checksum": 1, "version": "\x1b[2J" * 10_000}).encode(), "here")
+    assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"checksum":1}'])

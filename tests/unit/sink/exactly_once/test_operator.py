@@ -41,9 +41,11 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
     BatchStart,
     Decision,
+    FirstUse,
     TaskOutcome,
     TaskTransaction,
     TransactionLostError,
+    first_use_key,
     task_id,
 )
 from spark_kafka_sink.sink.exactly_once.operator import Operator, _parser, main
@@ -739,7 +741,7 @@ def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: Ope
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
-@pytest.mark.parametrize("topic", ["mine", "-mine", CONFIG.decision_topic])
+@pytest.mark.parametrize("topic", ["mine", "-mine", "my decisions", CONFIG.decision_topic])
 @pytest.mark.parametrize("prefix", [PREFIX, "a b", "it's", "-x", "$HOME;", "orders."])
 @pytest.mark.parametrize("command", ["finish", "accept", "forget"])
 def test_the_command_that_an_error_names_can_be_typed_as_it_stands(command: str, prefix: str, topic: str) -> None:
@@ -807,6 +809,16 @@ def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
     assert re.search("^evil: ", said, re.MULTILINE)
     assert len(said.splitlines()) == 4
     assert said.replace("\n", "").isprintable()
+
+
+def test_first_use_with_a_time_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
+    """Bug: it ended the list."""
+    bench.driver.commit(bench.batch(0))
+    written_by_a_stranger(bench, first_use_key(b"evil"), FirstUse(10**18, 16, 1).to_bytes())
+    bench.operator.show(None)
+    said = bench.said()
+    assert re.search(r"^evil: .*offset \d+: this record cannot be shown: \w+Error\.$", said, re.MULTILINE)
+    assert "orders: batch 0 of query q, 2 rows" in said
 
 
 def test_keys_and_ids_of_strangers_are_shown_without_control_characters(bench: OperatorBench) -> None:
@@ -922,3 +934,14 @@ def test_error_about_a_strangers_record_steers_no_terminal(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.isprintable()
     assert line.startswith("ProtocolError: ")
+
+
+def test_any_error_is_one_line_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> object:
+        raise KafkaTimeoutError("\x1b[2J\nAll is well.")
+
+    monkeypatch.setattr(operator, "connect", refuse)
+    assert main(["list", "--bootstrap-servers", "broker-0:9092"]) == 1
+    assert capsys.readouterr().out == "KafkaTimeoutError: ?[2J?All is well.\n"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.nearest import _edits, nearest
+from spark_kafka_sink.common.options import _edits, nearest
 from spark_kafka_sink.sink.options import _OPTIONS
 
 KNOWN = [*_OPTIONS, *sorted(ProducerConfig.keys())]
@@ -37,7 +37,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz."
         "truncate",
     ],
 )
-def test_a_name_of_another_thing_is_near_to_none(given: str) -> None:
+def test_unrelated_name_has_no_near_name(given: str) -> None:
     assert nearest(given, KNOWN) is None
 
 

@@ -1,42 +1,275 @@
-"""How connections are secured: the rows of the settings' table for TLS and SASL, and the rules between them.
+"""The settings of TLS and SASL, and the rules between them.
 
-Names, types and defaults are Kafka's (org.apache.kafka.common.config.SslConfigs and SaslConfigs of 4.x), but for the
-stores' type, which is PEM here, and the time that a token endpoint has, to which Kafka sets no limit. Our own are
-`sasl.allow.cleartext.credentials` and `sasl.oauthbearer.token.provider`. A setting that would have no effect is refused
-rather than ignored: who gives a truststore believes that connections are encrypted.
+Names, types and defaults are those of Kafka (org.apache.kafka.common.config.SslConfigs and SaslConfigs of 4.x), with
+two exceptions: the default type of stores is PEM, and a token endpoint has time limits.
+`sasl.allow.cleartext.credentials` and `sasl.oauthbearer.token.provider` are not in Kafka. A setting without effect is
+refused rather than ignored: a user who gives a truststore believes that connections are encrypted.
+
+sasl.jaas.config is read as text. No class is loaded (compare CVE-2023-25194). Its form is that of the login
+configuration of Java, with one entry (org.apache.kafka.common.security.JaasConfig): `<class of the login module>
+required name="value" ... ;`. No error shows any of its text, because with a quote in the wrong place a password looks
+like a name.
+
+The default type of stores in Java is JKS, so most configurations give no type. Sources of the bytes that distinguish
+JKS, PKCS12 and PEM: sun.security.provider.JavaKeyStore (magic FEEDFEED), RFC 7292 (PFX begins with version 3), RFC 7468
+(PEM).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path, PurePath
+from typing import Final, Literal, NamedTuple
 
-from spark_kafka_sink.common import jaas
-from spark_kafka_sink.common import option_parsers as parsers
-from spark_kafka_sink.common.cipher_suites import TlsChoice, tls_choice
+from spark_kafka_sink.common import options as parsers
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.jaas import JaasConfig, parse_jaas_config
-from spark_kafka_sink.common.option_table import option
+from spark_kafka_sink.common.options import RefusalError, option
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.common.store_kinds import store_refusal
+
+PLAIN_MODULE: Final = "PlainLoginModule"
+SCRAM_MODULE: Final = "ScramLoginModule"
+OAUTHBEARER_MODULE: Final = "OAuthBearerLoginModule"
+KERBEROS_MODULE: Final = "Krb5LoginModule"
+MSK_IAM_MODULE: Final = "IAMLoginModule"
+
+_MODULE_OPTIONS: Final[Mapping[str, re.Pattern[str]]] = {
+    PLAIN_MODULE: re.compile("username|password"),
+    SCRAM_MODULE: re.compile("username|password|tokenauth"),
+    OAUTHBEARER_MODULE: re.compile("clientId|clientSecret|scope|extension_[A-Za-z]+"),
+    KERBEROS_MODULE: re.compile(
+        "useKeyTab|keyTab|principal|storeKey|useTicketCache|ticketCache|serviceName|doNotPrompt"
+    ),
+    MSK_IAM_MODULE: re.compile("awsProfileName|awsRoleArn|awsRoleSessionName|awsRoleExternalId|awsStsRegion"),
+}
+"""Login module, by the name of its class without the package → the options that have a meaning here."""
+
+_FLAGS: Final = frozenset({"required", "requisite", "sufficient", "optional"})
+_TOKEN: Final = re.compile(
+    r"""\s+ | //[^\n]* | /\*.*?\*/
+      | "(?P<double>(?:[^"\\\n]|\\.)*)" | '(?P<single>(?:[^'\\\n]|\\.)*)'
+      | (?P<sign>[=;]) | (?P<word>[^\s"'=;]+)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
+_ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+_FORM: Final = '<login module> required name="value" ... ; is wanted'
+
+
+@dataclass(frozen=True, slots=True)
+class JaasConfig:
+    """The one entry: the login module, by the name of its class (`PLAIN_MODULE`, ...), and its options."""
+
+    login_module: str
+    options: tuple[tuple[str, Secret], ...]
+
+    def get(self, name: str) -> str | None:
+        """Return the option in clear text, or None if it is not given."""
+        return next((value.reveal() for given, value in self.options if given == name), None)
+
+
+def parse_jaas_config(value: object) -> JaasConfig:
+    """Parse sasl.jaas.config. Raises RefusalError, which shows nothing of `value`."""
+    if isinstance(value, JaasConfig):
+        return value
+    tokens = _tokens(value.reveal() if isinstance(value, Secret) else str(value))
+    if len(tokens) < 3 or tokens[0].kind != "text" or tokens[-1] != _Token("sign", ";"):
+        raise RefusalError(_FORM)
+    if tokens[1].text.lower() not in _FLAGS:
+        raise RefusalError(f"{_FORM}, where the second word is one of {', '.join(sorted(_FLAGS))}")
+    login_module = tokens[0].text.rpartition(".")[2]
+    if login_module not in _MODULE_OPTIONS:
+        raise RefusalError(
+            f"no such login module is known here (no class is loaded); there are {', '.join(_MODULE_OPTIONS)}"
+        )
+    return JaasConfig(login_module, _jaas_options(tokens[2:-1], login_module))
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    """`sign` for = and ;, `text` for a word or a quoted text."""
+    text: str
+
+
+def _tokens(text: str) -> list[_Token]:
+    found: list[_Token] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise RefusalError('a quotation mark has no partner; one within a value is written \\"')
+        at = match.end()
+        if match.lastgroup == "sign":
+            found.append(_Token("sign", match["sign"]))
+        elif match.lastgroup == "word":
+            found.append(_Token("text", match["word"]))
+        elif match.lastgroup is not None:
+            found.append(_Token("text", _ESCAPE.sub(_unescape, match[match.lastgroup])))
+    return found
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    return chr(int(code, 8)) if code[0] in "01234567" else _ESCAPED.get(code, code)
+
+
+def _jaas_options(tokens: list[_Token], login_module: str) -> tuple[tuple[str, Secret], ...]:
+    if any(token == _Token("sign", ";") for token in tokens):
+        raise RefusalError("more than one login module is given; a client has one")
+    known = _MODULE_OPTIONS[login_module]
+    options: dict[str, Secret] = {}
+    for number, at in enumerate(range(0, len(tokens), 3), start=1):
+        group = tokens[at : at + 3]
+        if [token.kind for token in group] != ["text", "sign", "text"]:
+            raise RefusalError(f'option number {number} is not of the form name="value"')
+        name, value = group[0].text, group[2].text
+        if not known.fullmatch(name):
+            choice = known.pattern.replace("|", ", ")
+            raise RefusalError(f"option number {number} of {login_module} is none that is known here: {choice}")
+        if name in options:
+            raise RefusalError(f"{name} is given twice")
+        options[name] = Secret(value)
+    return tuple(options.items())
+
+
+_SUITES_OF_1_3: Final = frozenset({"TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"})
+_SUITES_OF_1_2: Final[Mapping[str, str]] = {
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA384": "ECDHE-ECDSA-AES256-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA384": "ECDHE-RSA-AES256-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256": "ECDHE-RSA-AES128-SHA256",
+    "TLS_DHE_RSA_WITH_AES_256_GCM_SHA384": "DHE-RSA-AES256-GCM-SHA384",
+    "TLS_DHE_RSA_WITH_AES_128_GCM_SHA256": "DHE-RSA-AES128-GCM-SHA256",
+}
+"""Standard name (RFC 5246, as in Java) → name in OpenSSL. Only suites with forward secrecy."""
+
+
+class TlsChoice(NamedTuple):
+    versions: list[str]
+    """The allowed versions, ascending; at least one."""
+    older_suites: list[str]
+    """The suites of TLS 1.2 by their names in OpenSSL. Empty if no suite is chosen, or TLS 1.2 is not allowed."""
+
+
+def tls_choice(versions: Sequence[str], suites: Sequence[str] | None) -> TlsChoice:
+    """Return the versions, ascending, that have one of `suites`. `suites` None means all.
+
+    A function of text only, so that an unknown suite is refused before a task starts. Raises ConfigError.
+    """
+    if suites is None:
+        return TlsChoice(list(versions), [])
+    known = {**_SUITES_OF_1_2, **{name: name for name in _SUITES_OF_1_2.values()}}
+    older = [known[suite] for suite in suites if suite in known]
+    newer = _SUITES_OF_1_3.intersection(suites)
+    if strange := [suite for suite in suites if suite not in known and suite not in newer]:
+        choice = ", ".join((*sorted(_SUITES_OF_1_3), *_SUITES_OF_1_2))
+        raise ConfigError(f"ssl.cipher.suites: {strange[0]!r} is not offered here. There are {choice}.")
+    if newer and newer != _SUITES_OF_1_3:
+        raise ConfigError(
+            "ssl.cipher.suites: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"
+            f" ({', '.join(sorted(_SUITES_OF_1_3))}), or none, and TLS 1.3 is not spoken."
+        )
+    left = [name for name in versions if (newer if name == "TLSv1.3" else older)]
+    if not left:
+        raise ConfigError(
+            f"ssl.cipher.suites has none for the TLS versions that may be spoken ({', '.join(versions)})."
+        )
+    return TlsChoice(left, older)
+
+
+Kind = Literal["JKS", "PKCS12", "PEM"]
+
+_JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
+_DER_SEQUENCE: Final = 0x30
+_VERSION_3: Final = b"\x02\x01\x03"
+_START: Final = 4096
+"""Bytes to read. PEM files may have text before the first block."""
+_BY_SUFFIX: Final[dict[str, Kind]] = {".jks": "JKS", ".p12": "PKCS12", ".pfx": "PKCS12"}
+
+
+def kind_of(data: bytes) -> Kind | None:
+    """Return the kind of the store that begins with `data`. None if the bytes do not say."""
+    if data.startswith(_JKS_MAGIC):
+        return "JKS"
+    if data and data[0] == _DER_SEQUENCE and _VERSION_3 in data[2:9]:
+        return "PKCS12"
+    return "PEM" if b"-----BEGIN " in data else None
+
+
+def kind_at(location: str) -> tuple[Kind | None, bool]:
+    """Return the kind of the store at `location`, and whether it is certain.
+
+    If this machine cannot read the file, the kind follows from its name: the file may be on the executors only.
+    """
+    try:
+        if Path(location).is_file():
+            with Path(location).open("rb") as file:
+                return kind_of(file.read(_START)), True
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        pass
+    return _BY_SUFFIX.get(PurePath(location).suffix.lower()), False
+
+
+def store_refusal(store: str, type_: str, location: str | None, *, has_password: bool) -> str | None:
+    """Return the error text for a wrong type of `store` (truststore or keystore), with the remedy, or None."""
+    kind, is_sure = (None, False) if location is None else kind_at(location)
+    if kind == "JKS" and not is_sure and type_ == "PKCS12":
+        return None  # keytool of Java 9 and later writes PKCS12 into files named .jks
+    if kind == "JKS":
+        return f"ssl.{store}.location is a JKS store, which only Java reads. {_convert(store)}"
+    if kind is not None and kind != type_:
+        return _other_type(store, kind, has_password=has_password)
+    if type_ == "JKS":
+        return f"ssl.{store}.type=JKS: only Java reads JKS stores. {_convert(store)}"
+    if type_ == "PEM" and has_password:
+        text = f"ssl.{store}.password does not go with ssl.{store}.type=PEM, the default. "
+        if kind == "PEM" or location is None:
+            return f"{text}{_OF_PEM[store].capitalize()}."
+        other = f"If it is PKCS12, set ssl.{store}.type=PKCS12. If it is JKS: {_convert(store)}"
+        return f"{text}If the store is PEM, {_OF_PEM[store]}. {other}"
+    return None
+
+
+def _other_type(store: str, kind: Kind, *, has_password: bool) -> str:
+    also = f", and {_OF_PEM[store]}" if kind == "PEM" and has_password else ""
+    return f"ssl.{store}.location is a {kind} file: set ssl.{store}.type={kind}{also}."
+
+
+_OF_PEM: Final = {
+    "truststore": "leave ssl.truststore.password out",
+    "keystore": "give the password of the key as ssl.key.password instead of ssl.keystore.password",
+}
+
+
+def _convert(store: str) -> str:
+    return (
+        "Convert it: keytool -importkeystore -srckeystore <store>.jks -destkeystore <store>.p12 -deststoretype PKCS12."
+        f" Then set ssl.{store}.type=PKCS12 and ssl.{store}.location to the new file."
+    )
+
 
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 
 _LOGIN_MODULES: Final[Mapping[str, str]] = {
-    "GSSAPI": jaas.KERBEROS,
-    "PLAIN": jaas.PLAIN,
-    "SCRAM-SHA-256": jaas.SCRAM,
-    "SCRAM-SHA-512": jaas.SCRAM,
-    "OAUTHBEARER": jaas.OAUTHBEARER,
-    "AWS_MSK_IAM": jaas.MSK_IAM,
+    "GSSAPI": KERBEROS_MODULE,
+    "PLAIN": PLAIN_MODULE,
+    "SCRAM-SHA-256": SCRAM_MODULE,
+    "SCRAM-SHA-512": SCRAM_MODULE,
+    "OAUTHBEARER": OAUTHBEARER_MODULE,
+    "AWS_MSK_IAM": MSK_IAM_MODULE,
 }
-"""SASL mechanism → the login module that sasl.jaas.config has to name."""
+"""SASL mechanism → the login module that sasl.jaas.config must name."""
 _SENDS_NO_CREDENTIAL: Final = frozenset({"GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512"})
-"""Mechanisms that prove the password without sending it. All others send a password or a token as it is."""
+"""Mechanisms that prove the password without sending it. All others send a password or a token."""
 
-_int_ms = parsers.between(0, 2**31 - 1)
-_ms = parsers.between(0, 2**63 - 1)
 _store_type = parsers.one_of("PEM", "PKCS12", "JKS")
 
 
@@ -159,16 +392,19 @@ class SecurityConfig:
         parsers.between(0, 3_600), 300, "int", "A token is renewed at least this long before it ends."
     )
     sasl_login_connect_timeout_ms: int = option(
-        _int_ms, 10_000, "int", "How long a connection to the token endpoint may take to be made. Kafka has no limit."
+        parsers.int_ms,
+        10_000,
+        "int",
+        "How long a connection to the token endpoint may take to be made. Kafka has no limit.",
     )
     sasl_login_read_timeout_ms: int = option(
-        _int_ms, 10_000, "int", "How long the token endpoint may take to answer. Kafka has no limit."
+        parsers.int_ms, 10_000, "int", "How long the token endpoint may take to answer. Kafka has no limit."
     )
     sasl_login_retry_backoff_ms: int = option(
-        _ms, 100, "long", "Pause before the token endpoint is asked again; it doubles."
+        parsers.long_ms, 100, "long", "Pause before the token endpoint is asked again; it doubles."
     )
     sasl_login_retry_backoff_max_ms: int = option(
-        _ms, 10_000, "long", "The longest pause before the token endpoint is asked again."
+        parsers.long_ms, 10_000, "long", "The longest pause before the token endpoint is asked again."
     )
     sasl_oauthbearer_token_provider: Callable[[], tuple[str, int]] | None = option(
         parsers.function,
@@ -199,7 +435,7 @@ class SecurityConfig:
 
     @property
     def tls_choice(self) -> TlsChoice:
-        """Raises ConfigError where ssl.cipher.suites has one that is not offered, or leaves no version."""
+        """The versions and cipher suites to use. Raises ConfigError for an unknown suite, or if no version is left."""
         versions = [name for name in self.ssl_enabled_protocols if not (self.ssl_protocol == "TLSv1.2" < name)]
         return tls_choice(versions, self.ssl_cipher_suites)
 
@@ -209,15 +445,15 @@ class SecurityConfig:
 
     @property
     def login_module(self) -> str:
-        """The one that goes with sasl.mechanism."""
+        """The login module for sasl.mechanism."""
         return _LOGIN_MODULES[self.sasl_mechanism]
 
     def jaas_option(self, name: str) -> str | None:
-        """An option of sasl.jaas.config, in the open; None where it is not given."""
+        """Return an option of sasl.jaas.config in clear text, or None if it is not given."""
         return self.sasl_jaas_config.get(name) if self.sasl_jaas_config is not None else None
 
     def check_security(self, given: frozenset[str]) -> None:
-        """Raises ConfigError where settings contradict each other. `given` are the keys that the caller set."""
+        """Raise ConfigError if settings contradict each other. `given`: the keys that the caller set."""
         for prefix, protocols, is_used in (
             ("ssl.", "SSL or SASL_SSL", self.uses_tls),
             ("sasl.", "SASL_SSL or SASL_PLAINTEXT", self.uses_sasl),
@@ -294,7 +530,7 @@ _SASL_RULES: Final[_Rules] = (
     (
         lambda c: (
             c.sasl_jaas_config is not None
-            and c.login_module in {jaas.PLAIN, jaas.SCRAM}
+            and c.login_module in {PLAIN_MODULE, SCRAM_MODULE}
             and not (c.sasl_jaas_config.get("username") and c.sasl_jaas_config.get("password"))
         ),
         "sasl.jaas.config must have a username and a password for sasl.mechanism={config.sasl_mechanism}.",
