@@ -309,7 +309,7 @@ def test_commit_says_what_was_written_and_abort_what_stays(caplog: pytest.LogCap
     stream.abort([*sent, None], 8)
     write_.abort([None])
     written = "1,000 records, 0.0 MB in 1 batches to 1 partitions of orders, 0 retries, 0.50 s, 2,000 records/s"
-    stays = f"what those wrote stays in Kafka ({written})"
+    stays = f"their rows stay in Kafka ({written})"
     advice = "Nothing is lost: every row is written again when this is run again."
     texts = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert texts[:2] == [("INFO", f"Batch 7: {written}"), ("INFO", f"Write: {written}")]

@@ -240,7 +240,7 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     for text, writer in ((prefixed, writers[0]), (one_off, writers[1])):
         assert "their transactions end with their timeout, or before by python -m" in text
         command = f"finish --prefix={writer._prefix} --bootstrap-servers HOST:PORT"
-        assert f"{command}. Where that says that batch 0 is committed, do" in text
+        assert f"{command}. If that says that batch 0 is committed, do" in text
         assert "started again" not in text, "to write it again is another write"
     assert "are finished or aborted when this is started again. If" in stream
 

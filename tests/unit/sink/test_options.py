@@ -188,7 +188,7 @@ def test_at_least_once_goes_without_idempotence() -> None:
 
 
 def test_another_guarantee_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at-least-once or exactly-once is wanted"):
+    with pytest.raises(ConfigError, match="must be at-least-once or exactly-once"):
         parse(**{"delivery.guarantee": "at-most-once"})
 
 

@@ -140,5 +140,5 @@ def test_write_by_format_is_refused_unless_no_query_is_active() -> None:
     refuse_beside_queries(False)
     with pytest.raises(ConfigError, match=r"and a streaming query is active: .*write\.outside\.queries=true"):
         refuse_beside_queries(True)
-    with pytest.raises(ConfigError, match=r"it cannot be told here .*foreachBatch\(sink\.write_batch\)"):
+    with pytest.raises(ConfigError, match=r"it is not known here .*foreachBatch\(sink\.write_batch\)"):
         refuse_beside_queries(None)

@@ -606,7 +606,7 @@ def test_an_empty_prefix_is_not_taken_for_typed_where_nobody_is_asked(
     monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it connects"))
     out = io.StringIO()
     assert main([command, "--prefix", "", "--bootstrap-servers", "h:9092"], out, lambda _: "") == 1
-    assert out.getvalue().startswith("ConfigError: transactional.id.prefix='': 1 to 200 printable characters")
+    assert out.getvalue().startswith("ConfigError: transactional.id.prefix='' must have 1 to 200 printable characters")
 
 
 @pytest.mark.parametrize("command", ["finish", "abort", "forget"])
