@@ -200,7 +200,8 @@ def main(arguments: Sequence[str]) -> int:
     except (KafkaError, MeasurementError, OSError) as error:
         console.print(f"[bold red]Failed:[/] {escape(str(error))}", soft_wrap=True)
         return 1
-    console.print(table_of(found))
+    if len(found) > 1:
+        console.print(table_of(found))
     if settings.json is not None:
         rounds = {
             cell: [{"before": each.before.as_dict(), "after": each.after.as_dict()} for each in measured]
