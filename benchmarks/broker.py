@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from jobs.read_topic import topic_reader
 from spark_kafka_sink import KafkaProducer
 from spark_kafka_sink.local import BrokerSecurity
-from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP
 
 
 def secured_listener(folder: Path) -> BrokerSecurity:

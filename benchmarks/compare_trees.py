@@ -189,9 +189,10 @@ def main(arguments: Sequence[str]) -> int:
     settings = argument_parser().parse_args(arguments)
     logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic refuses its first batches now and then
     try:
-        names = {"before": settings.before, "after": settings.after or commit_of_working_tree()}
         console.print("Building the two packages (a minute the first time)")
-        packages = build(names["before"]), build(names["after"])
+        before = build(settings.before)
+        names = {"before": settings.before, "after": settings.after or commit_of_working_tree()}
+        packages = before, build(names["after"])
         console.print(f"Before: {settings.before}. After: {settings.after or 'this working tree'}.")
         console.print(f"Broker: Kafka {CURRENT.version}, {BROKER_NOTE}")
         with EmbeddedKafka(properties=QUICK_DELETION, tuned_for="throughput") as kafka:

@@ -28,13 +28,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from spark_kafka_sink.record.arrow_arrays import binary_from_numpy
+from spark_kafka_sink.record.arrow import binary_from_numpy
 from spark_kafka_sink.record.block import Block, RunTable
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns
-from spark_kafka_sink.record.murmur2 import partitions_for_keys
-from spark_kafka_sink.record.placement import place
+from spark_kafka_sink.record.partitioning import partitions_for_keys, place
 
 ROWS = 10_000
 NOW_MS = 1_700_000_000_000

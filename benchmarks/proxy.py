@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Self
 
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 HOST = "127.0.0.1"
 NAMES = {key.value: key.name.title().replace("_", "") for key in ApiKey}

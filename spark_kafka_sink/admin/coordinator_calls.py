@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
-from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
@@ -31,21 +31,18 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
+from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
     FindCoordinatorRequest,
     FindCoordinatorsRequest,
     coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message, Request
 
 Item = TypeVar("Item", bound=Hashable)
 Value = TypeVar("Value")
 _Entry = TypeVar("_Entry")
-_FIRST_BACKOFF_MS: Final = 20
 _MAX_BACKOFF_MS: Final = 1_000
 _MOST_AT_ONCE: Final = 1_000
 """The most items in flight. Most calls send one request an item. One that waits longer than request.timeout.ms behind
@@ -222,7 +219,7 @@ class CoordinatorCalls:
         self.metadata = metadata
         self.clock = clock
         self.lookup = CoordinatorLookup(client)
-        self._backoff = ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
+        self._backoff = ExponentialBackoff.doubling(COORDINATOR_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Return each item's outcome, in the order of items, before the timer expires. Raises no error of an item."""
@@ -416,11 +413,7 @@ class _Call(Generic[Item, Value]):
         place = self.api.describe(work.item)
         if node is not None and str(node) not in place:
             place += f", asked of node {node}"
-        why = self.api.advice.get(error.error_code or 0) or str(error)
-        if node is not None:
-            why = why.removeprefix(f"Node {node.id_string}: ")
-        text = f"{place}: {why}"
-        return retold(error, text)
+        return error.reworded(f"{place}: {self.api.advice.get(error.error_code or 0) or error.text}")
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

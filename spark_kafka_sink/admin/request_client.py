@@ -15,7 +15,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.versions import Request
 
 
 class Timer:
@@ -295,7 +295,9 @@ class RequestClient:
         """Fail the unsent requests of nodes whose connection failed. The client fails those in flight."""
         for node in self._unsent.nodes():
             if self._client.connection_failed(node):
-                lost = DisconnectError(f"The connection to {node} failed before the request could be sent.")
+                lost = DisconnectError(
+                    f"The connection to {node} failed before the request could be sent.", node=node.id_string
+                )
                 error = self._client.authentication_error(node) or lost
                 for unsent in self._unsent.take_all(node):
                     unsent.future.fail(error)
@@ -303,7 +305,7 @@ class RequestClient:
     def _handle_pending_disconnects(self) -> None:
         while self._to_disconnect:
             node = self._to_disconnect.popleft()
-            error = DisconnectError(f"The connection to {node} was closed on request.")
+            error = DisconnectError(f"The connection to {node} was closed on request.", node=node.id_string)
             for unsent in self._unsent.take_all(node):
                 unsent.future.fail(error)
             self._client.disconnect(node.id_string)
@@ -319,8 +321,8 @@ def _error_of(response: ClientResponse) -> KafkaError | None:
         return response.authentication_error
     if response.timed_out:
         limit = f"{response.request.request_timeout_ms} ms"
-        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.")
+        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.", node=response.destination)
     if response.disconnected:
         why = f": {response.protocol_error}" if response.protocol_error is not None else "."
-        return DisconnectError(f"{response.request} failed: the connection was lost{why}")
+        return DisconnectError(f"{response.request} failed: the connection was lost{why}", node=response.destination)
     return response.version_mismatch

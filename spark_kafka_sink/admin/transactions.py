@@ -32,15 +32,14 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
-    TRANSACTION,
+from spark_kafka_sink.protocol.metadata import TRANSACTION
+from spark_kafka_sink.protocol.transactions import (
     DescribeTransactionsRequest,
     EndTxnRequest,
+    InitProducerIdRequest,
     ListTransactionsRequest,
 )
-from spark_kafka_sink.protocol.messages import Message, to_ms
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request, to_ms
 
 _LISTING_ROUND_MS: Final = 2_000
 """The limit of the first round, after which metadata shows which brokers are still there."""

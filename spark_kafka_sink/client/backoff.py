@@ -7,6 +7,8 @@ from typing import Final, Self
 
 FOREVER_MS: Final = 2**63 - 1
 """An endless delay: only an event from the network will change the state."""
+COORDINATOR_BACKOFF_MS: Final = 20
+"""The first wait for a coordinator, which loads its state or completes a transaction: both take milliseconds."""
 
 
 class ExponentialBackoff:

@@ -16,8 +16,7 @@ from spark_kafka_sink.common.windows import Windows
 from spark_kafka_sink.network.channel import ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.selector import SelectorSample
 from spark_kafka_sink.network.transport import Address
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message, Request
 
 RequestCallback = Callable[["ClientResponse"], None]
 """The polling thread calls it once with the response, at the end of the poll."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthenticationError
-from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.security import SecurityConfig
 from spark_kafka_sink.network.tls_context import tls_context
 from spark_kafka_sink.network.transport import (
     READ,

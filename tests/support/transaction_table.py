@@ -32,12 +32,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.protocol.requests import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-)
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 SHORT_TIMEOUT_MS: Final = 400

@@ -23,14 +23,10 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import SaslAuthenticateRequest, SaslHandshakeRequest
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import Message, MessageType, to_ms
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms
 
 FIRST_CORRELATION_ID: Final = 2**31 - 8
 """An authentication uses the eight highest ids, and the network client never does. So its responses differ from those
@@ -178,7 +174,7 @@ class SaslAuthenticator:
     def _on_versions(self, response: Message, _: int) -> None:
         if int(response.error_code):
             error = error_for_code(int(response.error_code), api="ApiVersions")
-            raise retold(error, f"{self._description}: {error}")
+            raise error.reworded(f"{self._description}: {error}")
         self._versions = NodeApiVersions.from_response(response)
         self._shake_hands()
 
@@ -222,7 +218,7 @@ class SaslAuthenticator:
         try:
             return mechanism.respond(challenge)
         except KafkaError as error:
-            raise type(error)(f"{self._description}: {error}") from None
+            raise error.reworded(f"{self._description}: {error}") from None
         except Exception as error:  # its text may show a secret
             kind = type(error).__name__
             raise SaslAuthenticationError(f"{self._description}: SASL {mechanism.name} failed with {kind}.") from None
@@ -269,7 +265,7 @@ class SaslAuthenticator:
         error = error_for_code(error_code, message, api)
         text = f"{self._description} refuses us by SASL {self._current.name}: {error}"
         if isinstance(error, AuthenticationError) or error.retriable:
-            return retold(error, text)
+            return error.reworded(text)
         refusal = SaslAuthenticationError(text)
         refusal.error_code = error_code
         return refusal

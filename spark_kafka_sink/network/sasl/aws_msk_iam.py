@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
-from spark_kafka_sink.common.jaas import JaasConfig
+from spark_kafka_sink.common.security import JaasConfig
 from spark_kafka_sink.network.sasl.oauthbearer import TokenProvider
 
 _BROKER: Final = re.compile(r".*\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|api\.aws)")

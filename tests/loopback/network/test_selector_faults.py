@@ -82,6 +82,30 @@ def test_unexpected_exception_costs_its_own_connection_only(
         assert bad.recv(100) == b"", "the socket is closed"
 
 
+def test_unexpected_exception_in_mid_frame_costs_its_own_connection_only(
+    selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a frame goes when the poller reports room in the socket."""
+    bad, good = connect(selector, peer, "bad"), connect(selector, peer, "good")
+    selector.send(send_of(bytes(16 << 20), "bad"))
+    selector.poll(0)
+    assert selector._channels["bad"].is_sending
+    monkeypatch.setattr(FaultyTransport, "faults", frozenset({"sendmsg"}))
+    good.sendall(frame(b"an answer"))
+    got: list[bytes] = []
+
+    def bad_is_lost() -> bool:
+        got.extend(bytes(received.payload) for received in selector.completed_receives)
+        bad.recv(1 << 20)  # which makes room
+        return "bad" in selector.disconnected
+
+    poll_until(selector, bad_is_lost)
+    assert "unexpected ValueError" in str(selector.disconnected["bad"].error)
+    if not got:
+        poll_until(selector, lambda: selector.completed_receives)
+    assert selector.is_channel_ready("good")
+
+
 def test_unexpected_exception_while_connecting_ends_the_attempt(
     selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

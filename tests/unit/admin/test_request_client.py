@@ -21,8 +21,9 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.network.channel import ChannelKind, ChannelState
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest, ListOffsetsRequest
+from spark_kafka_sink.protocol.fetch import ListOffsetsRequest
+from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import ApiKey
 
 
 def test_a_completed_future_has_its_value() -> None:

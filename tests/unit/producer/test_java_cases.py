@@ -298,6 +298,7 @@ def test_records_fail_with_brokers_of_the_old_record_format() -> None:
     deliveries = [harness.send(b"%d" % number) for number in range(3)]
     harness.settle()
     assert [type(each.error) for each in deliveries] == [UnsupportedVersionError] * 3
+    assert all("Kafka 0.11 or newer" in str(each.error) for each in deliveries)
     assert all(each.settled_ms - each.sent_ms < 1_000 for each in deliveries if each.settled_ms is not None)
     assert harness.cluster.requests_of(PRODUCE) == []
     assert harness.producer.has_failed
@@ -318,7 +319,7 @@ def test_init_transactions_fails_for_good_with_brokers_too_old(version: int, api
     harness.cluster.versions = without(api_key, harness.cluster.versions)
     began_ms = harness.now_ms
     for _ in range(2):
-        with pytest.raises(UnsupportedVersionError):
+        with pytest.raises(UnsupportedVersionError, match=r"Kafka 0\.11 or newer"):
             harness.producer.init_transactions()
     assert harness.state is State.FATAL_ERROR
     assert harness.producer.has_failed
@@ -333,7 +334,7 @@ def test_offsets_of_a_group_member_need_brokers_that_fence_members() -> None:
     harness = TransactionHarness(1)
     harness.cluster.versions = {**harness.cluster.versions, TXN_OFFSET_COMMIT: (0, 2)}
     harness.started()
-    with pytest.raises(UnsupportedVersionError):
+    with pytest.raises(UnsupportedVersionError, match=r"with a group's member needs Kafka 2\.5 or newer\. The node"):
         harness.producer.send_offsets_to_transaction(OFFSETS, GroupMetadata(GROUP, 3, "member-1"))
     assert harness.state is State.FATAL_ERROR
     with pytest.raises(UnsupportedVersionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ import pytest
 from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
+from support.scripted_broker.exchange import Answer
 
 from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Node, TopicPartition
@@ -45,7 +47,7 @@ from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.partitioning import partition_for_key
 
 PRODUCE, METADATA = 0, 3
 AT_ONCE = {"linger.ms": "0"}
@@ -408,6 +410,20 @@ def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cau
     assert isinstance(raised.value.__cause__, cause)
 
 
+def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "2000"})
+    refuse = faults.change(refuse_topic("missing", UnknownTopicOrPartitionError.error_code))
+
+    def at_the_limit(*about: Any) -> Answer:
+        return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 on the road each way
+
+    harness.cluster.on(METADATA, at_the_limit)
+    delivery = harness.send(topic="missing")
+    assert harness.now_ms - delivery.sent_ms == 2_000
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert isinstance(delivery.error.__cause__, UnknownTopicOrPartitionError)
+
+
 def test_who_waits_for_metadata_wakes_the_sender() -> None:
     harness = ProducerHarness(AT_ONCE)
     woken: list[int] = []
@@ -434,6 +450,30 @@ def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the
     delivery = harness.send(partition=3)
     harness.settle()
     assert delivery.error is None
+
+
+@pytest.mark.parametrize("stamp", [-1, -2, 1_764_000_000_000_000])
+def test_columns_with_a_timestamp_that_no_record_can_have_are_refused(stamp: int) -> None:
+    """Bug: they went to the broker, which refused the whole batch."""
+    harness = warm()
+    columns = RecordColumns.from_rows([b"a", b"b"], timestamps_ms=[1_764_000_000_000, stamp])
+    with pytest.raises(SerializationError, match=rf"A timestamp_ms for topic {TOPIC} is {stamp}"):
+        harness.producer.send_columns(TOPIC, columns)
+    harness.settle()
+    assert harness.values() == []
+    assert harness.memory_in_use == 0
+
+
+def test_likely_seconds_are_warned_of_once_by_send_and_by_columns(caplog: pytest.LogCaptureFixture) -> None:
+    for is_columns_first in (True, False):
+        harness = warm()
+        caplog.clear()
+        for by_columns in (is_columns_first, not is_columns_first):
+            if by_columns:
+                harness.send_columns(RecordColumns.from_rows([b"a"], timestamps_ms=[1_764_000_000]))
+            else:
+                harness.send(b"a", timestamp_ms=1_764_000_000)
+            assert ["looks like seconds" in line for line in caplog.messages].count(True) == 1
 
 
 def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
@@ -467,7 +507,7 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     for limit_ms in (50, 0):  # the second time without asking again
         delivery = harness.send(topic=topic)
         assert isinstance(delivery.error, InvalidTopicError)
-        assert f"Not a valid topic name: '{topic}'. " in str(delivery.error)
+        assert f"Topic '{topic}': " in str(delivery.error)
         assert harness.now_ms - delivery.sent_ms <= limit_ms
     good = harness.send(b"good")
     harness.settle()
@@ -574,18 +614,25 @@ def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_late
     assert after.error is None
 
 
-@pytest.mark.parametrize("is_block", [False, True])
-def test_one_max_block_ms_covers_metadata_and_memory(is_block: bool) -> None:
+ONE_ROW = [bytes(200)]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [None, RecordColumns.from_rows(ONE_ROW), RecordColumns.from_rows(ONE_ROW, partitions=[0])],
+    ids=["send", "columns", "columns with partitions"],
+)
+def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | None) -> None:
     harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
     harness.cluster.create_topic("late", 1)
     harness.producer._pool.allocate(900, 0, Grant())
     harness.cluster.on(METADATA, faults.delay(1_500))
     began_ms = harness.now_ms
-    if is_block:
-        with pytest.raises(BufferExhaustedError):
-            harness.send_columns(RecordColumns.from_rows([bytes(200)]), "late")
-    else:
+    if columns is None:
         assert isinstance(harness.send(bytes(200), "late").error, BufferExhaustedError)
+    else:
+        with pytest.raises(BufferExhaustedError):
+            harness.send_columns(columns, "late")
     assert 2_000 <= harness.now_ms - began_ms <= 2_010
 
 

@@ -611,6 +611,13 @@ def test_a_commit_that_does_not_end_in_time_is_measured_when_it_is_called_again_
 # ---- by topic, by node, of connections -------------------------------------------------------------------------------
 
 
+def assert_rate_fits_total(metrics: Mapping[str, float], name: str) -> None:
+    """All was counted within 30 seconds, and a rate is over 30 to 60 seconds."""
+    rate, total = metrics[f"{name}-rate"], metrics[f"{name}-total"]
+    assert total / 60 <= rate <= total / 30, name
+    assert total > 0, name
+
+
 def test_topics_are_counted_apart_and_come_to_what_the_producer_did() -> None:
     harness = warm({"linger.ms": "5", "compression.type": "gzip"})
     harness.cluster.create_topic("other", partitions=1)
@@ -626,6 +633,8 @@ def test_topics_are_counted_apart_and_come_to_what_the_producer_did() -> None:
     assert by_topic["other"]["record-send-total"] == 1
     assert sum(each["byte-total"] for each in by_topic.values()) == all_topics["byte-total"]
     assert by_topic[TOPIC]["compression-rate"] < 0.1 < by_topic["other"]["compression-rate"]
+    for name in ("record-send", "byte"):
+        assert_rate_fits_total(by_topic[TOPIC], name)
 
 
 def test_errors_and_retries_are_those_of_their_topic() -> None:
@@ -639,6 +648,8 @@ def test_errors_and_retries_are_those_of_their_topic() -> None:
     by_topic = harness.producer.topic_metrics()
     assert (by_topic[TOPIC]["record-retry-total"], by_topic[TOPIC]["record-error-total"]) == (1, 1)
     assert (by_topic["other"]["record-retry-total"], by_topic["other"]["record-error-total"]) == (0, 0)
+    for name in ("record-retry", "record-error"):
+        assert_rate_fits_total(by_topic[TOPIC], name)
 
 
 def test_topic_that_takes_no_record_is_not_counted() -> None:

@@ -15,7 +15,7 @@ from support.scripted_broker import faults
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
-from spark_kafka_sink.producer import batch_split, produce_response
+from spark_kafka_sink.producer import produce_response, producer_batch
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -97,7 +97,7 @@ def test_no_memory_for_a_split_costs_its_batch_only(
 ) -> None:
     """Bug: the other batches of the answer had no outcome until delivery.timeout.ms, and memory was lost."""
     harness, deliveries = before_an_answer(settings)
-    raise_once(monkeypatch, batch_split, "decode_batches", MemoryError("no more"))
+    raise_once(monkeypatch, producer_batch, "decode_batches", MemoryError("no more"))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     for delivery in deliveries[SPLIT]:
@@ -117,13 +117,31 @@ def test_after_a_fault_later_records_are_still_written_once(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
 ) -> None:
     harness, _ = before_an_answer(settings)
-    raise_once(monkeypatch, batch_split, "decode_batches", MemoryError())
+    raise_once(monkeypatch, producer_batch, "decode_batches", MemoryError())
     harness.settle(1_000)
     later = [harness.send(b"later", partition=place) for place in range(4)]
     harness.settle(1_000)
     assert [delivery.error for delivery in later] == [None] * 4
     assert [harness.values(TOPIC, place).count(b"later") for place in range(4)] == [1] * 4
     assert_nothing_is_left(harness)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])
+def test_records_that_a_node_took_do_not_fail_with_a_fault(
+    monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
+) -> None:
+    """They are in the log: whoever was told of a failure would write them again."""
+    harness, deliveries = before_an_answer(settings)
+
+    def no_memory(_: int) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(harness.producer._metrics, "batch_acknowledged", no_memory)
+    harness.settle(1_000)
+    assert_nothing_is_left(harness)
+    for place in (TAKEN, DOUBLE, RETRIED, MOVED):
+        assert deliveries[place][0].error is None, place
+    assert deliveries[TAKEN][0].metadata.offset == 1
 
 
 @pytest.mark.parametrize("step", ["_outcomes", "_no_answer"])
@@ -145,6 +163,10 @@ def test_a_fault_at_the_end_of_a_split_fails_the_parts(monkeypatch: pytest.Monke
     assert_nothing_is_left(harness)
     assert all("RuntimeError: count" in str(delivery.error) for delivery in deliveries[SPLIT])
     assert b"\0" * 150 not in harness.values(TOPIC, SPLIT)
+    later = harness.send(b"later", partition=SPLIT)
+    harness.settle(1_000)
+    assert later.error is None, "no part of the split batch holds it back"
+    assert harness.values(TOPIC, SPLIT).count(b"later") == 1
 
 
 class Fault:
@@ -339,7 +361,7 @@ def test_no_memory_for_a_split_leaves_the_transaction_to_be_aborted(
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     for _ in range(4):
         harness.send(bytes(150), partition=SPLIT)
-    raise_once(monkeypatch, batch_split, "decode_batches", MemoryError("no more"))
+    raise_once(monkeypatch, producer_batch, "decode_batches", MemoryError("no more"))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     assert harness.state is State.ABORTABLE_ERROR
@@ -359,6 +381,18 @@ def test_a_state_that_cannot_be_in_a_refused_batch_is_fatal(monkeypatch: pytest.
     assert harness.state is State.FATAL_ERROR
     assert_nothing_is_left(harness)
     assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction", "begin_transaction")
+    assert harness.committed() == []
+
+
+@both_versions
+def test_a_state_that_cannot_be_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Also where every batch of the answer could be settled."""
+    harness = in_a_transaction(version)
+    harness.send(b"v", partition=0)
+    raise_once(monkeypatch, harness.producer.sender._outcomes, "_note_answer", IllegalStateError("cannot be"))
+    assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
+    assert harness.state is State.FATAL_ERROR
+    assert_nothing_is_left(harness)
     assert harness.committed() == []
 
 

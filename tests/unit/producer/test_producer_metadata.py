@@ -85,6 +85,7 @@ def test_a_full_request_names_every_topic_that_is_kept() -> None:
     request, _, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
     assert not is_partial
     assert request.topics == ("a", "b")
+    assert request.allow_auto_topic_creation
 
 
 def test_an_update_for_a_topic_is_a_part_while_it_is_new_and_full_afterwards() -> None:

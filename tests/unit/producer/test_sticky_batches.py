@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
 
@@ -11,7 +13,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 ROUNDS = 40
 PARTITIONS = 6
 LINGER_MS = 500
-VALUE = b"v" * 90
+ROWS_OF_A_BATCH = 170
 MOST = 1.05
 """Times the batches of the Java client."""
 
@@ -41,20 +43,22 @@ def harness(batch_size: int | None) -> ProducerHarness:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.67, 0.75, 0.9, 1.3])
-@pytest.mark.parametrize("by_columns", [False, True], ids=["rows", "columns"])
-def test_rounds_of_any_size_make_no_more_batches_than_java(by_columns: bool, share: float) -> None:
-    bench = harness(16_384 if not by_columns else None)
+@pytest.mark.parametrize("calls", [0, 1, 4], ids=["rows", "columns", "columns in four calls"])
+def test_rounds_of_any_size_make_no_more_batches_than_java(calls: int, share: float) -> None:
+    """`calls`: of `send_columns` for each round, 0 where every row is sent by itself."""
+    bench = harness(None if calls else 16_384)
     batch_size = bench.config.batch_size
-    size = Block(RecordColumns.from_rows([VALUE]), 0, 0).size(0, 1)
+    value = bytes(batch_size // ROWS_OF_A_BATCH)
+    size = Block(RecordColumns.from_rows([value]), 0, 0).size(0, 1)
     per_round = int(share * batch_size / size)
-    columns = RecordColumns.from_rows([VALUE] * per_round)
+    ends = [per_round * number // calls for number in range(calls + 1)] if calls else []
+    parts = [RecordColumns.from_rows([value] * (end - start)) for start, end in pairwise(ends)]
     before = bench.sent_batches()
     for _ in range(ROUNDS):
-        if by_columns:
-            bench.send_columns(columns)
-        else:
-            for _ in range(per_round):
-                bench.send(VALUE)
+        for part in parts:
+            bench.send_columns(part)
+        for _ in range(0 if calls else per_round):
+            bench.send(value)
         bench.run_for(2 * LINGER_MS)
     bench.settle()
     assert bench.sent_batches() - before <= MOST * batches_of_java(ROUNDS, per_round, size, batch_size)
