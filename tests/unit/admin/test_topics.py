@@ -247,7 +247,7 @@ def test_a_creation_that_never_comes_through_ends_at_the_limit_and_says_why() ->
     bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(
-        KafkaTimeoutError, match=r"Topic decisions was neither found nor made within 3000 ms\. .*not the controller"
+        KafkaTimeoutError, match=r"Topic decisions was neither found nor created within 3000 ms\. .*not the controller"
     ):
         ensure(bench, "decisions", 3_000)
     assert 3_000 <= bench.rig.now_ms - started_ms <= 3_200
@@ -293,5 +293,5 @@ def test_a_topic_that_is_made_because_it_is_missing_is_no_warning(caplog: pytest
 def test_a_topic_that_nobody_could_be_asked_for_is_told_with_what_the_connection_failed_of() -> None:
     bench = CoordinatorBench(node_count=1)
     bench.rig.network.refusing.add(0)
-    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor made .* Connection refused"):
+    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor created .* Connection refused"):
         bench.coordinator.creation.ensure("decisions", 5, 3, {}, bench.timer(4_000))

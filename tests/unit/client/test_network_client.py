@@ -305,7 +305,7 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rig: ClientRig, cap
     with caplog.at_level(logging.CRITICAL):
         (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
     assert response.body is not None
-    assert "nothing was asked" in str(rig.metadata.connection_failure)
+    assert "no request was in flight" in str(rig.metadata.connection_failure)
 
 
 # ---- disconnections and time-outs ----------------------------------------------------------------------------------

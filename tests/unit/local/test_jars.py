@@ -194,7 +194,7 @@ def test_a_user_without_a_home_is_told_of_the_variable(
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(LocalBrokerError, match=rf"The cache folder {folder} is nowhere: .*SPARK_KAFKA_SINK_CACHE"):
+    with pytest.raises(LocalBrokerError, match=rf"The cache folder {folder} does not exist: .*SPARK_KAFKA_SINK_CACHE"):
         cache_dir(environment)
 
 

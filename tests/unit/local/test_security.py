@@ -141,7 +141,7 @@ def test_what_the_cluster_says_of_listeners_nobody_overrides(name: str) -> None:
         ({"listeners": {"SSL": "SSL"}}, "needs a `keystore`"),
         ({"listeners": {"SSL": "TLS"}}, "one of SASL_PLAINTEXT, SASL_SSL, SSL"),
         ({"listeners": {"mtls": "SSL"}, "keystore": Path("k")}, "in capitals"),
-        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "none of CONTROLLER, PLAINTEXT"),
+        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "not one of CONTROLLER, PLAINTEXT"),
         (
             {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
             "needs a `truststore`",
