@@ -282,8 +282,9 @@ class Selector:
         except KafkaError as error:
             self._lose(channel, channel.state(error))
             return
-        if not had_tcp:
-            self.counts.at(now_ms).connections += 1
+        finally:
+            if channel.has_tcp and not had_tcp:  # also where TLS fails in the same call
+                self.counts.at(now_ms).connections += 1
         if awaited:
             self._watch(channel, awaited)
             return
