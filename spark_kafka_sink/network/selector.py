@@ -17,6 +17,7 @@ import selectors
 import socket
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
@@ -402,11 +403,11 @@ class Selector:
         del self._channels[channel.id]
         self._idle.forget(channel.id)
         self._buffered.discard(channel)
-        self._watch(channel, 0)
-        try:
-            channel.transport.close()
-        except Exception as error:
-            _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
+        for step in (partial(self._watch, channel, 0), channel.transport.close):
+            try:
+                step()
+            except Exception as error:  # the loss is reported all the same
+                _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:
