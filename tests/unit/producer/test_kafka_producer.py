@@ -136,6 +136,13 @@ def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[s
     assert delivery.place == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
 
 
+def test_a_callback_of_a_record_for_a_missing_partition_names_that_partition() -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "100"}, topics={TOPIC: 3})
+    delivery = harness.send(b"v", partition=7)
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert delivery.place == RecordMetadata(TOPIC, 7, -1, -1, -1, -1)
+
+
 def test_a_send_wakes_the_sender_for_a_new_batch_and_for_a_full_one_and_not_in_between() -> None:
     harness = warm({"linger.ms": "1000", "batch.size": "200"})
     woken: list[int] = []

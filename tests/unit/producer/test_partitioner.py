@@ -81,6 +81,14 @@ def test_it_leaves_after_twice_batch_size_though_the_open_batch_has_room() -> No
     assert 100 < most < 200 + block.size(0, 1)
 
 
+@pytest.mark.parametrize(("room", "is_kept"), [(0, False), (59, False), (60, True), (10_000, True)])
+def test_a_record_beyond_batch_size_stays_where_it_fits_the_open_batch(room: int, is_kept: bool) -> None:
+    """The second half of KIP-794."""
+    made, cluster = partitioner(100, room_of=lambda _: room), cluster_of(True, True)
+    first = made.take(60, cluster, 2)
+    assert (made.take(60, cluster, 2) == first) is is_kept
+
+
 def test_the_choice_is_uniform_without_loads() -> None:
     counts = draws(partitioner(), cluster_of(True, True, True, True), 4_000)
     assert set(counts) == {0, 1, 2, 3}

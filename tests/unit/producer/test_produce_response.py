@@ -110,6 +110,9 @@ def test_no_memory_for_a_split_costs_its_batch_only(
     assert deliveries[DOUBLE][0].error is None
     assert deliveries[REFUSED][0].error.error_code == 87
     assert deliveries[RETRIED][0].error is None
+    rows_refused = 3
+    failed = [each for each in harness.deliveries if isinstance(each, Delivery) and each.error is not None]
+    assert harness.producer.metrics()["record-error-total"] == len(failed) + rows_refused
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])

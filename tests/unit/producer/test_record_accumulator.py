@@ -238,6 +238,22 @@ def append_block(rig: Rig, values: list[bytes], partitions: list[int], runs: lis
     return block, rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
 
 
+def test_room_is_that_of_the_batch_that_takes_records() -> None:
+    rig = Rig(batch_size=3 * ONE_RECORD)
+    assert rig.accumulator.room(place(0)) == 0
+    rig.append()
+    assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD
+    for _ in range(3):
+        rig.append()
+    assert len(rig.accumulator._queues[place(0)].batches) == 2
+    assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD, "of the second batch: the first is closed"
+    assert rig.accumulator.room(place(1)) == 0
+    rig.drain(cluster_of(0))
+    rig.clock.advance(LINGER_MS)
+    rig.drain(cluster_of(0))
+    assert rig.accumulator.room(place(0)) == 0
+
+
 def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     rig = Rig(batch_size=300)
     values = [b"%02d" % index + bytes(40) for index in range(20)]
