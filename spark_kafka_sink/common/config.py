@@ -1,9 +1,9 @@
 """The producer's settings: one table, and the rules between them.
 
 A row of the table is a field of `ProducerConfig`: Kafka's key with dots for underscores, its type, default, check and
-meaning. Values may come as text (Spark hands every option over as text) or typed. Nothing is ignored: an unknown key
-is an error, which names the nearest known one if that is near, and a key that only means something to the Java client
-is an error that says so. Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
+meaning. Values may be text (as all options of Spark) or typed. No setting is ignored. An unknown key is an error, which
+names the nearest known key if one is near. A key that has a meaning only for the Java client is an error that says so.
+Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_kafka_sink.common.security import JAVA_ONLY_SECURITY, SecurityConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(SecurityConfig):
-    """Every setting, typed and checked. Make one with `from_mapping`."""
+    """All settings, typed and checked. Made by `from_mapping`."""
 
     bootstrap_servers: tuple[tuple[str, int], ...] = field(
         metadata={
@@ -206,10 +206,9 @@ class ProducerConfig(SecurityConfig):
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> ProducerConfig:
-        """Check and parse `settings`, Kafka's keys (dots) to text or typed values.
+        """Check and parse `settings`, a mapping from Kafka's keys (dots) to text or typed values.
 
-        Raises ConfigError: unknown key, malformed value, missing bootstrap.servers, or settings that contradict each
-        other.
+        Raises ConfigError for an unknown key, a malformed value, a missing bootstrap.servers, or a contradiction.
         """
         table = table_of(cls)
         for key in settings:
@@ -229,16 +228,16 @@ class ProducerConfig(SecurityConfig):
 
     @classmethod
     def keys(cls) -> frozenset[str]:
-        """Every key that `from_mapping` takes."""
+        """Return every key that `from_mapping` takes."""
         return frozenset(table_of(cls))
 
     def canonical(self) -> tuple[tuple[str, object], ...]:
-        """Hashable identity: two configurations with equal settings have equal canonical forms."""
+        """Return a hashable identity: equal for configurations with equal settings."""
         return tuple((key_of(f.name), getattr(self, f.name)) for f in fields(self))
 
     @property
     def compression_level(self) -> int | None:
-        """The level of the codec in use, or None where it has none (or its own default was asked for)."""
+        """The level of the codec in use, or None if it has no levels or its default is set."""
         levels = {
             "gzip": None if self.compression_gzip_level == -1 else self.compression_gzip_level,
             "lz4": None if self.compression_lz4_level == 9 else self.compression_lz4_level,
@@ -333,13 +332,15 @@ LIBRDKAFKA: Final[Mapping[str, str]] = {
     "ssl.certificate.location": "ssl.keystore.location",
     "ssl.key.location": "ssl.keystore.location",
 }
-"""What is nearest in meaning to librdkafka's settings, where their names are nearer to others."""
+"""Settings of librdkafka → the setting of Kafka with the same meaning, where another name is more similar."""
 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
-    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), a delivery
-    time-out that nobody asked for to a longer linger or request time-out, and a longest pause before a reconnect to a
-    longer first one."""
+    """Set the defaults that depend on other settings, as Kafka does.
+
+    Idempotence is off by default if another setting rules it out (KIP-679). delivery.timeout.ms is at least linger.ms
+    plus request.timeout.ms. The longest pause before a reconnect is at least the first one.
+    """
     rules_it_out = (
         parsed.get("acks", -1) != -1
         or parsed.get("retries", INT_MAX) == 0
@@ -365,7 +366,7 @@ def _unknown_key(key: object, known: Collection[str]) -> str:
 
 
 def describe_options() -> list[OptionRow]:
-    """The table as rows for a reader: in its own order, security last."""
+    """Return the rows of the table for documents: in their order, security last."""
     security = table_of(SecurityConfig)
     rows = {key: row_of(key, f.metadata) for key, f in table_of(ProducerConfig).items()}
     return [rows[key] for key in rows if key not in security] + [rows[key] for key in security]

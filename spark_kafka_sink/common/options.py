@@ -1,8 +1,8 @@
-"""How a table of settings is written, and how a caller's settings become values.
+"""A table of settings, and the parsers of their values.
 
-A row of the table is a dataclass field, made by `option`; its metadata say what it takes and means. A parser turns a
-value as the caller gave it, text or typed, into a value of ours, or raises RefusalError with what to give instead.
-`read_properties` reads settings from a file, `nearest` finds the known name that a misspelt one stands for.
+A row of the table is a dataclass field, made by `option`. Its metadata have its parser and its meaning. A parser turns
+the value of a caller, text or typed, into a value of the right type, or raises RefusalError with the remedy.
+`read_properties` reads settings from a file. `nearest` finds the known name that is most similar to a wrong one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.secret import Secret
 
 _TRIMMED = "".join(map(chr, range(0x21)))
-"""What Kafka takes off a password's ends: Java's `trim` leaves blanks that are not ASCII's."""
+"""The characters that Kafka strips from a password: Java's `trim` strips only ASCII's blanks."""
 _HOST = re.compile(r"[\w.%:-]+")
 
 
 class RefusalError(Exception):
-    """What a check says about a value; `parse_value` adds the option's name."""
+    """The refusal of a value. `parse_value` adds the name of the option."""
 
 
 def whole_number(value: object) -> int:
@@ -93,7 +93,7 @@ def non_empty_text(value: object) -> str:
 
 
 def path(value: object) -> str:
-    """Of a file with certificates or a key. Text of PEM, with perhaps the key in it, is none."""
+    """Parse the path of a file with certificates or a key. Refuse PEM text, which may contain the key."""
     found = non_empty_text(value)
     if "-----BEGIN" in found:
         raise RefusalError(
@@ -115,7 +115,7 @@ def one_of(*allowed: str) -> Callable[[object], str]:
 
 
 def names(value: object) -> tuple[str, ...]:
-    """Names separated by commas, at least one, each once."""
+    """Parse names separated by commas: at least one, without duplicates."""
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
     found = tuple(dict.fromkeys(item.strip() for item in items if item.strip()))
     if not found:
@@ -124,7 +124,7 @@ def names(value: object) -> tuple[str, ...]:
 
 
 def some_of(*allowed: str) -> Callable[[object], tuple[str, ...]]:
-    """Any of the names but none, in the order of the table."""
+    """Return a parser of at least one of the names, in the order of the table."""
     parse_one = one_of(*allowed)
 
     def parse(value: object) -> tuple[str, ...]:
@@ -142,8 +142,9 @@ def secret(value: object) -> Secret:
 
 
 def secret_pem(label: str) -> Callable[[object], Secret]:
-    """PEM text with at least one block whose label ends in `label`. Of certificates too: in the same text a private key
-    may stand beside them.
+    """Return a parser of PEM text with at least one block whose label ends in `label`.
+
+    Certificates are secret too, because a private key may stand in the same text.
     """
 
     def parse(value: object) -> Secret:
@@ -156,7 +157,7 @@ def secret_pem(label: str) -> Callable[[object], Secret]:
 
 
 def https_url(value: object) -> str:
-    """A URL that credentials may be sent to: without a fragment (RFC 6749, 3.2), and of a host that DNS can have."""
+    """Parse a URL that is safe for credentials: no fragment (RFC 6749, 3.2), and a host that DNS can have."""
     url = str(value).strip()
     try:
         parts = urlsplit(url)
@@ -175,8 +176,9 @@ def https_url(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GivenFunction:
-    """A caller's function with an id of its own, by which it is the same one after it has been pickled to a task. It is
-    not shown: a `functools.partial`, say, shows its arguments.
+    """A caller's function with an id, which is the same after the function was pickled to a task.
+
+    The function is not in the repr: a `functools.partial`, for example, shows its arguments.
     """
 
     call: Callable[[], Any] = field(compare=False, repr=False)
@@ -195,9 +197,10 @@ def function(value: object) -> GivenFunction:
 
 
 _IDS: dict[tuple[int, int], str] = {}
-"""Of the functions that were given and live: a sink that is made anew with the same one is no other configuration. By
-where they are in memory, for what is equal may still hold another secret; a method by its object, for it is made anew
-each time that it is named.
+"""The ids of the functions in use. A sink that is made again with the same function has the same configuration.
+
+The key is the address in memory, because an equal function may hold another secret. For a method it is that of its
+object, because Python makes a method again at each access.
 """
 
 
@@ -206,8 +209,8 @@ def _id_of(call: Callable[[], Any]) -> str:
     key = id(owner), id(what)
     if key not in _IDS:
         try:
-            weakref.finalize(owner, _IDS.pop, key, what)  # keeps `what`, whose place is not another's so long
-        except TypeError:  # of a class with slots: nobody says when it is gone
+            weakref.finalize(owner, _IDS.pop, key, what)  # keeps `what` alive, and so its address unique
+        except TypeError:  # a class with slots has no weak references
             return uuid.uuid4().hex
     return _IDS.setdefault(key, uuid.uuid4().hex)
 
@@ -228,7 +231,7 @@ def gzip_level(value: object) -> int:
 
 
 def addresses(value: object) -> tuple[tuple[str, int], ...]:
-    """host:port pairs, IPv6 hosts in brackets."""
+    """Parse host:port pairs, with IPv6 hosts in brackets."""
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
     found: list[tuple[str, int]] = []
     for item in (item.strip() for item in items):
@@ -246,7 +249,7 @@ def addresses(value: object) -> tuple[tuple[str, int], ...]:
 
 
 def schemes(value: object) -> list[str]:
-    """What stands before `://` in the addresses, as in `SSL://host:9093`; those without it give nothing."""
+    """Return the text before `://` of each address, as in `SSL://host:9093`. Skip addresses without it."""
     items = value if isinstance(value, (list, tuple)) else str(value).split(",")
     return [str(item).strip().split("://", 1)[0] for item in items if "://" in str(item)]
 
@@ -255,7 +258,7 @@ T = TypeVar("T")
 
 
 class OptionRow(NamedTuple):
-    """A row of the option table as a reader wants it."""
+    """A row of the table for documents."""
 
     name: str
     type: str
@@ -264,8 +267,9 @@ class OptionRow(NamedTuple):
 
 
 def option(parse: Callable[[object], T], default: object, type_name: str, doc: str, *, is_secret: bool = False) -> Any:
-    """A row of the table. `default` is parsed like a caller's value, so it cannot be one that a caller could not
-    give. No error and no `repr` shows the value of one that `is_secret`.
+    """Return a row of the table, a dataclass field.
+
+    `default` is parsed like the value of a caller. If `is_secret`, no error and no `repr` shows the value.
     """
     metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc, "is_secret": is_secret}
     if default is None:
@@ -282,12 +286,12 @@ def field_name_of(key: str) -> str:
 
 
 def table_of(settings: Any) -> dict[str, Any]:
-    """Key → dataclass field, for a class whose fields are made by `option`."""
+    """Return key → dataclass field, for a class with fields made by `option`."""
     return {key_of(f.name): f for f in fields(settings)}
 
 
 def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
-    """Raises ConfigError naming the key, and the value unless it is a secret."""
+    """Return the parsed value. Raises ConfigError with the key, and with the value unless it is secret."""
     try:
         return metadata["parse"](value)
     except RefusalError as refusal:
@@ -303,13 +307,13 @@ def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:
 
 _MOST_EDITS: Final = 2
 _LEAST_RATIO: Final = 0.76
-"""Similarity of difflib's. At 0.75 the consumer's session.timeout.ms would lead to transaction.timeout.ms."""
+"""Least similarity by difflib. At 0.75 session.timeout.ms of the consumer would lead to transaction.timeout.ms."""
 
 
 def nearest(given: str, known: Collection[str]) -> str | None:
-    """Return the name that `given` likely means: at most two letters off, or else very similar. None if none is near.
+    """Return the known name that `given` probably means, or None if no name is near.
 
-    Two neighbours that changed places count as one letter.
+    A name is near with at most two edits, or if it is very similar. Two swapped neighbours count as one edit.
     """
     as_long = (name for name in known if abs(len(name) - len(given)) <= _MOST_EDITS)
     edits, name = min(((_edits(given, name), name) for name in as_long), default=(_MOST_EDITS + 1, ""))
@@ -319,7 +323,7 @@ def nearest(given: str, known: Collection[str]) -> str | None:
 
 
 def _edits(one: str, other: str) -> int:
-    """Distance in letters that are put in, left out, replaced, or swapped with their neighbour."""
+    """Return the number of letters inserted, deleted, replaced, or swapped with a neighbour."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):
@@ -333,9 +337,11 @@ def _edits(one: str, other: str) -> int:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """The settings of a file in UTF-8. # and ! begin a comment, a backslash at the end continues the line.
+    """Read `name=value` lines of a file in UTF-8, such as the options of a query.
 
-    Raises ConfigError, which names the file and the line, and OSError.
+    As in java.util.Properties, # and ! begin a comment, and a backslash at the end continues the line. But only `=`
+    separates name and value, and a backslash escapes nothing, because values may be SQL or passwords. Raises
+    ConfigError with the file and the line, and OSError.
     """
     found: dict[str, str] = {}
     try:
@@ -344,7 +350,7 @@ def read_properties(path: Path) -> dict[str, str]:
         raise ConfigError(f"{path} is not UTF-8: {error}.") from None
     for number, line in _logical_lines(text):
         name, equals, value = line.partition("=")
-        if not equals:  # it is not shown: it may be the second line of a key
+        if not equals:  # not shown: it may be the second line of a key
             raise ConfigError(
                 f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
                 " backslash."
@@ -354,8 +360,9 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Without blank ones and comments, each with the number of its last line. A comment does not go on, and a line that
-    goes on holds none.
+    """Yield lines that are not blank or comments, each with the number of its last physical line.
+
+    A comment has no continuation, and a continued line contains no comment.
     """
     begun, number = "", 0
     for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):

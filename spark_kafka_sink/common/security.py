@@ -1,17 +1,18 @@
-"""How connections are secured: the rows of the settings' table for TLS and SASL, and the rules between them.
+"""The settings of TLS and SASL, and the rules between them.
 
-Names, types and defaults are Kafka's (org.apache.kafka.common.config.SslConfigs and SaslConfigs of 4.x), but for the
-type of stores, which is PEM here, and the time limits of a token endpoint, for which Kafka has none. Our own are
-`sasl.allow.cleartext.credentials` and `sasl.oauthbearer.token.provider`. A setting that would have no effect is refused
-rather than ignored: a user who gives a truststore believes that connections are encrypted.
+Names, types and defaults are those of Kafka (org.apache.kafka.common.config.SslConfigs and SaslConfigs of 4.x), with
+two exceptions: the default type of stores is PEM, and a token endpoint has time limits.
+`sasl.allow.cleartext.credentials` and `sasl.oauthbearer.token.provider` are not in Kafka. A setting without effect is
+refused rather than ignored: a user who gives a truststore believes that connections are encrypted.
 
-sasl.jaas.config is read as text. No class it names is ever loaded (compare CVE-2023-25194). Its form is that of Java's
-login configuration, with one entry (org.apache.kafka.common.security.JaasConfig): `<class of the login module> required
-name="value" ... ;`. No refusal repeats any of its text: a quote in the wrong place makes a password look like a name.
+sasl.jaas.config is read as text. No class is loaded (compare CVE-2023-25194). Its form is that of the login
+configuration of Java, with one entry (org.apache.kafka.common.security.JaasConfig): `<class of the login module>
+required name="value" ... ;`. No error shows any of its text, because with a quote in the wrong place a password looks
+like a name.
 
-Java's default type of stores is JKS, and its stores are mostly given without a type. Sources of the bytes that tell
-JKS, PKCS12 and PEM apart: sun.security.provider.JavaKeyStore (magic FEEDFEED), RFC 7292 (PFX begins with version 3),
-RFC 7468 (PEM).
+The default type of stores in Java is JKS, so most configurations give no type. Sources of the bytes that distinguish
+JKS, PKCS12 and PEM: sun.security.provider.JavaKeyStore (magic FEEDFEED), RFC 7292 (PFX begins with version 3), RFC 7468
+(PEM).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _MODULE_OPTIONS: Final[Mapping[str, re.Pattern[str]]] = {
     ),
     MSK_IAM_MODULE: re.compile("awsProfileName|awsRoleArn|awsRoleSessionName|awsRoleExternalId|awsStsRegion"),
 }
-"""Login module, by the class's own name whatever package it was moved to → the options that mean something here."""
+"""Login module, by the name of its class without the package → the options that have a meaning here."""
 
 _FLAGS: Final = frozenset({"required", "requisite", "sufficient", "optional"})
 _TOKEN: Final = re.compile(
@@ -58,18 +59,18 @@ _FORM: Final = '<login module> required name="value" ... ; is wanted'
 
 @dataclass(frozen=True, slots=True)
 class JaasConfig:
-    """The one entry: which login module, by its class's own name (`PLAIN_MODULE`, ...), and its options."""
+    """The one entry: the login module, by the name of its class (`PLAIN_MODULE`, ...), and its options."""
 
     login_module: str
     options: tuple[tuple[str, Secret], ...]
 
     def get(self, name: str) -> str | None:
-        """The option's text, in the open; None where it is not given."""
+        """Return the option in clear text, or None if it is not given."""
         return next((value.reveal() for given, value in self.options if given == name), None)
 
 
 def parse_jaas_config(value: object) -> JaasConfig:
-    """Raises RefusalError, which shows nothing of `value`."""
+    """Parse sasl.jaas.config. Raises RefusalError, which shows nothing of `value`."""
     if isinstance(value, JaasConfig):
         return value
     tokens = _tokens(value.reveal() if isinstance(value, Secret) else str(value))
@@ -88,7 +89,7 @@ def parse_jaas_config(value: object) -> JaasConfig:
 @dataclass(frozen=True, slots=True)
 class _Token:
     kind: str
-    """`sign` for = and ;, `text` for a word or what stood between quotes."""
+    """`sign` for = and ;, `text` for a word or a quoted text."""
     text: str
 
 
@@ -148,18 +149,21 @@ _SUITES_OF_1_2: Final[Mapping[str, str]] = {
     "TLS_DHE_RSA_WITH_AES_256_GCM_SHA384": "DHE-RSA-AES256-GCM-SHA384",
     "TLS_DHE_RSA_WITH_AES_128_GCM_SHA256": "DHE-RSA-AES128-GCM-SHA256",
 }
-"""Standard name (RFC 5246, as Java has it) → OpenSSL's. Those with forward secrecy alone."""
+"""Standard name (RFC 5246, as in Java) → name in OpenSSL. Only suites with forward secrecy."""
 
 
 class TlsChoice(NamedTuple):
     versions: list[str]
-    """Those that may be spoken, ascending; at least one."""
+    """The allowed versions, ascending; at least one."""
     older_suites: list[str]
-    """Of TLS 1.2, OpenSSL's names; empty where none is chosen, or that version is not spoken."""
+    """The suites of TLS 1.2 by their names in OpenSSL. Empty if no suite is chosen, or TLS 1.2 is not allowed."""
 
 
 def tls_choice(versions: Sequence[str], suites: Sequence[str] | None) -> TlsChoice:
-    """Of `versions`, ascending, those for which there is one of `suites` (None: of all). Raises ConfigError."""
+    """Return the versions, ascending, that have one of `suites`. `suites` None means all.
+
+    A function of text only, so that an unknown suite is refused before a task starts. Raises ConfigError.
+    """
     if suites is None:
         return TlsChoice(list(versions), [])
     known = {**_SUITES_OF_1_2, **{name: name for name in _SUITES_OF_1_2.values()}}
@@ -187,7 +191,7 @@ _JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
 _DER_SEQUENCE: Final = 0x30
 _VERSION_3: Final = b"\x02\x01\x03"
 _START: Final = 4096
-"""Bytes that are read: PEM files may have text before the first block."""
+"""Bytes to read. PEM files may have text before the first block."""
 _BY_SUFFIX: Final[dict[str, Kind]] = {".jks": "JKS", ".p12": "PKCS12", ".pfx": "PKCS12"}
 
 
@@ -201,24 +205,24 @@ def kind_of(data: bytes) -> Kind | None:
 
 
 def kind_at(location: str) -> tuple[Kind | None, bool]:
-    """Return the kind of the store at `location`, and whether its bytes say so.
+    """Return the kind of the store at `location`, and whether it is certain.
 
-    The name says so where this machine cannot read the file, because the file may be on the executors only.
+    If this machine cannot read the file, the kind follows from its name: the file may be on the executors only.
     """
     try:
         if Path(location).is_file():
             with Path(location).open("rb") as file:
                 return kind_of(file.read(_START)), True
-    except (OSError, ValueError):  # a ValueError is that of a NUL in the path
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         pass
     return _BY_SUFFIX.get(PurePath(location).suffix.lower()), False
 
 
 def store_refusal(store: str, type_: str, location: str | None, *, has_password: bool) -> str | None:
-    """Say what is wrong with the type of `store`, truststore or keystore, and what to change. None if nothing is."""
+    """Return the error text for a wrong type of `store` (truststore or keystore), with the remedy, or None."""
     kind, is_sure = (None, False) if location is None else kind_at(location)
     if kind == "JKS" and not is_sure and type_ == "PKCS12":
-        return None  # keytool of Java 9 and later writes PKCS12 into files that are named .jks
+        return None  # keytool of Java 9 and later writes PKCS12 into files named .jks
     if kind == "JKS":
         return f"ssl.{store}.location is a JKS store, which only Java reads. {_convert(store)}"
     if kind is not None and kind != type_:
@@ -262,9 +266,9 @@ _LOGIN_MODULES: Final[Mapping[str, str]] = {
     "OAUTHBEARER": OAUTHBEARER_MODULE,
     "AWS_MSK_IAM": MSK_IAM_MODULE,
 }
-"""SASL mechanism → the login module that sasl.jaas.config has to name."""
+"""SASL mechanism → the login module that sasl.jaas.config must name."""
 _SENDS_NO_CREDENTIAL: Final = frozenset({"GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512"})
-"""Mechanisms that prove the password without sending it. All others send a password or a token as it is."""
+"""Mechanisms that prove the password without sending it. All others send a password or a token."""
 
 _store_type = parsers.one_of("PEM", "PKCS12", "JKS")
 
@@ -431,7 +435,7 @@ class SecurityConfig:
 
     @property
     def tls_choice(self) -> TlsChoice:
-        """Raises ConfigError where ssl.cipher.suites has one that is not offered, or leaves no version."""
+        """The versions and cipher suites to use. Raises ConfigError for an unknown suite, or if no version is left."""
         versions = [name for name in self.ssl_enabled_protocols if not (self.ssl_protocol == "TLSv1.2" < name)]
         return tls_choice(versions, self.ssl_cipher_suites)
 
@@ -441,15 +445,15 @@ class SecurityConfig:
 
     @property
     def login_module(self) -> str:
-        """The one that goes with sasl.mechanism."""
+        """The login module for sasl.mechanism."""
         return _LOGIN_MODULES[self.sasl_mechanism]
 
     def jaas_option(self, name: str) -> str | None:
-        """An option of sasl.jaas.config, in the open; None where it is not given."""
+        """Return an option of sasl.jaas.config in clear text, or None if it is not given."""
         return self.sasl_jaas_config.get(name) if self.sasl_jaas_config is not None else None
 
     def check_security(self, given: frozenset[str]) -> None:
-        """Raises ConfigError where settings contradict each other. `given` are the keys that the caller set."""
+        """Raise ConfigError if settings contradict each other. `given`: the keys that the caller set."""
         for prefix, protocols, is_used in (
             ("ssl.", "SSL or SASL_SSL", self.uses_tls),
             ("sasl.", "SASL_SSL or SASL_PLAINTEXT", self.uses_sasl),

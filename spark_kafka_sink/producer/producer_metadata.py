@@ -46,7 +46,7 @@ class ProducerMetadata(Metadata):
         self._expiry_ms: dict[str, int] = {}
         self._new_topics: set[str] = set()
         self._error_codes: dict[str, int] = {}
-        """What the last response that names a topic says of it, where that is an error."""
+        """The error of each topic in the last response that names it."""
 
     @classmethod
     def of(cls, config: ProducerConfig, clock: Clock, rng: random.Random) -> ProducerMetadata:
@@ -60,7 +60,7 @@ class ProducerMetadata(Metadata):
         )
 
     def add(self, topic: str, now_ms: int) -> None:
-        """Somebody writes to `topic`: keep it from now on for metadata.max.idle.ms; ask for it if it is new."""
+        """Keep `topic` from now on for metadata.max.idle.ms after this send. Ask for it if it is new."""
         with self._lock:
             is_new = topic not in self._expiry_ms
             self._expiry_ms[topic] = now_ms + self._metadata_idle_ms
@@ -69,8 +69,9 @@ class ProducerMetadata(Metadata):
                 self.request_update_for_new_topics()
 
     def request_update_for_topic(self, topic: str) -> int:
-        """Ask for `topic`: a partial update while it is new, else a full one. Returns the update version before it.
-        What it was refused with before is no answer to that.
+        """Ask for `topic`: a partial update while it is new, else a full one. Return the update version before it.
+
+        Earlier refusals of the topic are forgotten.
         """
         with self._lock:
             self._unauthorized_topics -= {topic}
@@ -82,7 +83,7 @@ class ProducerMetadata(Metadata):
     def await_update(self, last_version: int, timeout_ms: int) -> None:
         """Wait until the update version is above `last_version`.
 
-        Raises the metadata's fatal error, KafkaTimeoutError after `timeout_ms`, ProducerClosedError when closed
+        Raises the fatal error of the metadata, KafkaTimeoutError after `timeout_ms`, and ProducerClosedError if closed
         meanwhile.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
@@ -99,7 +100,7 @@ class ProducerMetadata(Metadata):
                 self._clock.wait(self.condition, left_ms)
 
     def topic_error(self, topic: str) -> KafkaError | None:
-        """Return what the brokers said of `topic` last, where that is an error."""
+        """Return the last error of the brokers for `topic`, or None."""
         with self._lock:
             error_code = self._error_codes.get(topic)
         if error_code is None:
@@ -154,19 +155,19 @@ class TopicWaiter:
         self._waited = waited
 
     def wait_for(self, topic: str, partition: int | None = None) -> tuple[Cluster, int]:
-        """The cluster with `topic`, and with `partition` of it, in it; and what is left of max.block.ms.
+        """Wait for `topic`, and for `partition` of it. Return a cluster with both, and the rest of max.block.ms.
 
-        Raises KafkaTimeoutError (a topic or partition that does not come up; its cause is what the brokers said of the
-        topic, UnknownTopicOrPartitionError for one that does not exist), InvalidTopicError,
-        TopicAuthorizationError, ProducerClosedError, and the metadata's fatal error.
+        Raises KafkaTimeoutError if the topic or partition does not appear; its cause is the answer of the brokers about
+        the topic, UnknownTopicOrPartitionError if it does not exist. Raises InvalidTopicError, TopicAuthorizationError,
+        ProducerClosedError, and the fatal error of the metadata.
         """
-        # No request could ask for it, nor for others with it. What else is wrong with a name the brokers say.
+        # No request could contain this name. Other wrong names are refused by the brokers.
         if not is_sendable_text(topic):
             raise InvalidTopicError(f"Topic {topic!r:.300}: {InvalidTopicError.sentence}", topic=topic)
         started_ms = self._clock.now_ms()
         left_ms = self._config.max_block_ms
         cluster = self._metadata.fetch()
-        if topic in cluster.invalid_topics:  # before `add`: full requests would go on naming it
+        if topic in cluster.invalid_topics:  # before `add`, because full requests would name it
             raise InvalidTopicError(f"Topic {topic!r}: {InvalidTopicError.sentence}", topic=topic)
         self._metadata.add(topic, started_ms)
         while not _knows(cluster, topic, partition):
@@ -191,15 +192,16 @@ class TopicWaiter:
         return cluster, max(0, left_ms)
 
     def look_up(self, topics: Iterable[str]) -> None:
-        """The next request names them too. One by one each would cost a request of its own, and a new view of all
-        topics that are known.
+        """Ask for these topics in the next request.
+
+        One by one, each would cost a request, and a new view of all known topics.
         """
         now_ms = self._clock.now_ms()
         for topic in filter(is_sendable_text, topics):
             self._metadata.add(topic, now_ms)
 
     def _missing(self, topic: str, partition: int | None) -> str:
-        """Why a topic or partition did not come up, told by what is known."""
+        """Return why a topic or partition did not appear, as far as it is known."""
         cluster = self._metadata.fetch()
         limit = f"within max.block.ms={self._config.max_block_ms}"
         count = cluster.partition_count_for_topic(topic)

@@ -158,7 +158,7 @@ class PendingOperation:
 
     @property
     def reason_for_delay(self) -> str:
-        """What the answers so far say of why the operation takes so long, to end an error's text with."""
+        """Return a clause for error texts: the answers that explain the delay of the operation."""
         refusal = "" if self.last_refusal is None else f" The last answer was: {self.last_refusal}"
         return refusal + ("" if self.last_loss is None else f" {self.last_loss}")
 
@@ -170,7 +170,7 @@ class PendingOperation:
 
 
 class Action(enum.IntEnum):
-    """What to do about an error. Of several errors in one answer the gravest action counts."""
+    """The reaction to an error. If an answer has several errors, the most severe reaction counts."""
 
     RETRY = 1
     FIND_COORDINATOR = 2
@@ -450,9 +450,10 @@ def _left_out(asked: Iterable[TopicPartition], answered: Container[TopicPartitio
 
 
 class TransactionQueue:
-    """Requests by priority, and within a priority in the order in which they came. One is in flight at a time.
+    """Requests by priority, and in order within a priority. One is in flight at a time.
 
-    The Sender calls what `outgoing` returns, which takes the manager's `lock`. `pending` is told what delays it.
+    The Sender calls the result of `outgoing`, which takes the `lock` of the manager. `pending` gets the causes of
+    delay.
     """
 
     def __init__(self, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation) -> None:

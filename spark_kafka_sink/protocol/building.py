@@ -20,7 +20,7 @@ from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Messa
 
 
 class VersionedRequest:
-    """A request that speaks every version of `SUPPORTED_VERSIONS`; the base of our builders."""
+    """A request in every version of `SUPPORTED_VERSIONS`. The base class of our requests."""
 
     api_key: ClassVar[ApiKey]
 
@@ -55,9 +55,9 @@ _ZEROES: Final[dict[str, object]] = {"string": "", "bytes": b"", "bool": False, 
 
 
 def fill(entity_type: MessageType, newest_type: MessageType, values: Mapping[str, object]) -> Message:
-    """An entity of `entity_type` from values by field name; what is not given takes the schema's default.
+    """Return an entity of `entity_type` from values by field name. A field without a value takes the schema's default.
 
-    `newest_type` is the same message in the latest version we speak: it knows the default of a field that
+    `newest_type` is the same message in the latest supported version: it knows the default of a field that
     `entity_type` lacks. Raises UnsupportedVersionError for a field that `entity_type` lacks and that is not at its
     default.
     """

@@ -18,7 +18,7 @@ _FIRST_BATCHED_OFFSET_FETCH = 8
 
 
 class FetchPartition(NamedTuple):
-    """Where to read a partition from."""
+    """The offset from which to read a partition, and how many bytes."""
 
     partition: int
     fetch_offset: int
@@ -28,7 +28,7 @@ class FetchPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest(VersionedRequest):
-    """Records from given offsets on, without a fetch session (KIP-227: session 0, epoch -1)."""
+    """Read records from given offsets on, without a fetch session (KIP-227: session 0, epoch -1)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.FETCH
     topics: Mapping[str, Sequence[FetchPartition]]
@@ -55,7 +55,7 @@ class FetchRequest(VersionedRequest):
 
 
 class ListOffsetsPartition(NamedTuple):
-    """Which offset of a partition: `timestamp` in ms since the epoch, or LATEST_TIMESTAMP or EARLIEST_TIMESTAMP."""
+    """The offset to look up: `timestamp` in ms since the epoch, or LATEST_TIMESTAMP or EARLIEST_TIMESTAMP."""
 
     partition: int
     timestamp: int
@@ -64,8 +64,9 @@ class ListOffsetsPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListOffsetsRequest(VersionedRequest):
-    """Offsets by time. With READ_COMMITTED the latest is the last stable offset; `timeout_ms` bounds a look into
-    tiered storage.
+    """Look up offsets by time. With READ_COMMITTED the latest is the last stable offset.
+
+    `timeout_ms` limits a lookup in tiered storage.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.LIST_OFFSETS
@@ -94,7 +95,7 @@ def _fetch_partition(wanted: FetchPartition, version: int) -> dict[str, object]:
         "fetch_offset": wanted.fetch_offset,
         "partition_max_bytes": wanted.max_bytes,
     }
-    if version >= 9:  # an older broker does not check the epoch, and needs none to answer
+    if version >= 9:  # older brokers do not check the epoch
         values["current_leader_epoch"] = wanted.current_leader_epoch
     return values
 
@@ -108,8 +109,9 @@ def _list_offsets_partition(wanted: ListOffsetsPartition, version: int) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetchRequest(VersionedRequest):
-    """A group's committed offsets, with `require_stable` (KIP-447): no answer while a transaction that is open may
-    change them.
+    """Read a group's committed offsets.
+
+    `require_stable` (KIP-447) makes the broker answer only after open transactions that may change the offsets.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.OFFSET_FETCH
@@ -125,7 +127,7 @@ class OffsetFetchRequest(VersionedRequest):
 
 
 def group_offsets_of(response: Message, group_id: str) -> Message | None:
-    """The part of an OffsetFetch response that has `error_code` and `topics`; None where the group is not in it."""
+    """Return the part of an OffsetFetch response with `error_code` and `topics`, or None if the group is missing."""
     if response.__version__ < _FIRST_BATCHED_OFFSET_FETCH:
         return response
     return next((group for group in response.groups if group.group_id == group_id), None)

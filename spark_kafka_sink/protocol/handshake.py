@@ -11,7 +11,7 @@ from spark_kafka_sink.protocol.versions import ApiKey, Message, request_type
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsRequest(VersionedRequest):
-    """Asks a node which versions it speaks (KIP-511: and tells it who asks)."""
+    """Ask a node for its supported versions. The request names this client (KIP-511)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.API_VERSIONS
     software_name: str
@@ -27,7 +27,7 @@ class ApiVersionsRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class SaslHandshakeRequest(VersionedRequest):
-    """Announces the SASL mechanism."""
+    """Announce the SASL mechanism."""
 
     api_key: ClassVar[ApiKey] = ApiKey.SASL_HANDSHAKE
     mechanism: str
@@ -38,7 +38,7 @@ class SaslHandshakeRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class SaslAuthenticateRequest(VersionedRequest):
-    """One message of the SASL exchange; its bytes are secret and stay out of the repr."""
+    """One message of the SASL exchange. Its bytes are secret and not in the repr."""
 
     api_key: ClassVar[ApiKey] = ApiKey.SASL_AUTHENTICATE
     auth_bytes: bytes = field(repr=False)

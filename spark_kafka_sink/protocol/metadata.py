@@ -19,7 +19,7 @@ _TOPIC_RESOURCE = 2
 
 @dataclass(frozen=True, slots=True)
 class MetadataRequest(VersionedRequest):
-    """Brokers, and the partitions of `topics`: None asks for every topic, () for none."""
+    """The brokers, and the partitions of `topics`. None means every topic, () means no topic."""
 
     api_key: ClassVar[ApiKey] = ApiKey.METADATA
     topics: tuple[str, ...] | None
@@ -32,7 +32,7 @@ class MetadataRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopicRequest(VersionedRequest):
-    """Creates one topic; `replication_factor` -1 leaves it to the broker's default (KIP-464)."""
+    """Create one topic. With `replication_factor` -1 the broker uses its default (KIP-464)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.CREATE_TOPICS
     topic: str
@@ -53,7 +53,7 @@ class CreateTopicRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class DescribeTopicConfigsRequest(VersionedRequest):
-    """Asks for settings of one topic by name. Any node answers."""
+    """Read settings of one topic by name. Any node answers."""
 
     api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_CONFIGS
     topic: str
@@ -66,7 +66,7 @@ class DescribeTopicConfigsRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class FindCoordinatorRequest(VersionedRequest):
-    """Which node coordinates a group (`key_type` GROUP) or a transactional id (TRANSACTION)."""
+    """Find the coordinator of a group (`key_type` GROUP) or of a transactional id (TRANSACTION)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.FIND_COORDINATOR
     key: str
@@ -80,7 +80,7 @@ class FindCoordinatorRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class FindCoordinatorsRequest(VersionedRequest):
-    """FindCoordinator for several keys of one type at once (KIP-699), from version 4 on."""
+    """Find the coordinators of several keys of one type (KIP-699), from version 4 on."""
 
     api_key: ClassVar[ApiKey] = ApiKey.FIND_COORDINATOR
     keys: tuple[str, ...]
@@ -95,7 +95,7 @@ class FindCoordinatorsRequest(VersionedRequest):
 
 
 class Coordinator(NamedTuple):
-    """The answer to FindCoordinator; without error, the node's address."""
+    """The answer to FindCoordinator. Without an error it has the address of the node."""
 
     node_id: int
     host: str
@@ -105,8 +105,8 @@ class Coordinator(NamedTuple):
 
 
 def coordinator_of(response: Message, key: str) -> Coordinator | None:
-    """The coordinator of `key` in a FindCoordinator response of any version; None where the answer is about other
-    keys.
+    """Return the coordinator of `key` from a FindCoordinator response of any version, or None if `key` is missing in
+    it.
     """
     if response.__version__ >= _FIRST_BATCHED_FIND_COORDINATOR:
         found = next((each for each in response.coordinators if each.key == key), None)

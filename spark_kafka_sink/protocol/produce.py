@@ -34,9 +34,9 @@ _FIRST_PRODUCE_WITH_ZSTD = 7
 class ProduceRequest(VersionedRequest):
     """Record batches by topic and partition.
 
-    `acks` is -1, 0 or 1. `transaction_version` (KIP-890) matters with a transactional id only: under 1 a broker must
-    not take version 12 as leave to add partitions to the transaction by itself. `has_zstd` keeps the request from
-    brokers that cannot read it (KIP-110).
+    `acks` is -1, 0 or 1. `transaction_version` (KIP-890) matters only with a transactional id: under 1, a broker must
+    not read version 12 as permission to add partitions to the transaction. `has_zstd` keeps the request from brokers
+    that cannot read zstd (KIP-110).
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.PRODUCE
@@ -94,9 +94,9 @@ def produce_frame(
     timeout_ms: int,
     batches: Mapping[str, Sequence[tuple[int, RecordChunks]]],
 ) -> list[memoryview]:
-    """The buffers of the frame, as `framing.encode_request` gives them.
+    """Return the buffers of the frame, as `framing.encode_request` does.
 
-    Raises ProtocolError where a value does not fit its field.
+    Raises ProtocolError if a value does not fit its field.
     """
     try:
         buffers, size = _written(version, correlation_id, client_id, transactional_id, acks, timeout_ms, batches)
@@ -118,23 +118,23 @@ def _written(
     timeout_ms: int,
     batches: Mapping[str, Sequence[tuple[int, RecordChunks]]],
 ) -> tuple[list[memoryview], int]:
-    """The buffers, the size left open, and how many bytes they are."""
+    """Return the buffers, whose size field is not filled in yet, and the sum of their bytes."""
     is_flexible = version >= _FIRST_FLEXIBLE
     string, count = (_compact_string, _compact_count) if is_flexible else (_string, _INT32.pack)
     no_tags = b"\0" if is_flexible else b""
     buffers: list[memoryview] = []
     size = 0
     piece: bytes | bytearray = bytearray(_TOP.pack(0, _API_KEY, version, correlation_id))
-    piece += _string(client_id) + no_tags  # the client's id has the old form in every version
+    piece += _string(client_id) + no_tags  # the client id has the old form in every version
     piece += string(transactional_id) + _ACKS_AND_TIMEOUT.pack(acks, timeout_ms) + count(len(batches))
     for topic, partitions in batches.items():
         piece += string(topic) + count(len(partitions))
         for index, records in partitions:
-            piece += _INT32.pack(index) + count(records.size)  # bytes are counted as items are
+            piece += _INT32.pack(index) + count(records.size)  # a count of bytes has the form of a count of items
             size += len(piece) + records.size
             buffers.append(memoryview(piece))
             buffers += records.buffers
-            piece = no_tags  # the partition's
+            piece = no_tags  # of the partition
         piece += no_tags
     piece += no_tags
     if piece:

@@ -18,11 +18,11 @@ _EXACTLY_ONCE = "delivery.guarantee=exactly-once"
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdRequest(VersionedRequest):
-    """A producer id and epoch; with an id already held, the next epoch of it (KIP-360), which brokers below version 3
-    cannot give.
+    """Ask for a producer id and epoch, or for the next epoch of a producer id that the producer has (KIP-360).
 
-    The numbers of a lost batch are not used again instead, as the Java client does where it may: a leader that has the
-    batch after all would take the next transaction's records for its doubles and drop them.
+    Brokers below version 3 cannot give the next epoch. The sequence numbers of a lost batch are never used again,
+    unlike in the Java client: if the leader has the batch after all, it would take the next transaction's records for
+    duplicates and drop them.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.INIT_PRODUCER_ID
@@ -59,7 +59,7 @@ class InitProducerIdRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class _OfProducer(VersionedRequest):
-    """What a producer asks about its transaction."""
+    """A request of a producer about its transaction."""
 
     transactional_id: str
     producer_id: int
@@ -75,7 +75,7 @@ class _OfProducer(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class AddPartitionsToTxnRequest(_OfProducer):
-    """Adds partitions to the transaction (transaction version 1; under 2 the produce request does it)."""
+    """Add partitions to the transaction (transaction version 1; under version 2 the Produce request adds them)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.ADD_PARTITIONS_TO_TXN
     topics: Mapping[str, Sequence[int]]
@@ -88,7 +88,7 @@ class AddPartitionsToTxnRequest(_OfProducer):
 
 @dataclass(frozen=True, slots=True)
 class AddOffsetsToTxnRequest(_OfProducer):
-    """Adds a group's offsets to the transaction (transaction version 1)."""
+    """Add the offsets of a group to the transaction (transaction version 1)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.ADD_OFFSETS_TO_TXN
     group_id: str
@@ -99,8 +99,9 @@ class AddOffsetsToTxnRequest(_OfProducer):
 
 @dataclass(frozen=True, slots=True)
 class EndTxnRequest(_OfProducer):
-    """Commits or aborts. Under `transaction_version` 2 the answer carries the next epoch, so that version must not be
-    used under 1.
+    """Commit or abort the transaction.
+
+    Under `transaction_version` 2 the answer carries the next epoch, so the versions of 2 must not be used under 1.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.END_TXN
@@ -116,7 +117,7 @@ class EndTxnRequest(_OfProducer):
 
 
 class OffsetToCommit(NamedTuple):
-    """A partition's next offset to read, and a text that goes with it."""
+    """The next offset of a partition to read, with a text of the application."""
 
     partition: int
     offset: int
@@ -126,7 +127,7 @@ class OffsetToCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TxnOffsetCommitRequest(_OfProducer):
-    """Commits a group's offsets as part of the transaction (KIP-447: fenced by the group's generation and member)."""
+    """Commit offsets of a group in the transaction (KIP-447: fenced by generation and member of the group)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.TXN_OFFSET_COMMIT
     group_id: str
@@ -174,7 +175,7 @@ class TxnOffsetCommitRequest(_OfProducer):
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransactionsRequest(VersionedRequest):
-    """The state of transactions, asked of their coordinator (KIP-664)."""
+    """Ask the coordinator for the state of transactions (KIP-664)."""
 
     api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_TRANSACTIONS
     transactional_ids: tuple[str, ...]
@@ -189,8 +190,9 @@ class DescribeTransactionsRequest(VersionedRequest):
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsRequest(VersionedRequest):
-    """The transactions a node coordinates (KIP-664, KIP-994); `pattern` is a regular expression on ids, from version
-    2 on.
+    """List the transactions that a node coordinates (KIP-664, KIP-994).
+
+    `pattern` is a regular expression on transactional ids, from version 2 on.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.LIST_TRANSACTIONS
@@ -226,6 +228,6 @@ def _offset_values(offset: OffsetToCommit, version: int) -> dict[str, object]:
         "committed_offset": offset.offset,
         "committed_metadata": offset.metadata,
     }
-    if version >= 2:  # an epoch is a hint for readers; an older broker has nowhere to keep it
+    if version >= 2:  # older brokers do not store the epoch, which is only a hint
         values["committed_leader_epoch"] = offset.leader_epoch
     return values

@@ -20,14 +20,14 @@ from kio.serial import entity_writer
 from spark_kafka_sink.common.errors import ProtocolError, UnsupportedVersionError
 
 Message: TypeAlias = Any
-"""A kio entity (a frozen dataclass). Its class depends on the negotiated version, so no narrower type is true of it."""
+"""A kio entity (a frozen dataclass). Its class depends on the negotiated version, so there is no narrower type."""
 
 MessageType: TypeAlias = Any
 """The class of a `Message`."""
 
 
 class ApiKey(IntEnum):
-    """The requests that we send: to produce, for transactions, to read back, to create and check a topic, to log in."""
+    """The requests that this client sends."""
 
     PRODUCE = 0
     FETCH = 1
@@ -60,27 +60,26 @@ class VersionRange(NamedTuple):
 
 
 SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
-    # Record batches of magic 2 need 3. From 13 on topics go by id, which would tie each send to one incarnation of
-    # the topic.
+    # Record batches of magic 2 need 3. From 13 on a topic id names the topic, so that a send would fail after the
+    # topic is deleted and created again.
     ApiKey.PRODUCE: VersionRange(3, 12),
-    # Isolation level since 4; by topic name up to 12.
+    # 4 has the isolation level. From 13 on a topic id names the topic.
     ApiKey.FETCH: VersionRange(4, 12),
     ApiKey.LIST_OFFSETS: VersionRange(1, 10),
-    # Below 4 auto-creation cannot be declined: asking about a topic would make it. Every broker with Produce 3 speaks
-    # 4.
+    # Below 4 the request cannot forbid that the topic is created. Every broker with Produce 3 has 4.
     ApiKey.METADATA: VersionRange(4, 13),
-    # Below 7 it does not wait for open transactions (KIP-447); from 10 on topics go by id.
+    # Below 7 it does not wait for open transactions (KIP-447). From 10 on a topic id names the topic.
     ApiKey.OFFSET_FETCH: VersionRange(7, 9),
-    # 0 knows groups only, not transactions.
+    # 0 finds coordinators of groups only, not of transactions.
     ApiKey.FIND_COORDINATOR: VersionRange(1, 6),
-    # 0 would be followed by unframed tokens.
+    # After 0 the tokens would have no frames.
     ApiKey.SASL_HANDSHAKE: VersionRange(1, 1),
     ApiKey.API_VERSIONS: VersionRange(0, 4),
-    # From 4 on a broker fills in replicas and partitions that are left to it (KIP-464); older ones are not asked.
+    # From 4 on the broker can choose the numbers of replicas and partitions (KIP-464).
     ApiKey.CREATE_TOPICS: VersionRange(4, 7),
-    # 6 is two-phase commit (KIP-939), which no released broker offers.
+    # 6 is two-phase commit (KIP-939), which no released broker has.
     ApiKey.INIT_PRODUCER_ID: VersionRange(0, 5),
-    # 4 and later are for brokers among themselves (KIP-890).
+    # 4 and later are for requests between brokers (KIP-890).
     ApiKey.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),
     ApiKey.ADD_OFFSETS_TO_TXN: VersionRange(0, 4),
     ApiKey.END_TXN: VersionRange(0, 5),
@@ -97,29 +96,29 @@ _MS: Final = timedelta(milliseconds=1)
 
 @cache
 def request_type(api_key: int, version: int) -> MessageType:
-    """kio's class of this request in this version."""
+    """Return kio's class of this request in this version."""
     return load_request_schema(api_key, version)
 
 
 @cache
 def response_type(api_key: int, version: int) -> MessageType:
-    """kio's class of the response to this request in this version."""
+    """Return kio's class of the response to this request in this version."""
     return load_response_schema(api_key, version)
 
 
 @cache
 def writer_of(entity_type: MessageType) -> Callable[[Any, Message], None]:
-    """The function that writes entities of this class into anything with a `write` method."""
+    """Return the function that writes entities of this class into an object with a `write` method."""
     return cast("Callable[[Any, Message], None]", entity_writer(entity_type))
 
 
 def to_ms(duration: timedelta) -> int:
-    """kio gives durations as timedelta; everything above counts whole ms."""
+    """Return a duration of kio in whole ms."""
     return duration // _MS if duration else 0
 
 
 class Request(Protocol):
-    """What the network client needs of a request; the version is chosen when the node's own versions are known."""
+    """A request for the network client, which chooses the version when it knows those of the node."""
 
     @property
     def api_key(self) -> ApiKey: ...
@@ -132,18 +131,17 @@ class Request(Protocol):
 
     @property
     def purpose(self) -> str:
-        """The setting or the work that needs `oldest_version`, for the text of a refusal; empty where it is plain."""
+        """The setting or the work that needs `oldest_version`, for error texts. Empty if it is plain."""
         ...
 
     def build(self, version: int) -> Message:
-        """kio's entity in this version. Raises UnsupportedVersionError where the version cannot say what the request
-        says.
-        """
+        """Return kio's entity. Raises UnsupportedVersionError if the version lacks a field that the request needs."""
         ...
 
     def encode(self, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
-        """What `build` gives, as the buffers of a frame. Raises as `build`, and ProtocolError where a value does not
-        fit its field.
+        """Return the buffers of the frame of `build(version)`.
+
+        Raises as `build`, and ProtocolError if a value does not fit its field.
         """
         ...
 
@@ -180,11 +178,14 @@ _LATEST_BY_RELEASE: Final[Mapping[ApiKey, Sequence[tuple[int, str]]]] = {
     ApiKey.DESCRIBE_TRANSACTIONS: ((0, "3.0"),),
     ApiKey.LIST_TRANSACTIONS: ((0, "3.0"), (1, "3.8"), (2, "4.1")),
 }  # fmt: skip
-"""Pairs of a version and the release that brought it; a version between two pairs came with the earlier one."""
+"""Pairs of a version and the release that brought it. A version between two pairs came with the earlier one.
+
+Source: the `validVersions` of clients/src/main/resources/common/message in Kafka's releases, and ApiKeys before 2.4.
+"""
 
 
 def first_release(api_key: ApiKey, version: int) -> str:
-    """The oldest Kafka release whose brokers speak `version` of the request."""
+    """Return the oldest Kafka release whose brokers support `version` of the request."""
     steps = _LATEST_BY_RELEASE[api_key]
     at = bisect_right(steps, version, key=lambda step: step[0])
     return steps[max(at - 1, 0)][1]
@@ -192,9 +193,7 @@ def first_release(api_key: ApiKey, version: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeApiVersions:
-    """A node's version range per api key, and the cluster's finalized features (KIP-584), such as
-    transaction.version.
-    """
+    """The version range of each api key at a node, and the finalized features of the cluster (KIP-584)."""
 
     ranges: Mapping[int, VersionRange]
     finalized_features: Mapping[str, int] = field(default_factory=dict)
@@ -204,9 +203,9 @@ class NodeApiVersions:
     def from_response(cls, response: Message) -> NodeApiVersions:
         """Read an ApiVersions response of any version without error.
 
-        A range that is upside down or negative is kept as it is: it holds no version that `usable_version` could
-        choose, and matters only where that api is needed. Of an api that is named twice only the versions that are in
-        both ranges count. Raises ProtocolError where no api is named at all, as in a message of zeroes.
+        A range that is upside down or negative stays as it is: it contains no version, and only matters if that api is
+        used. If an api is named twice, the versions in both ranges count. Raises ProtocolError if no api is named, as
+        in a message of zeroes.
         """
         if not response.api_keys:
             raise ProtocolError("The answer names no api at all.")
@@ -222,7 +221,7 @@ class NodeApiVersions:
         return cls(ranges, features, int(getattr(response, "finalized_features_epoch", -1)))
 
     def usable_version(self, request: Request) -> int:
-        """The highest version of the request that both sides know. Raises UnsupportedVersionError with both ranges."""
+        """Return the highest version that both sides support. Raises UnsupportedVersionError with both ranges."""
         oldest, latest = request.oldest_version, request.latest_version
         theirs = self.ranges.get(request.api_key)
         if theirs is not None:
@@ -233,7 +232,7 @@ class NodeApiVersions:
 
 
 def _refusal(request: Request, theirs: VersionRange | None) -> UnsupportedVersionError:
-    """Return the error that says what the request needs, what the node has, and which Kafka release brings it."""
+    """Return the error: the versions that the request needs, those of the node, and the release to upgrade to."""
     name = f"{request.api_key.name} (api {int(request.api_key)})"
     oldest, latest = request.oldest_version, request.latest_version
     needed = f"this request needs versions {VersionRange(oldest, latest)}"

@@ -1,12 +1,12 @@
-"""Arrow arrays in the one shape that the encoder reads: contiguous `binary` with 32-bit offsets. And their memory.
+"""Arrow arrays in the one layout that the encoder reads: contiguous `binary` with 32-bit offsets. And their memory.
 
-Arrays with 32-bit offsets (`string`, `binary`, slices of them) are taken as they are, without a copy; `large_*` columns
-get new offsets over the same bytes; view, fixed-size and dictionary columns are rewritten once, in C++. Python values
-become arrays by buffers.
+Arrays with 32-bit offsets (`string`, `binary`, slices of them) are used as they are, without a copy. `large_*` columns
+get new offsets over the same bytes. View, fixed-size and dictionary columns are rewritten once, in C++. Python values
+become arrays by way of buffers.
 
 pyarrow's own conversions between Arrow and numpy or Python (`pa.array`, `pa.scalar`, `to_numpy`, a Python value for
-`fill_null`) import pandas where that is installed, which costs memory and time in each of Spark's workers. So buffers
-cross instead. Any thread may call; only the allocator's settings are state, and they hold for the whole process.
+`fill_null`) import pandas if it is installed, which costs memory and time in each of Spark's workers. So only buffers
+are exchanged. Any thread may call. The only state is the settings of the allocator, for the whole process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.types as pat
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 
 MAX_COLUMN_BYTES = 2**31 - 1
-"""What 32-bit offsets can address, in one column and in one encoded block."""
+"""The most bytes that 32-bit offsets can address, in a column or an encoded block."""
 
 BINARY = pa.binary()
 
@@ -35,8 +35,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
-    """One array of a possibly chunked one; a single chunk is not copied. Raises SerializationError past 2 GiB,
-    SchemaError for no array.
+    """Return one array for a possibly chunked array. A single chunk is not copied.
+
+    Raises SerializationError above 2 GiB, SchemaError for anything but an array.
     """
     if isinstance(array, pa.Array):
         return array
@@ -45,7 +46,7 @@ def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
     if array.num_chunks == 1:
         return array.chunk(0)
     if is_bytes_like(array.type) and pat.is_dictionary(array.type):
-        # Arrow unites dictionaries only where none holds a null and the indices have room for all entries.
+        # Arrow unites dictionaries only if none has a null and the indices have room for all entries.
         array = pa.chunked_array([as_binary(chunk, name) for chunk in array.iterchunks()], BINARY)
     try:
         combined = array.combine_chunks()
@@ -57,7 +58,7 @@ def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def is_bytes_like(data_type: pa.DataType) -> bool:
-    """Whether a column of this type can be a record's key or value: string or binary in any of Arrow's layouts."""
+    """Return whether a column of this type can be a key or value: string or binary in any layout of Arrow."""
     if pat.is_dictionary(data_type):
         return not pat.is_dictionary(data_type.value_type) and is_bytes_like(data_type.value_type)
     return any(
@@ -75,8 +76,9 @@ def is_bytes_like(data_type: pa.DataType) -> bool:
 
 
 def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
-    """`array` as `binary` (its UTF-8 bytes for strings), nulls kept. Raises SchemaError for another type,
-    SerializationError past 2 GiB.
+    """Return `array` as `binary` (strings as UTF-8), with its nulls.
+
+    Raises SchemaError for another type, SerializationError above 2 GiB.
     """
     data_type = array.type
     if data_type == BINARY:
@@ -102,7 +104,7 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
 def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.BinaryArray:
     if len(dictionary) <= len(indices) or dictionary.null_count:
         lengths = pc.take(pc.binary_length(dictionary), indices)
-    else:  # no look at the entries that no row has: many chunks and slices may share one large dictionary
+    else:  # many chunks and slices may share one large dictionary: only entries of these rows
         offsets = value_offsets(dictionary)
         starts, ends = (pc.take(index_array(each), indices) for each in (offsets[:-1], offsets[1:]))
         lengths = pc.subtract(ends, starts)
@@ -112,7 +114,7 @@ def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.Bin
 
 
 def _within_32_bits(array: pa.Array, name: str) -> pa.Array:
-    """A slice that lies far into its buffers copied to their beginning; everything else as it is."""
+    """Return a copy if the slice lies too far into its buffers for 32-bit offsets, else the array itself."""
     offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first > MAX_COLUMN_BYTES:
@@ -121,13 +123,13 @@ def _within_32_bits(array: pa.Array, name: str) -> pa.Array:
 
 
 def _at_32_bits(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
-    """As `_within_32_bits`. The cast refuses what is too large, but counts offsets from the buffer's beginning."""
+    """Like `_within_32_bits`. The cast refuses larger arrays, but counts offsets from the beginning of the buffer."""
     ends_at = (array.offset + len(array)) * array.type.byte_width
     return array if ends_at <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
 
 
 def _check_views(array: pa.Array, name: str) -> None:
-    """Raise SerializationError past 2 GiB, where the cast's offsets would wrap. A view begins with its length."""
+    """Raise SerializationError above 2 GiB, where offsets of the cast would wrap. A view begins with its length."""
     lengths = np.frombuffer(array.buffers()[1], np.int32, 4 * len(array), 16 * array.offset)[::4]
     nulls = null_mask(array)
     if int((lengths if nulls is None else lengths[~nulls]).sum(dtype=np.int64)) > MAX_COLUMN_BYTES:
@@ -135,27 +137,27 @@ def _check_views(array: pa.Array, name: str) -> None:
 
 
 def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    """The len(array) + 1 offsets into the array's data buffer, slices included; no copy."""
+    """Return the len(array) + 1 offsets into the data buffer of an array or slice. No copy."""
     if len(array) == 0:
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
 
 
 def value_bytes(array: pa.BinaryArray) -> npt.NDArray[np.uint8]:
-    """The array's whole data buffer (what value_offsets points into); no copy."""
+    """Return the whole data buffer of the array, for `value_offsets`. No copy."""
     buffer = array.buffers()[2]
     return np.frombuffer(buffer, np.uint8) if buffer is not None else np.zeros(0, np.uint8)
 
 
 def null_mask(array: pa.Array) -> BoolArray | None:
-    """True where null, one bool per row; None where nothing is null."""
+    """Return one bool per row, True for a null, or None if no row is null."""
     if array.null_count == 0:
         return None
     return ~_bits(array.buffers()[0], array.offset, len(array))
 
 
 def bool_values(array: pa.BooleanArray) -> BoolArray:
-    """The values of a boolean array without nulls, one bool per row."""
+    """Return the values of a boolean array without nulls, one bool per row."""
     return _bits(array.buffers()[1], array.offset, len(array))
 
 
@@ -166,7 +168,7 @@ def _bits(buffer: pa.Buffer, offset: int, count: int) -> BoolArray:
 
 
 def int_values(array: pa.Array, null: int = 0) -> npt.NDArray[Any]:
-    """The values of an int32 or int64 array in its own width, `null` where null; no copy where nothing is."""
+    """Return the values of an int32 or int64 array in its own width, `null` for nulls. No copy if no row is null."""
     width = array.type.bit_width // 8
     if len(array) == 0:
         return np.zeros(0, f"i{width}")
@@ -176,7 +178,7 @@ def int_values(array: pa.Array, null: int = 0) -> npt.NDArray[Any]:
 
 
 def byte_lengths(array: pa.BinaryArray) -> Int64Array:
-    """Length in bytes of each value, -1 where null: int64, one per row."""
+    """Return the bytes of each value, -1 for a null: int64, one per row."""
     offsets = value_offsets(array).astype(np.int64)
     lengths: Int64Array = offsets[1:] - offsets[:-1]
     nulls = null_mask(array)
@@ -186,20 +188,20 @@ def byte_lengths(array: pa.BinaryArray) -> Int64Array:
 
 
 def data_bytes(array: pa.BinaryArray) -> int:
-    """Bytes of all values, and of what nulls may stand on; without a look at each."""
+    """Return the bytes of all values, and of the bytes under nulls, without reading each length."""
     offsets = value_offsets(array)
     return int(offsets[-1]) - int(offsets[0])
 
 
 def marked(column: pa.Array, marks: pa.BooleanArray) -> pa.Array:
-    """The entries that `marks` (without nulls) is true for; all others are null. No copy of text and bytes."""
+    """Return the entries for which `marks` (without nulls) is true. All others are null. Texts are not copied."""
     count = marks.true_count
     if count == 0 or column.type not in (pa.string(), BINARY):
         return column.filter(marks)
     offsets, mask = value_offsets(column), bool_values(marks)
     ends = offsets[1:][mask]
     kept = np.concatenate([offsets[:-1][mask], ends[-1:]])
-    if not np.array_equal(kept[1:], ends):  # there are bytes under a null
+    if not np.array_equal(kept[1:], ends):  # bytes under a null
         return column.filter(marks)
     has_nulls = column.null_count > len(marks) - count
     valid = column.is_valid().filter(marks).buffers()[1] if has_nulls else None
@@ -207,23 +209,23 @@ def marked(column: pa.Array, marks: pa.BooleanArray) -> pa.Array:
 
 
 def binary_from_numpy(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.BinaryArray:
-    """A `binary` array over these buffers; no copy."""
+    """Return a `binary` array over these buffers. No copy."""
     return pa.BinaryArray.from_buffers(BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def index_array(indices: npt.NDArray[Any]) -> pa.Array:
-    """An int32 or int64 array over these integers of that width; no copy where they are contiguous."""
+    """Return an int32 or int64 array, by the width of `indices`. No copy if they are contiguous."""
     data_type = pa.int32() if indices.itemsize == 4 else pa.int64()
     return pa.Array.from_buffers(data_type, len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices))])
 
 
 def binary_scalar(content: bytes) -> pa.BinaryScalar:
-    """A `binary` scalar."""
+    """Return a `binary` scalar."""
     return binary_from_numpy(np.array([0, len(content)], np.int32), np.frombuffer(content + b"\0", np.uint8))[0]
 
 
 def too_large(name: str) -> SerializationError:
-    """The error for a column past MAX_COLUMN_BYTES."""
+    """Return the error for a column above MAX_COLUMN_BYTES."""
     return SerializationError(
         f"The column '{name}' holds more than {MAX_COLUMN_BYTES} bytes; hand over fewer rows at a time "
         "(spark.sql.execution.arrow.maxRecordsPerBatch)."
@@ -231,7 +233,7 @@ def too_large(name: str) -> SerializationError:
 
 
 def without(times: pa.Array, number: int) -> pa.Array:
-    """`times` (int64) with nulls for `number`."""
+    """Return `times` (int64) with nulls in place of `number`."""
     values = int_values(times, number)
     valid = np.packbits(values != number, bitorder="little")
     return pa.Array.from_buffers(times.type, len(times), [pa.py_buffer(valid), pa.py_buffer(values)])
@@ -240,16 +242,16 @@ def without(times: pa.Array, number: int) -> pa.Array:
 _NONE = type(None)
 _LONGEST_INT_BITS: Final = 300
 Bounds = Sequence[int] | npt.NDArray[np.int32]
-"""Where the cells of each row begin, in a column of which a row may hold several."""
+"""The index of the first cell of each row, in a column with several cells per row."""
 
 
 def binary_array(
     rows: Sequence[Any], name: str, numbers: Sequence[int] | None = None, bounds: Bounds | None = None
 ) -> pa.BinaryArray:
-    """A `binary` array of bytes-like objects, str (as UTF-8) and None.
+    """Return a `binary` array of bytes-like objects, str (as UTF-8) and None.
 
-    `numbers`: the number of each row in errors, its index where None. `bounds`: None where each row holds one. Raises
-    SerializationError naming the column and the first row that does not fit, or for more than 2 GiB.
+    `numbers`: the number of each row for errors, its index if None. `bounds`: None if each row has one cell. Raises
+    SerializationError with the column and the first row that does not fit, or above 2 GiB.
     """
     found: set[type] = set()
     joined = _joined(rows, name)
@@ -274,8 +276,9 @@ def binary_array(
 
 
 def int_array(rows: Sequence[Any], data_type: pa.DataType, name: str, numbers: Sequence[int] | None = None) -> pa.Array:
-    """An array of `data_type` (int32 or int64) of ints and None; `numbers` as for `binary_array`. Raises
-    SerializationError naming the column and the first row that is neither or is out of range.
+    """Return an array of `data_type` (int32 or int64) of ints and None. `numbers` as for `binary_array`.
+
+    Raises SerializationError with the column and the first row that is no int or out of range.
     """
     found = set(map(type, rows))
     limits = np.iinfo(np.int32 if data_type.bit_width == 32 else np.int64)
@@ -297,7 +300,7 @@ def int_array(rows: Sequence[Any], data_type: pa.DataType, name: str, numbers: S
 
 
 def _joined(rows: Sequence[Any], name: str) -> tuple[npt.NDArray[np.int32], bytes] | None:
-    """Offsets and bytes of all rows; None where they are not all bytes-like or all ASCII. Nothing but C for a row."""
+    """Return offsets and bytes of all rows, or None unless all are bytes-like or ASCII. No Python code per row."""
     offsets = np.zeros(len(rows) + 1, np.int32)
     if not len(rows):
         return offsets, b""
@@ -320,12 +323,12 @@ def _joined(rows: Sequence[Any], name: str) -> tuple[npt.NDArray[np.int32], byte
 
 
 def _encoded(rows: Sequence[Any], name: str, numbers: Sequence[int] | None, bounds: Bounds | None) -> list[bytes]:
-    """Each row as bytes."""
+    """Return each row as bytes."""
     if set(map(type, rows)) == {str}:
         try:
             return list(map(str.encode, rows))
         except UnicodeEncodeError:
-            pass  # a lone surrogate; the loop finds its row
+            pass  # half of a surrogate pair; the loop finds its row
     encoded: list[bytes] = []
     for index, row in enumerate(rows):
         try:
@@ -340,7 +343,7 @@ def _encoded(rows: Sequence[Any], name: str, numbers: Sequence[int] | None, boun
 
 
 def not_unicode(whose: str, cause: UnicodeEncodeError) -> str:
-    """The text of an error for a str that UTF-8 cannot hold, which is the value that `whose` names."""
+    """Return the error text for a str that UTF-8 cannot encode. `whose` names the value."""
     at = cause.start
     return (
         f"{whose} is a str that is not valid Unicode: at place {at} is U+{ord(cause.object[at]):04X}, one half of a"
@@ -349,14 +352,14 @@ def not_unicode(whose: str, cause: UnicodeEncodeError) -> str:
 
 
 def exact_int(number: Any) -> int:
-    """Return an int for one of Python's or numpy's. Raises TypeError for a bool and for anything else."""
+    """Return the int of an int of Python or numpy. Raises TypeError for a bool or another type."""
     if isinstance(number, (bool, np.bool_)):
         raise TypeError("a bool is not an int here")
     return operator.index(number)
 
 
 def int_text(number: int) -> str:
-    """Return the number for an error text. Python refuses to write out thousands of digits."""
+    """Return the number for an error text. Python does not print thousands of digits."""
     return str(number) if number.bit_length() <= _LONGEST_INT_BITS else f"an int of {number.bit_length()} bits"
 
 
@@ -389,7 +392,7 @@ def _validity(nulls: BoolArray | None) -> pa.Buffer | None:
 # page faults. Large records: freed pieces leave holes that nothing of another size fits into, so they are returned.
 
 LARGE_RECORD: Final = 64 << 10
-"""Bytes of an average record from which on memory counts for more than page faults."""
+"""From this average size on, memory matters more than page faults."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -397,19 +400,21 @@ _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
 _KEPT: Final = 4 << 20
 _KEPT_OF_LARGE: Final = 128 << 10
 SENT_POOL: Final = pa.jemalloc_memory_pool() if "jemalloc" in pa.supported_memory_backends() else None
-"""For what lives until a broker has acknowledged it: blocks of small records, megabytes each, and compressed batches.
-Arrow's default, mimalloc, keeps much more of freed memory than jemalloc.
+"""The pool of bytes that wait for their acknowledgement: blocks of small records, and compressed batches.
+
+Of freed memory mimalloc, the default of Arrow, keeps much more than jemalloc.
 """
 
 
 def keep_freed_heap() -> None:
-    """Keep freed pieces of up to 4 MiB for the next block; glibc alone by itself begins to do so at 128 KiB."""
+    """Keep freed pieces of up to 4 MiB for the next block. The default of glibc is 128 KiB."""
     _set_thresholds(_KEPT)
 
 
 def pool_for(num_bytes: int, rows: int) -> pa.MemoryPool | None:
-    """Where Arrow should take a block of this size from; None: its own default pool. From the first block of large
-    records on, the process gives large pieces back to the kernel at once.
+    """Return the pool for a block of this size, or None for the default pool of Arrow.
+
+    From the first block of large records on, the process returns large pieces to the kernel at once.
     """
     if num_bytes < LARGE_RECORD * rows:
         return SENT_POOL
@@ -418,8 +423,9 @@ def pool_for(num_bytes: int, rows: int) -> pa.MemoryPool | None:
 
 
 def _set_thresholds(mapped: int) -> None:
-    """mallopt(3): pieces from `mapped` bytes on are mapped one by one, and the heap's free end is cut at twice that.
-    Other C libraries than glibc have no such settings; then nothing is done.
+    """Map pieces from `mapped` bytes on one by one, and cut the free end of the heap at twice that (mallopt(3)).
+
+    C libraries other than glibc have no such settings.
     """
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, mapped)

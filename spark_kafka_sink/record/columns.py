@@ -1,7 +1,7 @@
-"""The columns of a block of records: checked, in the shape that the encoder reads, and brought together topic by topic.
+"""The columns of a block of records: checked, in the layout that the encoder reads, and grouped by topic.
 
-`RecordColumns` is a value: any thread may read it, nothing changes it. The functions hold no state. Those of timestamps
-say which numbers can be one, and which unit another number is likely in.
+`RecordColumns` is a value: any thread may read it, and it does not change. The functions hold no state. Those for
+timestamps say which numbers can be a timestamp, and in which unit another number probably is.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from
 class RecordColumns:
     """Records as Arrow arrays of one length.
 
-    `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`; a null
-    is a null on the wire; `key` None = no keys. `headers`: list<struct<key: string, value: binary>>; a null or empty
-    list = none, a null value stays null, a name that is null or not UTF-8 is refused. `timestamp_ms`: int64,
-    milliseconds since 1970; None or a null entry = the time of the append. `partition`: int32; None or a null entry =
-    not set. Chunked arrays are combined; slices are taken as they are.
+    `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`. A null is
+    a null in Kafka. `key` None means no keys. `headers`: list<struct<key: string, value: binary>>. A null or empty list
+    means no headers, and a null value stays null. `timestamp_ms`: int64, milliseconds since 1970. None or a null entry
+    means the time of the append. `partition`: int32. None or a null entry means not set. Chunked arrays are combined;
+    slices are used as they are.
 
-    Raises SchemaError for a wrong type or length, SerializationError for contents that cannot be written (a nameless
-    header, more than 2 GiB in a column); both name the column.
+    Raises SchemaError for a wrong type or length. Raises SerializationError for contents that cannot be written, such
+    as a header without a name or more than 2 GiB in a column. Both name the column.
     """
 
     value: pa.Array
@@ -61,16 +61,16 @@ class RecordColumns:
         return len(self.value)
 
     def slice(self, offset: int, length: int) -> RecordColumns:
-        """Rows offset..offset+length-1; no copy."""
+        """Return rows offset..offset+length-1. No copy."""
         return self._map(lambda column: column.slice(offset, length))
 
     def take(self, order: Any) -> RecordColumns:
-        """The rows at `order` (a numpy or Arrow array of integers), in that order: one copy of each column."""
+        """Return the rows at `order` (a numpy or Arrow array of integers), in that order. One copy of each column."""
         indices = order if isinstance(order, pa.Array) else index_array(order.astype(np.int64, copy=False))
         return self._map(lambda column: column.take(indices))
 
     def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
-        changed = object.__new__(RecordColumns)  # not by the checks: these columns have passed them
+        changed = object.__new__(RecordColumns)  # without the checks, which these columns have passed
         for name in ("value", "key", "headers", "timestamp_ms", "partition"):
             column = getattr(self, name)
             changed._set(name, None if column is None else change(column))
@@ -86,8 +86,10 @@ class RecordColumns:
         partitions: Sequence[int | None] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> RecordColumns:
-        """Columns of Python values, one entry per row. `numbers`: the number of each row in errors, its index where
-        None. Raises SerializationError naming the column and the first row that does not fit.
+        """Return columns of Python values, one entry per row.
+
+        `numbers`: the number of each row for errors, its index if None. Raises SerializationError with the column and
+        the first row that does not fit.
         """
         times = None if timestamps_ms is None else int_array(timestamps_ms, pa.int64(), "timestamp_ms", numbers)
         return cls(
@@ -110,10 +112,10 @@ def _of_type(column: pa.Array | pa.ChunkedArray, name: str, data_type: pa.DataTy
 
 
 def by_topic(columns: RecordColumns, topics: pa.Array, null_text: str) -> Iterator[tuple[str, RecordColumns]]:
-    """(topic, its rows in their order) for each topic of `topics`, a string array with one entry per row.
+    """Yield (topic, its rows in their order) for each topic in `topics`, a string array with one entry per row.
 
-    One sort and one copy of the rows, however many topics there are; none where there is one. Raises SchemaError with
-    `null_text` where an entry is null.
+    For any number of topics there is one sort and one copy of the rows; for one topic there is none. Raises SchemaError
+    with `null_text` if an entry is null.
     """
     if topics.null_count:
         raise SchemaError(null_text)
@@ -123,7 +125,7 @@ def by_topic(columns: RecordColumns, topics: pa.Array, null_text: str) -> Iterat
         if counts:
             yield _name(encoded.dictionary[next(iter(counts))]), columns
         return
-    order = pc.sort_indices(encoded.indices)  # stable, so that a topic's rows keep their order
+    order = pc.sort_indices(encoded.indices)  # stable: the rows of a topic keep their order
     sorted_columns = columns.take(order)
     first = 0
     for index in sorted(counts):
@@ -132,16 +134,16 @@ def by_topic(columns: RecordColumns, topics: pa.Array, null_text: str) -> Iterat
 
 
 def _name(entry: pa.StringScalar) -> str:
-    """Spark's strings hold whatever bytes were cast to one; a replacement character makes no name that a topic has."""
+    """Return the text of a topic. Spark's strings may hold any bytes; no topic's name has a replacement character."""
     return bytes(entry.as_buffer()).decode(errors="replace")
 
 
 NO_TIMESTAMP: Final = -1
-"""Kafka's own number for a record without a timestamp (RecordBatch.NO_TIMESTAMP)."""
+"""Kafka's number for a record without a timestamp (RecordBatch.NO_TIMESTAMP)."""
 FIRST_USUAL_MS: Final = 315_532_800_000
-"""1980-01-01. As ms, seconds up to the year 11968 lie before it."""
+"""1980-01-01. Seconds up to the year 11968, read as ms, lie before it."""
 LAST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999. As ms, microseconds from 1979 on lie after it."""
+"""The end of the year 9999. Microseconds from 1979 on, read as ms, lie after it."""
 
 _YEAR_2100_MS: Final = 4_102_444_800_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -160,27 +162,30 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def likely_unit(number: int) -> str | None:
-    """The unit in which `number` is a time between 1980 and 2100; None where it is that as ms, or in no unit."""
+    """Return the unit in which `number` is a time between 1980 and 2100.
+
+    None if it is such a time in ms, or in no unit.
+    """
     if FIRST_USUAL_MS <= number < _YEAR_2100_MS:
         return None
     return next((unit for unit, in_ms in _IN_MS.items() if FIRST_USUAL_MS <= in_ms(number) < _YEAR_2100_MS), None)
 
 
 def timestamp_bounds(timestamps_ms: pa.Array) -> tuple[int, int] | None:
-    """The earliest and the latest of an int64 column; None where all are null."""
+    """Return the earliest and the latest of an int64 column, or None if all are null."""
     found = pc.min_max(timestamps_ms)
     earliest, latest = found["min"].as_py(), found["max"].as_py()
     return None if earliest is None else (earliest, latest)
 
 
 def latest_before(timestamps_ms: pa.Array, limit: int) -> int:
-    """The latest of an int64 column that lies before `limit`; there must be one."""
+    """Return the latest of an int64 column that lies before `limit`. There must be one."""
     early = timestamps_ms.filter(pc.less(timestamps_ms, index_array(np.array([limit]))[0]))
     return int(pc.max(early).as_py())
 
 
 def early_text(whose: str, ms: int) -> str:
-    """What becomes of a timestamp of 0 to FIRST_USUAL_MS, which `whose` names, and what to change."""
+    """Return the error text for a timestamp of 0 to FIRST_USUAL_MS: what brokers do, and what to change."""
     date = (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%SZ")
     return (
         f"{whose} is {ms}. As milliseconds since 1970 that is {date}, and brokers delete records that are older than"
@@ -189,7 +194,7 @@ def early_text(whose: str, ms: int) -> str:
 
 
 def late_text(whose: str, number: int) -> str:
-    """As `early_text`, for a number above LAST_MS."""
+    """Return the error text for a number above LAST_MS."""
     return (
         f"{whose} is {int_text(number)}. As milliseconds since 1970 that lies after the year 9999, and brokers refuse"
         f" it. {_unit_text(number)}"

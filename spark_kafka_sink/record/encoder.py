@@ -1,9 +1,9 @@
-"""Records to bytes (format v2, org.apache.kafka.common.record.DefaultRecord): a block's runs, and rows of `send`.
+"""Records to bytes (format v2, org.apache.kafka.common.record.DefaultRecord): the runs of a block, and rows of `send`.
 
-A block's runs are written by the compiled kernel, each record once, where it belongs, without the GIL. Its numpy twin
-encodes all rows in their own order in one vectorised pass, and one take brings them into partition order; it stands in
-where the kernel was not compiled. Both give the same bytes, which tests compare. A few rows of `send` are put together
-one by one. Holds no state; any thread.
+The compiled kernel writes each record of a run once, to its final place, without the GIL. Its numpy twin is for
+installations without the kernel: it encodes all rows in their own order in one vectorised pass, and one take brings
+them into the order of partitions. Both give the same bytes, as tests check. A few rows of `send` are encoded one by
+one. Holds no state; any thread.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ if TYPE_CHECKING:
 
 
 MAX_RECORD_OVERHEAD = 21
-"""The most bytes of a record's length (5), attributes (1), timestamp delta (10) and offset delta (5)."""
+"""The most bytes of length (5), attributes (1), timestamp delta (10) and offset delta (5) of a record."""
 
 _EMPTY = binary_scalar(b"")
 _NO_HEADERS = binary_scalar(b"\0")
 _NULL: Final = varint(-1)
 _FEW_ROWS: Final = 32
-"""Encoded one by one: arrays of so few cost more than their rows, 170 us for a row alone instead of 4. Batches of
-`send` are small where records come slowly, or go to many partitions.
+"""Up to this many rows are encoded one by one, because arrays have a fixed cost.
+
+Batches of `send` are small if records come slowly, or go to many partitions.
 """
 
 keep_freed_heap()
@@ -74,9 +75,7 @@ keep_freed_heap()
 
 @dataclass(slots=True)
 class EncodedRun:
-    """Records ready to be put into a batch: their bytes, how many, the latest of their timestamps, and a size that the
-    largest of them does not exceed.
-    """
+    """Encoded records: their bytes, their count, the latest timestamp, and an upper bound of the largest size."""
 
     chunk: memoryview
     count: int
@@ -90,10 +89,11 @@ def encode_array(
     timestamp_deltas: Int64Array | None,
     pool: pa.MemoryPool | None = None,
 ) -> pa.BinaryArray:
-    """One `binary` value per record. Deltas are int64, one per row, against the record's batch; `timestamp_deltas`
-    None = all zero. `pool`: where the records' memory comes from, Arrow's default where None.
+    """Return one `binary` value per record.
 
-    Raises SerializationError where the block takes more than 2 GiB.
+    Deltas are int64, one per row, from the base of the batch. `timestamp_deltas` None means all zero. `pool`: memory
+    pool of the result, None for the default pool of Arrow. Raises SerializationError if the block takes more than 2
+    GiB.
     """
     rows = columns.num_rows
     if rows == 0:
@@ -137,13 +137,13 @@ def encode_array(
 def encode_columns(
     columns: RecordColumns, offset_deltas: Int64Array, timestamp_deltas: Int64Array | None
 ) -> tuple[memoryview, Int64Array]:
-    """The records' bytes, one after the other, and where each begins: int64, num_rows + 1 entries. See encode_array."""
+    """Return the bytes of all records, and the first byte of each: int64, num_rows + 1 entries. See encode_array."""
     encoded = encode_array(columns, offset_deltas, timestamp_deltas)
     return data_view(encoded), value_offsets(encoded).astype(np.int64)
 
 
 def data_view(encoded: pa.BinaryArray) -> memoryview:
-    """The bytes that value_offsets points into; no copy."""
+    """Return the bytes that value_offsets points into. No copy."""
     buffer = encoded.buffers()[2]
     return memoryview(b"" if buffer is None else buffer).toreadonly()
 
@@ -156,8 +156,9 @@ def encode_rows(
     base_offset_delta: int,
     base_timestamp_ms: int,
 ) -> EncodedRun:
-    """Rows of Python values, at least one, as consecutive records of one batch that holds `base_offset_delta` records
-    already. Raises SerializationError for a row that does not fit.
+    """Encode rows of Python values, at least one, as consecutive records of one batch.
+
+    The batch has `base_offset_delta` records already. Raises SerializationError for a row that does not fit.
     """
     if len(values) <= _FEW_ROWS:
         try:
@@ -168,7 +169,7 @@ def encode_rows(
                 )
             ]
         except (_NotBytesError, UnicodeEncodeError):
-            pass  # text, or what columns refuse by its place
+            pass  # text, or a value that columns refuse with its row
         else:
             chunk = memoryview(b"".join(records))
             return EncodedRun(chunk, len(records), int(max(timestamps_ms)), max(map(len, records)))
@@ -180,11 +181,11 @@ def encode_rows(
 
 
 class _NotBytesError(Exception):
-    """A part of a record is neither bytes nor None, or a header's name is no text."""
+    """A part of a record is neither bytes nor None, or the name of a header is not str."""
 
 
 def _record(key: Any, value: Any, headers: Sequence[Header], offset_delta: int, timestamp_delta: int) -> bytes:
-    """One record of bytes. Raises _NotBytesError where a part of it is something else."""
+    """Return one encoded record. Raises _NotBytesError if a part of it is not bytes."""
     parts = [b"\0", varint(timestamp_delta), varint(offset_delta)]
     _add(parts, key)
     _add(parts, value)
@@ -208,7 +209,7 @@ def _add(parts: list[bytes], content: Any) -> None:
 
 
 def record_size_upper_bound(key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()) -> int:
-    """The most bytes that this record takes at any place of a batch (as DefaultRecord.recordSizeUpperBound)."""
+    """Return the most bytes of this record in any batch (DefaultRecord.recordSizeUpperBound)."""
     size = MAX_RECORD_OVERHEAD + _sized(key) + _sized(value) + varint_width(len(headers))
     for name, content in headers:
         size += _sized(name.encode()) + _sized(content)
@@ -220,9 +221,7 @@ def _sized(content: bytes | None) -> int:
 
 
 def columns_size_upper_bound(columns: RecordColumns) -> int:
-    """The most bytes that all records take together, without a look at each: the sum of record_size_upper_bounds, and
-    what bytes nulls may stand on.
-    """
+    """Return the sum of record_size_upper_bounds and of the bytes under nulls, without reading each length."""
     size = columns.num_rows * (MAX_RECORD_OVERHEAD + 15) + data_bytes(columns.value)
     if columns.key is not None:
         size += data_bytes(columns.key)
@@ -232,9 +231,7 @@ def columns_size_upper_bound(columns: RecordColumns) -> int:
 
 
 def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
-    """The most bytes that each record takes in a batch: int64, one per row. Lengths and counts are taken at five bytes
-    each.
-    """
+    """Return the most bytes of each record in a batch: int64, one per row. Lengths and counts take five bytes each."""
     sizes = np.maximum(byte_lengths(columns.value), 0)
     sizes += MAX_RECORD_OVERHEAD + 15
     if columns.key is not None:
@@ -245,7 +242,7 @@ def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
 
 
 def tight_record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
-    """As record_size_upper_bound has it for each row: int64. Several times the work of record_size_upper_bounds."""
+    """Return record_size_upper_bound of each row: int64. Several times the work of record_size_upper_bounds."""
     sizes = _all_sized(columns.value) + MAX_RECORD_OVERHEAD
     sizes += 1 if columns.key is None else _all_sized(columns.key)
     if columns.headers is None:
@@ -260,12 +257,13 @@ def _all_sized(column: pa.BinaryArray) -> Int64Array:
 
 
 _SLACK: Final = 16
-"""Bytes of room that the kernel wants to see beyond a record's own."""
+"""Free bytes that the kernel requires after a record."""
 
 
 class RunInput(NamedTuple):
-    """Rows of `columns`; row number `order[i]` is at place i (None: at its own). `times`: int64 ms by place, None where
-    it is `now_ms` everywhere. `size`: what the records take at most.
+    """Rows of `columns`, with row `order[i]` at place i (None: row i at place i).
+
+    `times`: int64 ms by place, None if `now_ms` everywhere. `size`: the most bytes of the records.
     """
 
     columns: RecordColumns
@@ -276,8 +274,9 @@ class RunInput(NamedTuple):
 
 
 def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
-    """The bytes of each run. `table`: a row of four for each, as block.RunTable. Raises SerializationError where the
-    columns' own lengths do not fit their bytes.
+    """Return the bytes of each run. `table` has a row of four for each, as block.RunTable.
+
+    Raises SerializationError if the offsets of a column do not fit its bytes.
     """
     columns = given.columns
     headers = None if columns.headers is None else encode_headers(columns.headers)
@@ -303,15 +302,15 @@ def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | N
 
 
 def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
-    """As `encode_by_kernel`."""
+    """Return the same bytes as `encode_by_kernel`."""
     columns, order, times, now_ms, _ = given
     starts, ends, base_offsets, base_times = table.T
     first, last = int(starts[0]), int(ends[-1])
     if last - first < columns.num_rows:
-        # Only these rows; the take brings them into order at once.
+        # Only these rows. The take also brings them into order.
         columns = columns.slice(first, last - first) if order is None else columns.take(order[first:last])
         order = None
-    # Rows of a gap belong to the run before it: they are encoded with its deltas, and then not handed out.
+    # Rows of a gap are encoded with the deltas of the run before it, and then not returned.
     widths = np.diff(starts, append=last)
     offset_deltas = np.arange(first, last) - np.repeat(starts - base_offsets, widths)
     timestamp_deltas: Int64Array | None = None
@@ -331,7 +330,7 @@ def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | No
 
 
 def _unsorted(values: Int64Array, order: npt.NDArray[np.intp]) -> Int64Array:
-    """Values of rows in partition order, back in the order in which the rows came."""
+    """Return values in the original order of rows, from values in the order of partitions."""
     result = np.empty_like(values)
     result[order] = values
     return result

@@ -1,8 +1,8 @@
 """The partition of each row of a block: its own, that of its key, or any.
 
-Keyed records go where Kafka's clients put them, by murmur2 (org.apache.kafka.common.utils.Utils.murmur2): by the
-compiled kernel, or by its twins in Python and numpy where the kernel was not compiled. The sticky partitioner chooses
-for rows that may go anywhere. Holds no state; any thread.
+Keyed records go to the partition that Kafka's clients choose, by murmur2 (org.apache.kafka.common.utils.Utils.murmur2).
+The compiled kernel computes it, or without the kernel its twins in Python and numpy. The sticky partitioner chooses for
+the other rows. Holds no state; any thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _compiled: Any = getattr(KERNEL, "hash", None)
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of `key` as Java's signed 32-bit int."""
+    """Return the hash of `key`, a signed 32-bit int as in Java."""
     length = len(key)
     hashed = _SEED ^ length
     whole = length & ~3
@@ -58,9 +58,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition that Kafka's clients choose for a keyed record: the hash without its sign bit, modulo the
-    partition count.
-    """
+    """Return the partition of a keyed record: the hash without its sign bit, modulo the partition count."""
     if _compiled is None:
         return (murmur2(key) & 0x7FFFFFFF) % partition_count
     hashed = bytearray(_HASH_OF_ONE.size)
@@ -69,8 +67,9 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
 
 
 def partitions_for_keys(array: pa.Array | pa.ChunkedArray, partition_count: int) -> Int32Array:
-    """partition_for_key of each row: int32, in [0, partition_count). A null's entry means nothing: the caller looks at
-    the nulls.
+    """Return partition_for_key of each row: int32, in [0, partition_count).
+
+    The entry of a null has no meaning.
     """
     hashed = _hash(as_binary(combine(array, "key"), "key"))
     hashed &= 0x7FFFFFFF
@@ -79,7 +78,7 @@ def partitions_for_keys(array: pa.Array | pa.ChunkedArray, partition_count: int)
 
 
 def hash_by_kernel(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
-    """The hash of each key. Raises SerializationError where the keys' own lengths do not fit their bytes."""
+    """Return the hash of each key. Raises SerializationError if the offsets of the column do not fit its bytes."""
     hashed = np.empty(len(keys), np.uint32)
     try:
         _compiled(value_offsets(keys), value_bytes(keys), hashed)
@@ -89,7 +88,7 @@ def hash_by_kernel(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
 
 
 def hash_by_numpy(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
-    """As `hash_by_kernel`: two times its work where keys are of one length, up to twelve times where they are not."""
+    """Return the same as `hash_by_kernel`. Slower, most of all for keys of different lengths."""
     if len(keys) == 0:
         return np.zeros(0, np.uint32)
     offsets = value_offsets(keys)
@@ -97,22 +96,23 @@ def hash_by_numpy(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
     longest = int(lengths.max())
     total = int(offsets[-1] - offsets[0])
     padded = longest * len(keys)
-    # Arrow pads no column of which the bytes and the padded ones together could pass 2 GiB.
+    # Arrow pads no column whose bytes before and after padding together may pass 2 GiB.
     if padded <= 4 * total + 4096 and padded + 3 * len(keys) + total <= MAX_COLUMN_BYTES:
         return _hash_padded(keys, lengths, longest)
     return _hash_uneven(value_bytes(keys), offsets, lengths)
 
 
 def _hash_padded(keys: pa.BinaryArray, lengths: Int32Array, longest: int) -> npt.NDArray[np.uint32]:
-    """Keys of about one length: padded with zero bytes to whole words, so that a word of all keys is a column of a
-    matrix.
+    """Hash keys of about one length.
+
+    They are padded with zero bytes to whole words, so that a word of all keys is a column of a matrix.
     """
     row_words = max(1, -(-longest // 4))
     if int(lengths.min()) == longest == 4 * row_words:
         start = int(value_offsets(keys)[0])
         dense = value_bytes(keys)[start : start + len(keys) * longest]
     else:
-        # The ascii_ kernels take any bytes; without the validity bitmap a null is a key like any other.
+        # The ascii_ kernels take any bytes. Without the validity bitmap a null is an ordinary key.
         _, offset_buffer, data_buffer = keys.buffers()
         plain = pa.StringArray.from_buffers(len(keys), offset_buffer, data_buffer, None, 0, keys.offset)
         padded = pc.ascii_rpad(plain, width=4 * row_words, padding="\0")
@@ -133,8 +133,9 @@ def _hash_padded(keys: pa.BinaryArray, lengths: Int32Array, longest: int) -> npt
 
 
 def _hash_uneven(data: npt.NDArray[np.uint8], offsets: Int32Array, lengths: Int32Array) -> npt.NDArray[np.uint32]:
-    """Keys of very unlike lengths, longest first: step i works on those that still have a word i, so the work is that
-    of the bytes.
+    """Hash keys of very different lengths, longest first.
+
+    Step i covers only the keys that have a word i, so the work grows with the bytes.
     """
     order = np.argsort(-lengths, kind="stable")
     first = int(offsets[0])
@@ -143,10 +144,10 @@ def _hash_uneven(data: npt.NDArray[np.uint8], offsets: Int32Array, lengths: Int3
     counts = lengths[order] >> 2
     hashed = (lengths.view(np.uint32) ^ np.uint32(_SEED))[order]
     windows: npt.NDArray[np.uint32] = np.ndarray(len(padded) - 3, np.dtype("<u4"), padded, strides=(1,))
-    # Where only a few keys go on, a vector step costs more than the same words one by one.
+    # For a few keys, a vector step costs more than the same words one by one.
     lone = min(_LONE_KEYS, len(counts))
     vector_steps = int(counts[lone]) if lone < len(counts) else 0
-    # still[i]: how many keys have more than i words.
+    # still[i]: the count of keys with more than i words.
     still = len(counts) - np.searchsorted(counts[::-1], np.arange(vector_steps), side="right")
     for index, alive in enumerate(still.tolist()):
         hashed[:alive] = _mix(hashed[:alive], windows[starts[:alive] + 4 * index])
@@ -182,8 +183,9 @@ _hash = hash_by_numpy if _compiled is None else hash_by_kernel
 
 
 class Placement(NamedTuple):
-    """`placed` with `partitions` (int32, one per row) for a Block, and `free`, which has no partition yet; None where
-    there are no rows.
+    """`placed` rows with `partitions` (int32, one per row) for a Block, and `free` rows without a partition.
+
+    None if there are no such rows.
     """
 
     placed: RecordColumns | None
@@ -198,10 +200,11 @@ def place(
     whose: str = "the topic",
     first_row: int = 0,
 ) -> Placement:
-    """Each row's own partition where it has one, else that of its key; rows without either, in their order, are free.
+    """Give each row its own partition if it has one, else that of its key. Rows without either are free, in their
+    order.
 
-    `ignore_keys` is partitioner.ignore.keys. An error says `whose` partitions they are, and counts rows from
-    `first_row`. Raises SerializationError naming the first row whose partition the topic does not have.
+    `ignore_keys` is partitioner.ignore.keys. An error names `whose` partitions they are, and counts rows from
+    `first_row`. Raises SerializationError with the first row whose partition the topic does not have.
     """
     rows = columns.num_rows
     given = None if _all_null(columns.partition) else columns.partition
@@ -219,7 +222,7 @@ def place(
         _check(explicit, unset, partition_count, whose, first_row)
         partitions = np.where(unset, partitions, explicit)
         free &= unset
-    if partition_count == 1:  # anywhere is there, and rows keep their order among each other
+    if partition_count == 1:  # all rows go there, and keep their order
         partitions, free = np.zeros(rows, np.int32), np.zeros(rows, np.bool_)
     if not free.any():
         return Placement(columns, partitions, None)
@@ -229,7 +232,7 @@ def place(
 
 
 def highest_partition(columns: RecordColumns) -> int | None:
-    """The highest partition that a row asks for, None where no row asks for one."""
+    """Return the highest partition that a row asks for, or None."""
     if columns.partition is None:
         return None
     highest: int | None = pc.max(columns.partition).as_py()

@@ -16,7 +16,7 @@ def test_a_properties_file_has_comments_continued_lines_and_values_with_equals(t
     assert read_properties(file) == {"a": "1", "b": "x = y", "c": "one, two"}
 
 
-def test_a_line_without_equals_is_named_by_its_number_and_not_shown_for_it_may_be_a_keys(tmp_path: Path) -> None:
+def test_line_without_equals_is_named_by_number_only(tmp_path: Path) -> None:
     file = tmp_path / "job.properties"
     file.write_text("# of a job\nkafka.ssl.keystore.key=-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEI\n")
     with pytest.raises(ConfigError, match=r"job\.properties: line 3 is not name=value") as caught:
@@ -24,7 +24,7 @@ def test_a_line_without_equals_is_named_by_its_number_and_not_shown_for_it_may_b
     assert "MC4C" not in str(caught.value)
 
 
-def test_a_comment_ends_with_its_line_whatever_that_ends_with(tmp_path: Path) -> None:
+def test_comment_ends_with_its_line_despite_a_backslash(tmp_path: Path) -> None:
     """As java.util.Properties has it; the setting below it would be lost without a word."""
     file = tmp_path / "job.properties"
     file.write_text("# such as C:\\data\\\n# or\\\na = 1\nb = one, \\\n  two\nc = x\\\n#y\n")
@@ -33,7 +33,7 @@ def test_a_comment_ends_with_its_line_whatever_that_ends_with(tmp_path: Path) ->
     assert read_properties(file) == {"a": "1", "b": "2"}
 
 
-def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
+def test_file_in_another_encoding_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "job.properties"
     file.write_bytes("topic=Gebühren\n".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"job\.properties is not UTF-8: .* position 9"):

@@ -37,7 +37,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz."
         "truncate",
     ],
 )
-def test_a_name_of_another_thing_is_near_to_none(given: str) -> None:
+def test_unrelated_name_has_no_near_name(given: str) -> None:
     assert nearest(given, KNOWN) is None
 
 

@@ -76,7 +76,7 @@ OWN_DEFAULTS = {
 }
 
 
-def test_defaults_are_kafkas_but_for_those_that_say_so() -> None:
+def test_defaults_are_kafkas_except_documented_ones() -> None:
     defaults = {**KAFKAS_DEFAULTS, **OWN_DEFAULTS}
     names = SecurityConfig.__dataclass_fields__
     assert {name.replace("_", "."): getattr(config(), name) for name in names} == defaults
@@ -121,7 +121,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("sasl.login.refresh.window.jitter", "0.26", "between 0.0 and 0.25"),
     ],
 )
-def test_a_malformed_value_names_its_setting_and_what_is_wanted(key: str, given: object, wanted: str) -> None:
+def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, wanted: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         config(**{key: given})
     assert str(refusal.value).startswith(f"{key}={given!r}: ")
@@ -148,7 +148,7 @@ def test_a_malformed_secret_is_not_shown(key: str, given: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["ssl.key.password", "sasl.oauthbearer.client.credentials.client.secret"])
-def test_white_space_around_a_password_is_no_part_of_it(key: str) -> None:
+def test_white_space_around_a_password_is_stripped(key: str) -> None:
     """Kafka's ConfigDef trims every text, passwords too: one read from a file mostly ends with its line."""
     parsed = parse_value(key, " \thunter 2\u00a0\r\n", table_of(ProducerConfig)[key].metadata)
     assert parsed == Secret("hunter 2\u00a0")
@@ -162,13 +162,13 @@ def test_a_password_may_be_given_as_a_secret() -> None:
         assert parse_value(key, given, table_of(ProducerConfig)[key].metadata) == given
 
 
-def test_a_path_for_pem_text_is_told_of_the_setting_for_files() -> None:
+def test_path_given_as_pem_text_is_refused_with_the_setting_for_files() -> None:
     with pytest.raises(ConfigError, match=r"BEGIN CERTIFICATE-----; for a file there is a \.location"):
         config(ssl_truststore_certificates="/etc/ca.pem")
 
 
 @pytest.mark.parametrize("key", ["ssl.keystore.location", "ssl.truststore.location"])
-def test_pem_text_for_a_path_is_refused_and_not_shown_for_a_key_may_be_in_it(key: str) -> None:
+def test_pem_text_given_as_path_is_refused_and_not_shown(key: str) -> None:
     wanted = rf"^{re.escape(key)}=\*\*\*: the path of a file is wanted; PEM text goes into ssl\.truststore\.certif"
     with pytest.raises(ConfigError, match=wanted) as refusal:
         config(**{key: f"{KEY}\n{CERTIFICATE}"})
@@ -348,7 +348,7 @@ def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) ->
             config(**settings)
 
 
-def test_a_setting_of_a_login_that_is_none_is_not_given() -> None:
+def test_login_setting_of_none_counts_as_not_given() -> None:
     config(sasl_jaas_config=None, ssl_key_password=None, ssl_truststore_location=None)
 
 
@@ -457,13 +457,13 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
         "sasl.oauthbearer.sub.claim.name",
     ],
 )
-def test_what_only_the_java_client_has_is_refused_as_that_and_its_value_not_shown(key: str) -> None:
+def test_java_only_setting_is_refused_and_its_value_not_shown(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: ") as refusal:
         config(**{key: "hunter2"})
     assert "hunter2" not in str(refusal.value)
 
 
-def test_a_token_function_is_not_shown_for_it_may_hold_what_it_asks_with() -> None:
+def test_token_function_is_not_shown() -> None:
     given = functools.partial(dict, client_secret="hunter2")
     made = config(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=given)
     assert "hunter2" not in repr(made) + str(made.canonical())
@@ -527,7 +527,7 @@ def _with_function(call: Callable[[], tuple[str, int]]) -> tuple[object, ...]:
     ).canonical()
 
 
-def test_a_function_that_is_given_again_makes_no_other_configuration() -> None:
+def test_same_function_gives_the_same_configuration() -> None:
     """Bug: of a sink made anew for each micro-batch every one had producers of its own, and logged in anew."""
     mine, other = _Tokens("mine"), _Tokens("other")
     whole, parts = functools.partial(_Tokens("a").token), functools.partial(_Tokens("a").token)
@@ -537,7 +537,7 @@ def test_a_function_that_is_given_again_makes_no_other_configuration() -> None:
     assert _with_function(whole) == _with_function(whole) != _with_function(parts)
 
 
-def test_a_method_that_a_decorator_made_of_what_has_no_hash_is_taken() -> None:
+def test_method_of_an_unhashable_object_is_accepted() -> None:
     """Bug: TypeError: unhashable type."""
 
     class Decorated:
@@ -551,7 +551,7 @@ def test_a_method_that_a_decorator_made_of_what_has_no_hash_is_taken() -> None:
     assert _with_function(method) == _with_function(again) != _with_function(MethodType(Decorated(), mine))
 
 
-def test_a_function_that_is_gone_is_not_remembered() -> None:
+def test_deleted_function_is_forgotten() -> None:
     before = len(options._IDS)
     made = _Tokens("short-lived")
     _with_function(made)
@@ -561,7 +561,7 @@ def test_a_function_that_is_gone_is_not_remembered() -> None:
     assert len(options._IDS) == before
 
 
-def test_a_pickle_holds_the_password_once_and_not_the_text_it_came_in() -> None:
+def test_pickle_has_the_password_once_and_not_its_source_text() -> None:
     carried = pickle.dumps(config(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN))
     assert carried.count(b"hunter2") == 1
     assert b"required" not in carried

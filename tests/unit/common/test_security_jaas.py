@@ -29,7 +29,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
         (r"PlainLoginModule required username=a\n password=b\101;", r"a\n", r"b\101"),
     ],
 )
-def test_the_forms_that_java_takes(text: str, username: str | None, password: str | None) -> None:
+def test_jaas_config_in_javas_forms_is_read(text: str, username: str | None, password: str | None) -> None:
     entry = parse_jaas_config(text)
     assert entry.login_module == PLAIN_MODULE
     assert entry.get("username") == ("$ConnectionString" if username is None else username)
@@ -57,7 +57,7 @@ def test_the_forms_that_java_takes(text: str, username: str | None, password: st
         (f'{PLAIN} required "a\nhunter2"="b";', "quotation mark"),
     ],
 )
-def test_what_java_would_not_take_or_means_nothing_here(text: str, wanted: str) -> None:
+def test_jaas_config_that_java_refuses_or_without_meaning_is_refused(text: str, wanted: str) -> None:
     with pytest.raises(RefusalError, match=wanted) as refusal:
         parse_jaas_config(text)
     assert "hunter2" not in str(refusal.value)

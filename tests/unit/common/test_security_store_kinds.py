@@ -50,7 +50,7 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
     assert kind_at(str(tmp_path / "t.jks")) == ("JKS", False)
 
 
-def test_a_name_with_a_nul_is_no_crash() -> None:
+def test_name_with_a_nul_does_not_crash() -> None:
     assert kind_at("t\0.pem") == (None, False)
 
 
@@ -68,7 +68,7 @@ def test_a_jks_store_is_refused_with_the_command_that_converts_it(
     assert "hunter2" not in str(e.value)
 
 
-def test_jks_bytes_are_refused_whatever_name_and_type(tmp_path: Path) -> None:
+def test_jks_bytes_are_refused_with_any_name_and_type(tmp_path: Path) -> None:
     file = tmp_path / "store.p12"
     file.write_bytes(JKS)
     with pytest.raises(ConfigError, match="location is a JKS store, which only Java reads"):

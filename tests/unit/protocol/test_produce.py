@@ -46,13 +46,13 @@ REQUESTS = {
 @pytest.mark.parametrize("client_id", ["sink", "", "größer", None])
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("request_of", REQUESTS.values(), ids=REQUESTS.keys())
-def test_the_bytes_are_those_that_kio_writes(request_of: ProduceRequest, version: int, client_id: str | None) -> None:
+def test_frame_has_the_bytes_that_kio_writes(request_of: ProduceRequest, version: int, client_id: str | None) -> None:
     expected = b"".join(encode_request(request_of.build(version), 2**31 - 9, client_id))
     assert b"".join(request_of.encode(version, 2**31 - 9, client_id)) == expected
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_whatever_is_in_it_the_bytes_are_those_that_kio_writes(version: int) -> None:
+def test_any_frame_has_the_bytes_that_kio_writes(version: int) -> None:
     random = Random(version)
     for _ in range(50):
         batches = {
@@ -70,7 +70,7 @@ def test_whatever_is_in_it_the_bytes_are_those_that_kio_writes(version: int) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_record_batches_are_sent_from_where_they_lie(version: int) -> None:
+def test_record_batches_are_sent_without_a_copy(version: int) -> None:
     pieces = [memoryview(bytearray(61)), memoryview(bytearray(b"x" * 1000)), memoryview(bytearray(b"y" * 5))]
     produce = ProduceRequest(-1, 1000, {"t": [(0, RecordChunks(pieces[:2])), (1, RecordChunks(pieces[2:]))]})
     frame = produce.encode(version, 1, None)
@@ -93,18 +93,18 @@ def test_record_batches_are_sent_from_where_they_lie(version: int) -> None:
         pytest.param(ProduceRequest(1, 1, {"\ud800": []}), "surrogates", id="no UTF-8"),
     ],
 )
-def test_what_does_not_fit_its_field_is_a_protocol_error(produce: ProduceRequest, text: str, version: int) -> None:
+def test_value_beyond_its_field_is_a_protocol_error(produce: ProduceRequest, text: str, version: int) -> None:
     with pytest.raises(ProtocolError, match=f"Produce cannot be encoded: .*{text}"):
         produce.encode(version, 1, None)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_frame_beyond_what_its_size_can_say_is_refused(version: int) -> None:
+def test_frame_above_2_gib_is_refused(version: int) -> None:
     half = RecordChunks([MIB] * 1024)
     with pytest.raises(ProtocolError, match=r"Produce is 2147483\d+ bytes; a frame holds at most 2147483647"):
         ProduceRequest(1, 1, {"t": [(0, half), (1, half)]}).encode(version, 1, None)
 
 
-def test_a_size_that_is_told_is_not_added_up() -> None:
+def test_given_size_of_chunks_is_not_computed_again() -> None:
     assert len(RecordChunks([memoryview(b"abc")])) == 3
     assert len(RecordChunks([memoryview(b"abc"), memoryview(b"d")], 4)) == 4

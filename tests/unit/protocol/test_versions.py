@@ -53,7 +53,7 @@ def test_an_api_the_node_does_not_have_is_named() -> None:
 
 
 @pytest.mark.parametrize(("release", "produce", "metadata"), [(KAFKA_2_1, 7, 7), (KAFKA_4_1, 12, 13)])
-def test_old_and_new_releases_are_spoken_to(release: dict[int, tuple[int, int]], produce: int, metadata: int) -> None:
+def test_version_fits_old_and_new_releases(release: dict[int, tuple[int, int]], produce: int, metadata: int) -> None:
     node = versions_of(release)
     assert node.usable_version(ProduceRequest(-1, 1, {}, has_zstd=True)) == produce
     assert node.usable_version(MetadataRequest(("t",))) == metadata
@@ -68,7 +68,7 @@ def test_finalized_features_are_kept_by_name() -> None:
 
 
 @pytest.mark.parametrize("theirs", [(5, 4), (3, 0), (-3, -1), (32_767, -32_768)])
-def test_range_upside_down_costs_only_its_own_api(theirs: tuple[int, int]) -> None:
+def test_inverted_range_disables_only_its_own_api(theirs: tuple[int, int]) -> None:
     node = versions_of({0: theirs, 3: (0, 9)})
     assert node.usable_version(MetadataRequest(None)) == 9
     low, high = theirs
@@ -154,7 +154,7 @@ def test_table_agrees_with_what_brokers_say(release: tuple[int, ...], spoken: Ve
             assert numbers(first_release(ApiKey(api_key), latest + 1)) > release, ApiKey(api_key).name
 
 
-def test_every_version_that_we_need_has_a_release() -> None:
+def test_every_supported_version_has_a_release() -> None:
     for api_key, versions in SUPPORTED_VERSIONS.items():
         found = [numbers(first_release(api_key, version)) for version in range(versions.latest + 1)]
         assert found == sorted(found)

@@ -16,7 +16,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """The names of malloc.h."""
 
 
-def test_a_batch_compressed_by_zstd_lives_in_the_pool_of_what_is_sent() -> None:
+def test_batch_compressed_by_zstd_is_in_the_pool_for_sent_batches() -> None:
     assert SENT_POOL is not None, "the wheels of pyarrow for Linux have jemalloc"
     gc.collect()  # what other tests left to it goes now, not between two looks
     plain = memoryview(os.urandom(200_000))
@@ -29,7 +29,7 @@ def test_a_batch_compressed_by_zstd_lives_in_the_pool_of_what_is_sent() -> None:
     assert SENT_POOL.bytes_allocated() == before
 
 
-def test_blocks_of_small_records_come_from_it_and_large_ones_from_the_system() -> None:
+def test_small_records_use_that_pool_and_large_ones_the_systems() -> None:
     rows = 100
     assert pool_for(rows * (LARGE_RECORD - 1), rows) is SENT_POOL
     large = pool_for(rows * LARGE_RECORD, rows)
@@ -48,6 +48,6 @@ def test_freed_pieces_are_kept_up_to_four_megabytes_until_records_are_large(monk
     assert told == [(M_MMAP_THRESHOLD, 128 << 10), (M_TRIM_THRESHOLD, 256 << 10)]
 
 
-def test_where_the_c_library_has_no_such_settings_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_library_without_mallopt_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow, "_mallopt", None)
     arrow.keep_freed_heap()

@@ -31,7 +31,7 @@ POOL: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("pool", POOL, ids=lambda pool: repr(pool)[:30])
-def test_bytes_and_text_become_what_pyarrow_makes_of_them(pool: list[Any]) -> None:
+def test_bytes_and_text_become_the_arrays_of_pyarrow(pool: list[Any]) -> None:
     chance = random.Random(7)
     for count in (0, 1, 2, 7, 8, 9, 300):
         rows = [chance.choice(pool) for _ in range(count)]
@@ -43,7 +43,7 @@ def test_bytes_and_text_become_what_pyarrow_makes_of_them(pool: list[Any]) -> No
 
 
 @pytest.mark.parametrize("data_type", [pa.int32(), pa.int64()], ids=str)
-def test_ints_become_what_pyarrow_makes_of_them(data_type: pa.DataType) -> None:
+def test_ints_become_the_arrays_of_pyarrow(data_type: pa.DataType) -> None:
     limit = 2 ** (data_type.bit_width - 1)
     chance = random.Random(7)
     for pool in ([0, 1, -1, limit - 1, -limit], [None, 5, -limit], [None], [np.int32(4), np.int64(5), 6, None]):
@@ -65,7 +65,7 @@ def test_ints_become_what_pyarrow_makes_of_them(data_type: pa.DataType) -> None:
         ([None, False], "The value of row 1 is a bool"),
     ],
 )
-def test_what_is_neither_bytes_nor_text_is_refused_with_its_row(rows: list[Any], message: str) -> None:
+def test_value_that_is_neither_bytes_nor_text_is_refused_with_its_row(rows: list[Any], message: str) -> None:
     with pytest.raises(SerializationError, match=message):
         binary_array(rows, "value")
 
@@ -91,7 +91,7 @@ def test_a_misfit_of_many_values_a_row_is_refused_with_its_row() -> None:
         ([2**63, 1.5], pa.int64(), "row 0 is 9223372036854775808, and"),
     ],
 )
-def test_what_is_no_int_or_out_of_range_is_refused_with_its_row(
+def test_value_that_is_no_int_or_out_of_range_is_refused_with_its_row(
     rows: list[Any], data_type: pa.DataType, message: str
 ) -> None:
     with pytest.raises(SerializationError, match=message):

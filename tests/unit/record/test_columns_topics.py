@@ -39,13 +39,13 @@ def test_a_dictionary_column_and_a_slice_of_one_are_taken_as_they_are() -> None:
     assert found == {"b": [b"0", b"2"], "a": [b"1"]}
 
 
-def test_a_null_topic_is_refused_in_the_words_given() -> None:
+def test_null_topic_is_refused_with_the_given_text() -> None:
     with pytest.raises(SchemaError, match="null!"):
         split(["orders", None])
 
 
 @pytest.mark.parametrize("others", [[], [b"orders"]])
-def test_a_name_that_is_not_utf_8_passes_as_one_that_no_topic_has(others: list[bytes]) -> None:
+def test_topic_that_is_not_utf_8_becomes_an_impossible_name(others: list[bytes]) -> None:
     """Spark takes any bytes for a string; the producer refuses the name as it does any that is not valid."""
     names = [b"\xffa", *others]
     topics = pa.array(names, pa.binary()).view(pa.string())

@@ -30,7 +30,7 @@ NOW = 1_700_000_000_000
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
 
-def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
+def test_kernel_is_there_if_a_compiler_is() -> None:
     assert has_kernel() or shutil.which(COMPILER) is None
 
 
@@ -38,7 +38,7 @@ def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
     ("cause", "level"),
     [(ModuleNotFoundError("No module named '_kernel'"), "INFO"), (ImportError("GLIBC_2.38 not found"), "WARNING")],
 )
-def test_why_there_is_no_kernel_is_told(
+def test_reason_for_a_missing_kernel_is_logged(
     cause: ImportError, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(name: str) -> None:
@@ -149,7 +149,7 @@ def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_byte_is_written_beyond(given: RunInput, table: Int64Array) -> None:
+def test_run_beyond_its_room_is_refused_before_the_write(given: RunInput, table: Int64Array) -> None:
     if has_kernel():
         with pytest.raises(SerializationError, match="could not be written"):
             encode_by_kernel(given, table, None)
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_written_beyond(given: Run
 # pyarrow looks at the first and the last one itself. That row alone, so that no other one is refused in its place.
 @pytest.mark.parametrize("name", ["key", "value"])
 @pytest.mark.parametrize(("offsets", "lying_row"), [([0, 900, 4], 0), ([0, 9, 4], 0), ([0, -3, 4], 1), ([2, 1, 4], 0)])
-def test_offsets_that_lie_about_the_bytes_are_refused(name: str, offsets: list[int], lying_row: int) -> None:
+def test_offsets_that_do_not_fit_the_bytes_are_refused(name: str, offsets: list[int], lying_row: int) -> None:
     if not has_kernel():
         return
     lying = pa.BinaryArray.from_buffers(
@@ -199,7 +199,7 @@ def call_kernel(given: dict[str, Any], out: Any) -> Any:
 
 
 @pytest.mark.parametrize("short", GIVEN)
-def test_what_has_a_byte_less_than_the_rows_want_is_refused_before_it_is_read(short: str) -> None:
+def test_buffer_short_by_one_byte_is_refused_before_it_is_read(short: str) -> None:
     if not has_kernel():
         return
     assert len(call_kernel(GIVEN, bytearray(500))) == 1
@@ -221,7 +221,7 @@ COLUMN = (np.arange(ROWS + 1, dtype=np.int32), b"abcdefgh")
     ],
 )
 @pytest.mark.parametrize("is_key", [True, False])
-def test_numbers_whose_bytes_are_no_number_are_refused_before_anything_is_read(
+def test_rows_whose_bytes_overflow_are_refused_before_anything_is_read(
     rows: int, run: tuple[int, int, int, int], order: Any, valid_from: int, is_key: bool
 ) -> None:
     """Bug: counted in bytes they came out small, or below nothing, and what lies outside of a buffer was read."""
@@ -256,7 +256,7 @@ def test_counts_of_headers_without_offsets_are_refused() -> None:
 NONE = (None, None, None, 0)
 
 
-def test_offsets_that_change_while_they_are_read_lead_nowhere() -> None:
+def test_offsets_changed_during_the_call_do_no_harm() -> None:
     """The room for the records is also the values' offsets. Bug: they were read again after their check, and bytes
     behind the values were copied.
     """
@@ -284,7 +284,7 @@ def test_offsets_that_change_while_they_are_read_lead_nowhere() -> None:
             KERNEL.hash(hashed, b"abcdefgh", memoryview(hashed)[: 4 * ROWS])
 
 
-def test_runs_that_change_while_they_are_read_lead_nowhere() -> None:
+def test_runs_changed_during_the_call_do_no_harm() -> None:
     """The room for the records is also the table of runs. Bug: places behind the last row were read."""
     if not has_kernel():
         return
@@ -331,7 +331,7 @@ def test_a_base_offset_past_the_last_one_wraps() -> None:
     assert len(chunk) > ROWS
 
 
-def test_nothing_is_kept_of_a_call() -> None:
+def test_call_keeps_no_references() -> None:
     if not has_kernel():
         return
     table = runs(*[(0, 0, 0, NOW)] * 10_000)
@@ -345,13 +345,13 @@ def test_nothing_is_kept_of_a_call() -> None:
     assert kept < 200_000
 
 
-def test_what_must_not_change_is_not_written_to() -> None:
+def test_read_only_memory_is_not_written() -> None:
     if has_kernel():
         with pytest.raises(BufferError):
             call_kernel(GIVEN, bytes(500))
 
 
-def test_lists_of_headers_that_go_back_are_refused() -> None:
+def test_descending_offsets_of_headers_are_refused() -> None:
     if not has_kernel():
         return
     columns = RecordColumns.from_rows([b"a", b"b", b"c"], headers=[[("h", b"1")], [], [("h", b"2")]])
@@ -367,7 +367,7 @@ ENCODERS = [encode_by_numpy, *([encode_by_kernel] if has_kernel() else [])]
 
 
 @pytest.mark.parametrize("encode", ENCODERS)
-def test_a_chunk_keeps_its_bytes_when_everything_else_is_gone(encode: Any) -> None:
+def test_chunk_keeps_its_bytes_alive(encode: Any) -> None:
     pool = pa.system_memory_pool()
     before = pool.bytes_allocated()
     contents = [random.Random(1).randbytes(5_000) for _ in range(4)]
@@ -383,7 +383,7 @@ def test_a_chunk_keeps_its_bytes_when_everything_else_is_gone(encode: Any) -> No
 
 
 @pytest.mark.parametrize("encode", ENCODERS)
-def test_a_chunk_is_for_reading_only(encode: Any) -> None:
+def test_chunk_is_read_only(encode: Any) -> None:
     (chunk,) = encode(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 1, 0, NOW)), None)
     with pytest.raises(TypeError):
         memoryview(chunk)[0] = 7
@@ -404,7 +404,7 @@ def test_chunks_go_into_batches_as_they_are(encode: Any, codec: str, size: int, 
     assert [record.value for record in batch.records] == contents.value.to_pylist()[:rows]
 
 
-def test_a_chunk_is_not_to_be_made_by_hand() -> None:
+def test_chunk_cannot_be_made_from_python() -> None:
     if has_kernel():
         (chunk,) = encode_by_kernel(RunInput(values(b"a"), None, None, NOW, 300), runs((0, 1, 0, NOW)), None)
         with pytest.raises(TypeError, match="cannot create"):

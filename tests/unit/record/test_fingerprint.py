@@ -82,7 +82,7 @@ def hasher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     return request.param  # type: ignore[no-any-return]
 
 
-def test_compiled_kernel_hashes_where_it_is_there() -> None:
+def test_compiled_kernel_hashes_if_it_is_loaded() -> None:
     assert module.add_hashes is HASHERS[-1]
 
 
@@ -128,7 +128,7 @@ def test_any_other_row_changes_the_fingerprint(rows: list[Record], other: Record
 
 
 @pytest.mark.usefixtures("hasher")
-def test_fields_do_not_stand_for_each_other() -> None:
+def test_same_bytes_in_another_field_change_the_fingerprint() -> None:
     variants = [
         Record("t", b"v"),
         Record("t", None),
@@ -229,7 +229,7 @@ def test_kernel_reads_no_byte_beyond_the_data(length: int) -> None:
 
 
 @pytest.mark.skipif(not has_kernel(), reason="no C compiler")
-def test_kernel_takes_data_and_validity_that_are_missing() -> None:
+def test_kernel_accepts_missing_data_and_validity() -> None:
     sums = np.zeros(3, np.uint64)
     KERNEL.fingerprint(np.zeros(4, np.int32), None, None, 0, 9, sums)
     assert sums.tolist() == [hash_of(b"", 9)] * 3
@@ -240,7 +240,7 @@ def test_kernel_takes_data_and_validity_that_are_missing() -> None:
 
 @pytest.mark.skipif(not has_kernel(), reason="no C compiler")
 @pytest.mark.parametrize("shared", ["offsets", "data", "valid", "all"])
-def test_sums_that_overlap_what_is_read_touch_nothing_else(shared: str) -> None:
+def test_sums_that_overlap_their_input_change_nothing_else(shared: str) -> None:
     rng = random.Random(shared)
     for _ in range(300):
         room = np.array([rng.choice([0, 1, 2, 8, 24, 2**31 - 1]) for _ in range(8)], np.int32)

@@ -88,7 +88,7 @@ def leaves(given: Any, names: tuple[Any, ...] = ("key", "value")) -> bool:
 # ---- what it takes -------------------------------------------------------------------------------------------------
 
 
-def test_cells_come_into_the_lists_of_their_columns() -> None:
+def test_cells_go_into_the_lists_of_their_columns() -> None:
     columns = Columns(("extra", "value", "key", "partition"))
     names = ["extra", "value", "key", "partition"]
     rows = [row(names, object(), "v", b"k", 7), row(names, [], None, "", None), row(names, 1, b"", None, -(10**30))]
@@ -106,7 +106,7 @@ def test_names_are_compared_by_their_texts(names: Any) -> None:
     assert columns.key == ["k", "l", "m"]
 
 
-def test_names_that_are_no_texts_are_the_same_where_they_are_one_object() -> None:
+def test_names_that_are_not_str_are_compared_by_identity() -> None:
     odd = object()
     assert not leaves(row([odd, 5, None, "value"], 1, 2, 3, "v"), (odd, 5, None, "value"))
     assert leaves(row([object(), 5, None, "value"], 1, 2, 3, "v"), (odd, 5, None, "value"))
@@ -158,7 +158,7 @@ def test_headers_of_every_form_become_keys_and_values(shape: type) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1000])
-def test_no_row_is_asked_for_beyond_the_limit(count: int) -> None:
+def test_iterator_is_not_advanced_beyond_the_limit(count: int) -> None:
     source = iter([row(NAMES, "k", "v")] * 3)
     columns = Columns()
     assert columns.taker.take(source, count, MANY) == (() if count <= 3 else None)
@@ -207,11 +207,11 @@ Named = namedtuple("Named", "key value")
     [None, 5, "kv", b"kv", object(), ["k", "v"], ("k", "v"), Named("k", "v"), R(["k", "v"]), Row2(["k", "v"])],
     ids=repr,
 )
-def test_what_is_no_row_with_names_is_left(given: Any) -> None:
+def test_value_without_names_is_not_taken(given: Any) -> None:
     assert leaves(given)
 
 
-def test_a_row_of_a_subclass_is_left() -> None:
+def test_row_of_a_subclass_is_not_taken() -> None:
     """It may show other names or cells than it holds."""
     given = Row2(["k", "v"])
     given.__fields__ = NAMES
@@ -227,12 +227,12 @@ def test_a_row_of_a_subclass_is_left() -> None:
     ],
     ids=repr,
 )
-def test_a_row_with_other_names_is_left(names: Any) -> None:
+def test_row_with_other_names_is_not_taken(names: Any) -> None:
     assert leaves(row(names, "k", "v"))
 
 
 @pytest.mark.parametrize("cells", [(), ("k",), ("k", "v", "more")], ids=repr)
-def test_names_that_lie_about_their_number_are_left(cells: tuple[Any, ...]) -> None:
+def test_row_with_a_wrong_number_of_names_is_not_taken(cells: tuple[Any, ...]) -> None:
     assert leaves(row(NAMES, *cells))
     assert leaves(row(NAMES * len(cells), *cells))
 
@@ -256,7 +256,7 @@ ODD = [5, True, 1.5, Text("v"), Bytes(b"v"), memoryview(b"v"), ["v"], ("v",), {"
 
 @pytest.mark.parametrize("cell", ODD, ids=lambda cell: type(cell).__name__)
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_row_with_an_odd_value_or_key_is_left_in_whole(at: int, cell: Any) -> None:
+def test_row_with_an_odd_value_or_key_is_not_taken(at: int, cell: Any) -> None:
     cells: list[Any] = ["k", "v"]
     cells[at] = cell
     assert leaves(row(NAMES, *cells))
@@ -264,7 +264,7 @@ def test_a_row_with_an_odd_value_or_key_is_left_in_whole(at: int, cell: Any) -> 
 
 
 @pytest.mark.parametrize("cell", [True, 1.5, "1", b"1", [1], object()], ids=repr)
-def test_a_row_with_an_odd_partition_is_left_in_whole(cell: Any) -> None:
+def test_row_with_an_odd_partition_is_not_taken(cell: Any) -> None:
     names = ("value", "headers", "partition")
     assert leaves(row(list(names), "v", [("a", b"1")], cell), names)
 
@@ -285,7 +285,7 @@ def test_a_row_with_an_odd_partition_is_left_in_whole(cell: Any) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_row_with_an_odd_header_is_left_in_whole(before: int, header: Any) -> None:
+def test_row_with_an_odd_header_is_not_taken(before: int, header: Any) -> None:
     names = ("value", "headers")
     assert leaves(row(list(names), "v", [*[("a", b"1")] * before, header]), names)
 
@@ -293,11 +293,11 @@ def test_a_row_with_an_odd_header_is_left_in_whole(before: int, header: Any) -> 
 @pytest.mark.parametrize(
     "headers", ["ab", b"ab", 5, {"a": b"1"}, {("a", b"1")}, iter([]), R([]), Named("a", b"1"), Row2([])], ids=repr
 )
-def test_a_row_with_headers_of_another_type_is_left(headers: Any) -> None:
+def test_row_with_headers_of_another_type_is_not_taken(headers: Any) -> None:
     assert leaves(row(["value", "headers"], "v", headers), ("value", "headers"))
 
 
-def test_rows_before_and_after_one_that_is_left_are_whole() -> None:
+def test_rows_before_and_after_an_untaken_row_are_complete() -> None:
     columns = Columns(("headers", "value", "key"))
     names = ["headers", "value", "key"]
     good = row(names, [("a", b"1")], "v", "k")
@@ -341,7 +341,7 @@ def test_rows_that_are_no_iterator_are_a_type_error(given: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError(), HarmError()], ids=repr)
-def test_a_getattr_that_raises_is_not_asked(error: Exception) -> None:
+def test_raising_getattr_is_not_called(error: Exception) -> None:
     harmful = type("Harmful", (tuple,), {"__getattr__": raising(error), "__getattribute__": raising(error)})
     columns = Columns()
     taker = RowTaker(harmful, ("key", "value"), (bytes_step(1, columns.value),), MANY, MANY, 0)
@@ -350,7 +350,7 @@ def test_a_getattr_that_raises_is_not_asked(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError("no"), HarmError("no")], ids=repr)
-def test_names_that_raise_leave_the_row_or_pass_their_error(error: Exception) -> None:
+def test_names_that_raise_skip_the_row_or_pass_the_error(error: Exception) -> None:
     harmful = type("Harmful", (tuple,), {"__fields__": property(raising(error))})
     columns = Columns()
     taker = RowTaker(harmful, ("key", "value"), (bytes_step(1, columns.value),), MANY, MANY, 0)
@@ -380,7 +380,7 @@ class Lookalike:
 
 
 @pytest.mark.parametrize("text", ["key", "value"])
-def test_an_error_of_a_headers_key_passes_and_nothing_stays(text: str) -> None:
+def test_error_of_a_header_key_is_raised_and_nothing_stays(text: str) -> None:
     other = "key" if text == "value" else "other"
     lookalike: dict[Any, Any] = {other: "a", Lookalike(text, raising(HarmError())): 1}
     columns = Columns(("value", "key", "headers"))
@@ -408,7 +408,7 @@ def test_headers_that_shrink_while_they_are_read_do_no_harm() -> None:
     assert columns.is_empty
 
 
-def test_names_in_an_attribute_that_looks_like_theirs_do_no_harm() -> None:
+def test_names_in_a_similar_attribute_do_no_harm() -> None:
     names = list(NAMES)
     given = R(["k", "v"])
     given.__dict__[Lookalike("__fields__", names.clear)] = 1  # type: ignore[index]
@@ -537,7 +537,7 @@ def test_every_object_is_given_back() -> None:
     assert all(abs(here - there) < times // 2 for here, there in zip(after, before, strict=True))
 
 
-def test_a_taker_in_a_circle_is_collected() -> None:
+def test_taker_in_a_reference_cycle_is_collected() -> None:
     columns = Columns()
     columns.value.append(columns.taker)
     weak = type("Weak", (), {})

@@ -159,6 +159,6 @@ def test_a_row_that_does_not_fit_is_refused_without_pandas() -> None:
     assert not imports_pandas(REFUSED)
 
 
-def test_pandas_is_there_and_would_be_found() -> None:
+def test_pandas_is_installed_and_would_be_found() -> None:
     assert importlib.util.find_spec("pandas")
     assert imports_pandas(PYARROW_ALONE)

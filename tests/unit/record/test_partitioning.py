@@ -47,7 +47,7 @@ def hashes_of(request: pytest.FixtureRequest) -> HashesOf:
     return hashes
 
 
-def test_where_there_is_a_kernel_it_hashes() -> None:
+def test_kernel_hashes_if_it_is_loaded() -> None:
     """With its twin keys of 20 to 200 bytes took 0.3 us of a row's 0.4 until it is encoded."""
     expected_one = hash_by_kernel if has_kernel() else hash_by_numpy
     assert import_module("spark_kafka_sink.record.partitioning")._hash is expected_one
@@ -55,7 +55,7 @@ def test_where_there_is_a_kernel_it_hashes() -> None:
 
 @settings(derandomize=True, max_examples=150, deadline=None, database=None)
 @given(st.lists(st.binary(max_size=40), max_size=30), st.integers(0, 5), st.integers(1, 5000))
-def test_a_column_hashes_as_its_keys_do_one_by_one(keys: list[bytes], skipped: int, partition_count: int) -> None:
+def test_column_hashes_like_its_keys_one_by_one(keys: list[bytes], skipped: int, partition_count: int) -> None:
     column = pa.array(keys, pa.binary()).slice(skipped)
     rest = keys[skipped:]
     for hasher in HASHERS:
@@ -74,7 +74,7 @@ def test_keys_of_one_length_are_hashed_alike_at_any_slice(length: int, hashes_of
         assert hashes_of(pa.array(keys, pa.binary()).slice(start)) == expected(keys[start:])
 
 
-def test_a_few_very_long_keys_among_short_ones_are_hashed_right_and_without_blowing_up(hashes_of: HashesOf) -> None:
+def test_few_long_keys_among_short_ones_need_little_memory(hashes_of: HashesOf) -> None:
     rng = random.Random(7)
     keys = [rng.randbytes(rng.randrange(12)) for _ in range(400)] + [rng.randbytes(900_000), rng.randbytes(5001)]
     keys += [rng.randbytes(200 + index) for index in range(40)]
@@ -109,7 +109,7 @@ def test_every_layout_of_strings_hashes_to_the_same(hashes_of: HashesOf) -> None
         assert partitions_for_keys(column, 7).tolist() == [partition_for_key(key.encode(), 7) for key in keys]
 
 
-def test_a_null_leaves_the_hashes_around_it_alone(hashes_of: HashesOf) -> None:
+def test_null_does_not_change_the_hashes_around_it(hashes_of: HashesOf) -> None:
     hashes = hashes_of(pa.array([b"first", None, b"third key"], pa.binary()))
     assert (hashes[0], hashes[2]) == (murmur2(b"first"), murmur2(b"third key"))
     # The null's slot may even hold bytes.
@@ -132,14 +132,14 @@ def test_a_column_of_numbers_is_refused_by_name() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("offsets", [(0, 5, 3), (0, -1, 4), (0, 2**31 - 1, 4)])
-def test_keys_whose_lengths_do_not_fit_their_bytes_never_come_to_the_kernels_hash(offsets: tuple[int, ...]) -> None:
+def test_keys_with_wrong_offsets_are_refused_before_the_kernel(offsets: tuple[int, ...]) -> None:
     buffers = [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"keys")]
     with pytest.raises(SerializationError, match="The keys could not be read: a key is out of bounds"):
         hash_by_kernel(pa.BinaryArray.from_buffers(pa.binary(), 2, buffers))
 
 
 @needs_kernel
-def test_the_kernels_hash_looks_at_the_length_of_what_it_is_given() -> None:
+def test_kernel_checks_the_lengths_of_its_arguments() -> None:
     with pytest.raises(ValueError, match="key has 8 bytes, less than 12"):
         _compiled(np.zeros(2, np.int32), b"", np.zeros(2, np.uint32))
     for buffers in ((None, b"", bytearray(4)), (bytes(8), None, bytearray(4))):
@@ -153,7 +153,7 @@ VALUES = [b"0", b"1", b"2", b"3"]
 KEYS = [b"k", None, b"l", None]
 
 
-def test_a_partition_given_goes_before_the_key_and_rows_without_either_are_free() -> None:
+def test_partition_goes_before_key_and_rows_without_either_are_free() -> None:
     columns = RecordColumns.from_rows(VALUES, KEYS, partitions=[6, 5, None, None])
     placed, partitions, free = place(columns, 7)
     assert placed is not None
@@ -164,7 +164,7 @@ def test_a_partition_given_goes_before_the_key_and_rows_without_either_are_free(
     assert free.value.to_pylist() == [b"3"]
 
 
-def test_rows_that_all_have_a_key_are_all_placed_without_a_copy() -> None:
+def test_rows_with_keys_are_placed_without_a_copy() -> None:
     columns = RecordColumns.from_rows(VALUES, [b"a", b"b", b"c", b""])
     placed, partitions, free = place(columns, 3)
     assert placed is columns
@@ -174,7 +174,7 @@ def test_rows_that_all_have_a_key_are_all_placed_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("keys", [None, [None] * 4])
-def test_rows_without_key_and_partition_are_all_free_without_a_copy(keys: list[bytes | None] | None) -> None:
+def test_rows_without_key_and_partition_are_free_without_a_copy(keys: list[bytes | None] | None) -> None:
     columns = RecordColumns.from_rows(VALUES, keys, partitions=[None] * 4)
     assert place(columns, 3) == (None, None, columns)
 
@@ -208,7 +208,7 @@ def test_the_highest_partition_asked_for_is_known() -> None:
     assert highest_partition(RecordColumns.from_rows(VALUES)) is None
 
 
-def test_on_a_topic_of_one_partition_rows_keep_their_order_whether_they_have_a_key_or_not() -> None:
+def test_rows_for_one_partition_keep_their_order_with_or_without_keys() -> None:
     columns = RecordColumns(pa.array([b"0", b"1", b"2"]), pa.array([b"a", None, b"b"]))
     placement = place(columns, 1)
     assert placement.free is None
