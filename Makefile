@@ -14,8 +14,8 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 PINNED := $(INSTALL) --constraint constraints.txt
 
 .PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
-        integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark \
-        benchmark exactly-once-cost constraints format clean
+        integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark measured \
+        benchmark compare exactly-once-cost constraints format clean
 
 setup: $(SETUP)
 
@@ -111,11 +111,18 @@ soak: $(SETUP)
 	PYTHONPATH=.:tests $(BIN)/python tests/faults/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 # In an environment without the packages of tests, as users have it: hypothesis alone is 7 MB of every worker.
-benchmark: MEASURED := .venv-benchmark
-benchmark:
+MEASURED := .venv-benchmark
+measured:
 	@test -x $(MEASURED)/bin/python || $(PYTHON) -m venv $(MEASURED)
 	@$(MEASURED)/bin/python $(PINNED) --editable '.[local,engine,benchmark]'
+
+benchmark: measured
 	$(MEASURED)/bin/python benchmarks/benchmark.py
+
+# make compare BEFORE=HEAD~10   KafkaSink.write of this tree against that of another commit, by turns, in five cells (40 minutes)
+compare: measured
+	@test -n "$(BEFORE)" || { echo "Which commit? make compare BEFORE=HEAD~10"; exit 2; }
+	$(MEASURED)/bin/python benchmarks/compare_trees.py $(BEFORE)
 
 microbenchmark: $(SETUP)
 	$(BIN)/python benchmarks/microbenchmark.py

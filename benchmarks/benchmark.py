@@ -79,14 +79,25 @@ class MeasurementError(Exception):
 # ---- measuring -----------------------------------------------------------------------------------------------------
 
 
-def run_process(work: Assignment, timeout_s: float) -> list[dict[str, float]]:
-    """What a contender's process told. Raises MeasurementError with the end of its log."""
+def run_process(work: Assignment, timeout_s: float, package: Path | None = None) -> list[dict[str, float]]:
+    """Return what a contender's process printed. It imports the sink from the folder `package`, if one is given. Raises
+    MeasurementError with the end of its log.
+    """
     command = [sys.executable, str(WORKER), work.as_json()]
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if package is not None:
+        environment["PYTHONPATH"] = str(package)
     with TemporaryFile("w+") as log:
         try:
             done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=timeout_s, env=environment, check=False
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                timeout=timeout_s,
+                env=environment,
+                cwd=package,  # Spark's workers import from their folder first
+                check=False,
             )
             failure = f"ended with code {done.returncode}" if done.returncode else None
         except subprocess.TimeoutExpired:
@@ -99,7 +110,10 @@ def run_process(work: Assignment, timeout_s: float) -> list[dict[str, float]]:
 
 
 class Bench:
-    """Hands out assignments. `jars` are those of Spark's sink, `authority_file` is of the broker's certificate."""
+    """Runs contenders' processes. `jars` are those of Spark's sink, `authority_file` is of the broker's certificate.
+    `compiled_s` returns the seconds that each of the broker's compilers has taken. The processes import the sink from
+    the folder `package`, if one is given.
+    """
 
     def __init__(
         self,
@@ -108,12 +122,14 @@ class Bench:
         jars: Sequence[Path],
         authority_file: Path | None,
         compiled_s: Callable[[], Mapping[int, float]],
+        package: Path | None = None,
     ) -> None:
         self._broker = broker
         self._settings = settings
         self._jars = tuple(map(str, jars))
         self._authority_file = authority_file
         self._compiled_s = compiled_s
+        self._package = package
 
     def warm_up(self, rate: Rate) -> None:
         """For the broker, until its compilers rest: what this contender tells is not kept. If it fails it does so
@@ -167,7 +183,7 @@ class Bench:
         try:
             warm_topic(self._broker, work.topic, partitions)
             try:
-                told = run_process(work, self._settings.timeout)
+                told = run_process(work, self._settings.timeout, self._package)
                 if counted is not None:
                     self._count(work, partitions, int(told[-1]["warm_ups"]), counted)
             except MeasurementError:
@@ -324,10 +340,24 @@ class Option(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), name: value})
 
 
-def argument_parser(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_measuring_arguments(parser: argparse.ArgumentParser, *, records: int, rounds: int, of_a_round: str) -> None:
+    """Add what is measured, and how long."""
     cells = ",".join(CELLS)
     parser.add_argument("--cells", type=cell_names, default=cells, help="separated by commas, or all [%(default)s]")
+    parser.add_argument("--records", type=at_least_one, default=records, help="of a run [%(default)s]")
+    parser.add_argument("--rounds", type=at_least_one, default=rounds, help=f"{of_a_round} [%(default)s]")
+    parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
+    parser.add_argument(
+        "--warm-up", type=seconds, default=20, help="seconds that each process writes before it is timed [%(default)s]"
+    )
+    parser.add_argument("--cores", type=at_least_one, default=2, help="of Spark [%(default)s]")
+    parser.add_argument("--timeout", type=seconds, default=900, help="seconds for a process [%(default)s]")
+    parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = ",".join(CONTENDERS)
     parser.add_argument("--contenders", type=names_of(CONTENDERS), default=every, help="[%(default)s]")
     parser.add_argument(
@@ -336,20 +366,11 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         default="PLAINTEXT",
         help="PLAINTEXT, SSL or both, by turns and compared [%(default)s]",
     )
-    parser.add_argument("--records", type=at_least_one, default=8_000_000, help="of a run [%(default)s]")
-    parser.add_argument("--rounds", type=at_least_one, default=2, help="processes of each contender [%(default)s]")
-    parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
-    parser.add_argument(
-        "--warm-up", type=seconds, default=20, help="seconds that each process writes before it is timed [%(default)s]"
-    )
-    parser.add_argument("--cores", type=at_least_one, default=2, help="of Spark [%(default)s]")
-    parser.add_argument("--timeout", type=seconds, default=900, help="seconds for a process [%(default)s]")
-    parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")
+    add_measuring_arguments(parser, records=8_000_000, rounds=2, of_a_round="processes of each contender")
     parser.add_argument("--latency", action="store_true", help="measure micro-batches too, of the first cell's kind")
     every = ",".join(STREAMS)
     parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="for --latency [%(default)s]")
     parser.add_argument("--batches", type=at_least_one, default=60, help="timed micro-batches [%(default)s]")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
     parser.add_argument("--plot", type=path_in_a_folder, metavar="STEM", help="draw STEM.png and STEM.svg")
     return parser
 

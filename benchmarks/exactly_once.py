@@ -30,11 +30,11 @@ from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record import fingerprint as fingerprints
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink import transactional_task
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once import task as task_module
 from spark_kafka_sink.sink.exactly_once.cluster import connect, process_driver
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
@@ -117,13 +117,13 @@ class Query:
     def decision_topic(self) -> str:
         return self._config.decision_topic
 
-    def begin(self) -> Mandate:
+    def begin(self) -> BatchStart:
         with process_driver(self._config, self.prefix) as driver:
             return driver.begin()
 
-    def run_task(self, mandate: Mandate, partition: int, blocks: Iterable[pa.RecordBatch]) -> TaskOutcome:
+    def run_task(self, batch_start: BatchStart, partition: int, blocks: Iterable[pa.RecordBatch]) -> TaskOutcome:
         identity = TaskIdentity(self.batch_id, self.prefix, partition, 0)
-        task = ExactlyOnceTask.in_process(self._config, mandate, identity)
+        task = ExactlyOnceTask.in_process(self._config, batch_start, identity)
         write_all(TaskDelivery(self._config, process_pool(), task), blocks)
         return task.outcome
 
@@ -226,9 +226,9 @@ class Counting:
         query = self._query
         before = None if self._logs is None else self._logs.ends()
         seen = [self._stage.counts()]
-        mandate = query.begin()
+        batch_start = query.begin()
         seen.append(self._stage.counts())
-        outcomes = [query.run_task(mandate, number, blocks) for number, blocks in enumerate(self._blocks)]
+        outcomes = [query.run_task(batch_start, number, blocks) for number, blocks in enumerate(self._blocks)]
         seen.append(self._stage.counts())
         query.commit(outcomes)
         seen.append(self._stage.counts())
@@ -276,8 +276,8 @@ def latency(stage: Stage, tasks: int, settings: argparse.Namespace) -> Latency:
     for number in range(settings.warm_up + settings.batches):
         if number == settings.warm_up:
             found = Latency()
-        mandate = timed(found.begin, query.begin)
-        outcomes = [timed(found.task, query.run_task, mandate, task, blocks) for task, blocks in enumerate(every)]
+        batch_start = timed(found.begin, query.begin)
+        outcomes = [timed(found.task, query.run_task, batch_start, task, blocks) for task, blocks in enumerate(every)]
         timed(found.commit, query.commit, outcomes)
         logs.await_markers()
     return found
@@ -317,9 +317,9 @@ def read(stream: bytes) -> pa.RecordBatchReader:
 
 def run_task_alone(query: Query, stream: bytes, rows: int) -> tuple[float, float]:
     """Elapsed and processor nanoseconds for each record of the task of a batch that has no other."""
-    mandate = query.begin()
+    batch_start = query.begin()
     elapsed, processor = time.perf_counter_ns(), time.process_time_ns()
-    outcome = query.run_task(mandate, 0, read(stream))
+    outcome = query.run_task(batch_start, 0, read(stream))
     elapsed, processor = time.perf_counter_ns() - elapsed, time.process_time_ns() - processor
     query.commit([outcome])
     return elapsed / rows, processor / rows
@@ -339,7 +339,7 @@ def fingerprint_alone(stream: bytes) -> float:
 
 def task_without_fingerprint(query: Query, stream: bytes, rows: int) -> tuple[float, float]:
     """As `run_task_alone`."""
-    with patch.object(transactional_task, "fingerprint", no_fingerprint):
+    with patch.object(task_module, "fingerprint", no_fingerprint):
         return run_task_alone(query, stream, rows)
 
 

@@ -54,7 +54,7 @@ class LockedJar:
 
     @property
     def path(self) -> Path:
-        """Where the jar lies, relative to a folder laid out as Maven lays out a repository."""
+        """The jar's path in a Maven repository."""
         group, artifact, version = self.coordinate.split(":")
         return Path(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
 
@@ -66,11 +66,11 @@ class LockedJar:
 @dataclass(frozen=True, slots=True)
 class JarLock:
     name: str
-    """The lock file's name without its endings; messages speak of the set by it."""
+    """The lock file's name without its endings. Messages use it for the set."""
     roots: tuple[str, ...]
-    """The coordinates that were asked for."""
+    """The requested coordinates."""
     with_dependencies: bool
-    """Whether the roots' runtime dependencies belong to the set."""
+    """Whether the set includes the roots' runtime dependencies."""
     jars: tuple[LockedJar, ...]
     """In class path order: the roots first."""
 
@@ -81,8 +81,8 @@ class JarLock:
 
     @classmethod
     def read(cls, path: Path) -> JarLock:
-        """Raises LocalBrokerError, naming the file, if it is missing or is not a lock."""
-        remedy = "Restore it from the repository or make it anew with `python -m spark_kafka_sink.local.relock`."
+        """Read a lock file. Raises LocalBrokerError, naming the file, if it is missing or is not a lock."""
+        remedy = "Restore it from the repository, or make it again with `python -m spark_kafka_sink.local.relock`."
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             jars = tuple(LockedJar(jar["coordinate"], jar["sha256"], int(jar["size"])) for jar in content["jars"])
@@ -113,7 +113,7 @@ def lock_name(path: Path) -> str:
 # ---- what jgo does ---------------------------------------------------------------------------------------------------
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Called with a file's name and size in bytes; gives a context that takes the count of bytes as they arrive."""
+"""Takes a file's name and size in bytes. Returns a context, whose value takes the number of bytes as they arrive."""
 
 _TIMEOUT_S = 60
 
@@ -137,11 +137,10 @@ def download_jar(coordinate: str, folder: Path, progress: Progress | None = None
 
 
 def resolve_jars(roots: Iterable[str], *, with_dependencies: bool, folder: Path) -> list[tuple[str, Path]]:
-    """Coordinates and files of the roots, then (if asked for) of all they need at run time, downloaded below `folder`.
+    """Download the roots, and their runtime dependencies if asked for, below `folder`. Return coordinates and files.
 
-    The roots are resolved as Maven resolves a project's dependencies. jgo would otherwise import every root as a bill
-    of materials, and one root's parent would then decide another's versions (Log4j's parent manages an old
-    kafka-clients).
+    The roots are resolved as the dependencies of a Maven project. By default jgo would import each root as a bill of
+    materials, and one root's parent would decide versions of another: Log4j's parent manages an old kafka-clients.
     """
     context = _context(folder)
     dependencies = [context.create_dependency(f"{root}!") for root in roots]
@@ -153,7 +152,7 @@ def resolve_jars(roots: Iterable[str], *, with_dependencies: bool, folder: Path)
 
 @contextmanager
 def fetch_progress(title: str, total_bytes: int) -> Iterator[Progress]:
-    """One bar on stderr for a whole set of jars; where stderr is no terminal, a line at the end."""
+    """Show one bar on stderr for a set of jars, or a line at the end if stderr is not a terminal."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -178,16 +177,16 @@ def fetch_progress(title: str, total_bytes: int) -> Iterator[Progress]:
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 Download = Callable[[str, Path, Progress], Path]
-"""Takes a coordinate, an empty folder and where to report; gives the path of the jar that it put below the folder."""
+"""Takes a coordinate, an empty folder and a progress. Puts the jar below the folder, and returns its path."""
 
 _ATTEMPTS = 3
 _PAUSE_S = 1.0
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """`SPARK_KAFKA_SINK_CACHE`, else `spark_kafka_sink` in the user's cache folder (XDG_CACHE_HOME or ~/.cache).
+    """Return `SPARK_KAFKA_SINK_CACHE`, else `spark_kafka_sink` in the user's cache folder (XDG_CACHE_HOME or ~/.cache).
 
-    Raises LocalBrokerError where `~` stands for nothing, as for a user id that the machine does not know.
+    Raises LocalBrokerError if there is no home folder, as for a user id that the machine does not know.
     """
     chosen = environment.get("SPARK_KAFKA_SINK_CACHE")
     folder = Path(chosen or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "spark_kafka_sink"))
@@ -206,15 +205,14 @@ def fetch_jars(
     download: Download = download_jar,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Path]:
-    """The paths of a lock's jars, in class path order, each with the locked SHA-256.
+    """Return the paths of a lock's jars, in class path order. Each jar has the locked SHA-256.
 
-    Jars that are missing from the cache or damaged there are fetched first; with none missing no network is used.
-    Raises LocalBrokerError if a jar cannot be fetched or comes with another SHA-256 than the lock's, or if Java could
-    not find it there.
+    Jars that are missing or damaged are fetched first. If there are none, the network is not used. Raises
+    LocalBrokerError if a jar cannot be fetched or has another SHA-256, or if Java could not find it in the cache.
     """
     lock = JarLock.read(lock_path)
     cache = cache or cache_dir()
-    if os.pathsep in str(cache):  # which nothing escapes in a class path
+    if os.pathsep in str(cache):  # a class path cannot escape it
         raise LocalBrokerError(
             f"Java finds no jars in {cache}: there is a {os.pathsep!r} in its path. Name another one by"
             " SPARK_KAFKA_SINK_CACHE."
@@ -230,9 +228,9 @@ def fetch_jars(
 
 @contextmanager
 def exclusive(cache: Path, what: str) -> Iterator[None]:
-    """Hold the cache's lock, which goes with the process that holds it; say so on stderr if another process has it.
+    """Hold the cache's lock, which a process loses when it ends. Say so on stderr if another process holds it.
 
-    Raises LocalBrokerError for an OSError, also for one of what is done meanwhile: a disk may be full by then.
+    Raises LocalBrokerError for each OSError, also of the work under the lock, such as a full disk.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -266,7 +264,7 @@ def _fetch(
             print(f"{folder / jar.path} is damaged (its SHA-256 is not the lock's): fetching it again", file=sys.stderr)
     size = sum(jar.size for jar in wanted)
     print(f"Fetching {len(wanted)} jars ({size / 1e6:.0f} MB) of the {lock.name} set into {folder}", file=sys.stderr)
-    # Only the holder of the cache's lock makes such folders: one that is here was left by a process that was killed.
+    # Only the holder of the cache's lock makes such folders. A killed process left those that exist now.
     for left in cache.glob("fetch-*"):
         shutil.rmtree(left, ignore_errors=True)
     with (
@@ -293,7 +291,7 @@ def _download(
     while len(failures) < _ATTEMPTS:
         if failures:
             sleep(_PAUSE_S * len(failures))
-        # A folder of its own: a download that broke off leaves half a jar, which jgo would take for a whole one.
+        # A new folder for each attempt: jgo would take half a jar of an interrupted download for a whole one.
         place = Path(tempfile.mkdtemp(dir=scratch))
         try:
             return download(jar.coordinate, place, progress)

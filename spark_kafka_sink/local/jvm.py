@@ -17,7 +17,7 @@ from typing import Final
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.jars import KAFKA_LOCK
 
-# Both print every property at start at the level info: hundreds of lines.
+# At level info, both releases print hundreds of lines of properties at start.
 _LOG4J2 = """\
 status=error
 appender.stdout.type=Console
@@ -48,9 +48,9 @@ class KafkaRelease:
     version: str
     lock_path: Path
     log_file: str
-    """Name of the file that configures the log."""
+    """Name of the log configuration's file."""
     log_configuration: str
-    """What is in it."""
+    """Its content."""
     log_option: str
     """The system property that takes the file's URI."""
 
@@ -59,13 +59,13 @@ CURRENT = KafkaRelease("4.3.1", KAFKA_LOCK, "log4j2.properties", _LOG4J2, "log4j
 OLD = KafkaRelease(
     "3.9.1", KAFKA_LOCK.with_name("kafka-3.9.lock.json"), "log4j.properties", _LOG4J1, "log4j.configuration"
 )
-"""The last line before Kafka 4; it still takes what older clients speak, and logs by log4j 1."""
+"""The last line before Kafka 4. It still supports the versions of older clients, and logs by log4j 1."""
 
 RELEASES: Mapping[str, KafkaRelease] = {release.version: release for release in (CURRENT, OLD)}
 
 
 def find_release(version: str) -> KafkaRelease:
-    """Raises LocalBrokerError, naming those there are, for a version that is not in the table."""
+    """Return the release. Raises LocalBrokerError, naming the known ones, if the version is unknown."""
     if version not in RELEASES:
         raise LocalBrokerError(f"No embedded Kafka {version!r}: there are {' and '.join(RELEASES)}.")
     return RELEASES[version]
@@ -83,7 +83,7 @@ _VERSION = re.compile(r'version "(?P<version>[^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java launcher that is new enough."""
+    """A Java launcher of a supported version."""
 
     path: Path
     version: str
@@ -91,7 +91,9 @@ class Java:
 
 
 def major_version(version: str) -> int | None:
-    """The feature number of a Java version: 17 of `17.0.15`, 21 of `21-ea`, 8 of `1.8.0_412`; None without digits."""
+    """Return the feature number of a Java version: 17 of `17.0.15`, 21 of `21-ea`, 8 of `1.8.0_412`; None without
+    digits.
+    """
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     if not numbers:
         return None
@@ -99,7 +101,7 @@ def major_version(version: str) -> int | None:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """`$JAVA_HOME/bin/java` if JAVA_HOME is set, else the first `java` on PATH.
+    """Return `$JAVA_HOME/bin/java` if JAVA_HOME is set, else the first `java` on PATH.
 
     Raises LocalBrokerError if there is none, if it does not run, or if it is older than Java 17.
     """
@@ -107,7 +109,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     found = Path(java_home, "bin", "java") if java_home else shutil.which("java", path=environment.get("PATH"))
     if found is None:
         raise LocalBrokerError(f"No Java found: JAVA_HOME is not set and PATH has no `java`. {_INSTALL_HINT}")
-    path = Path(found).absolute()  # brokers run in folders of their own
+    path = Path(found).absolute()  # absolute, because each broker runs in its own folder
     if not path.is_file():
         raise LocalBrokerError(f"No Java found: JAVA_HOME is {java_home}, but {path} is not there. {_INSTALL_HINT}")
     try:
@@ -134,9 +136,9 @@ SERVER_CLASS = "kafka.Kafka"
 STORAGE_TOOL_CLASS = "kafka.tools.StorageTool"
 
 TUNINGS: Final[Mapping[str, Sequence[str]]] = {
-    # In a second or two on small machines: one compiler tier and a simple collector.
+    # Starts in a second or two on small machines: one compiler tier and a simple collector.
     "start": ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-    # Those of Kafka's own bin/kafka-server-start.sh and kafka-run-class.sh, so what brokers run with that nobody tuned.
+    # The flags of Kafka's bin/kafka-server-start.sh and kafka-run-class.sh: an untuned broker runs with them.
     "throughput": (
         "-Xms1g",
         "-Xmx1g",
@@ -146,7 +148,7 @@ TUNINGS: Final[Mapping[str, Sequence[str]]] = {
         "-XX:+ExplicitGCInvokesConcurrent",
     ),
 }
-"""What a JVM is tuned for → its flags."""
+"""Goal of the tuning → JVM flags."""
 _FLAGS = ("-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")  # no files outside the node's folder
 _QUIET_ARCHIVE = ("-Xlog:disable", "-Xlog:all=error:stderr")
 
@@ -159,7 +161,7 @@ class Jvm:
     release: KafkaRelease
     jars: Sequence[Path]
     archive: Path | None = None
-    """A class data archive made from just these jars by just this Java: mapped at start, which spares the parsing."""
+    """A class data archive of these jars, made by this Java. The JVM maps it instead of parsing the classes."""
     system_properties: Mapping[str, str] = field(default_factory=dict)
     tuned_for: str = "start"
     """One of TUNINGS."""
@@ -167,7 +169,9 @@ class Jvm:
     def command(
         self, main_class: str, *arguments: str, folder: Path, write_archive: Path | None = None
     ) -> list[str | Path]:
-        """Run `main_class` with its temporary files, crash dumps and log configuration in `folder`."""
+        """Return the command that runs `main_class`. Temporary files, crash dumps and log configuration are in
+        `folder`.
+        """
         archive: tuple[str, ...] = ()
         if write_archive is not None:
             archive = (*_QUIET_ARCHIVE, f"-XX:ArchiveClassesAtExit={write_archive}")

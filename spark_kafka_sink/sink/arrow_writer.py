@@ -45,7 +45,7 @@ def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.Rec
     """
     delivery = TaskDelivery(config, pool)
     write_all(delivery, batches)
-    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries)
+    yield task_report(delivery.counts.delivered, delivery.batches, delivery.retries)
 
 
 def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None:

@@ -1,7 +1,7 @@
 """A task's delivery: acquire a producer, send, flush, check, release. Every interface of the sink goes through it.
 
 A row counts only when the broker has acknowledged it: `finish` raises unless every row was. The task's thread owns
-the delivery; the Sender thread reports to its `Tally`.
+the delivery; the Sender thread reports to its `RowCounts`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Delivered:
     last_offset: int = -1
 
 
-class Tally:
+class RowCounts:
     """What became of the rows of one task. The Sender thread writes, the task's thread reads."""
 
     __slots__ = ("_first_error", "acknowledged", "delivered")
@@ -102,7 +102,7 @@ class TaskDelivery:
     def __init__(self, config: SinkConfig, pool: ProducerPool, transaction: Transaction | None = None) -> None:
         acknowledge_now()  # the task, so that Spark sends its rows
         self.config = config
-        self.tally = Tally()
+        self.counts = RowCounts()
         self.batches = 0
         self.retries = 0
         """Batches acknowledged and records sent again while this task had the producer; known once it has finished."""
@@ -118,7 +118,7 @@ class TaskDelivery:
         """Send rows. Raises KafkaError as soon as it is known that a row, of these or of earlier ones, failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
-        self.tally.check()
+        self.counts.check()
         if self._producer is None:
             self._producer = self._acquire()
             self._before = self._producer.metrics()
@@ -126,7 +126,7 @@ class TaskDelivery:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
 
                 serve(self._pool, self.config.metrics_host, self.config.metrics_ports)
-        self._producer.send_columns(topic, columns, self.tally)
+        self._producer.send_columns(topic, columns, self.counts)
         self._sent += columns.num_rows
 
     def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:
@@ -180,9 +180,9 @@ class TaskDelivery:
             now = self._producer.metrics()
             self.batches = int(now["batch-send-total"] - self._before["batch-send-total"])
             self.retries = int(now["record-retry-total"] - self._before["record-retry-total"])
-        self.tally.check()
-        if self.tally.acknowledged != self._sent:
-            missing = self._sent - self.tally.acknowledged
+        self.counts.check()
+        if self.counts.acknowledged != self._sent:
+            missing = self._sent - self.counts.acknowledged
             raise KafkaError(
                 f"{missing} of {self._sent} rows were sent and neither acknowledged nor refused; the task must write"
                 " them again. The log of this Python worker says why its producer stopped."

@@ -16,7 +16,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
 from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
@@ -147,12 +147,12 @@ class KafkaSink:
         chosen = self._chosen(df)
         rows: list[Row] = []
 
-        def run_tasks(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+        def run_tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
             query_id = "" if batch is None else batch.query_id
 
             def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 records = map(without_padding, batches)
-                return write_in_transaction(config, process_pool(), mandate, batch_id, query_id, records)
+                return write_in_transaction(config, process_pool(), batch_start, batch_id, query_id, records)
 
             rows[:] = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
             return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]

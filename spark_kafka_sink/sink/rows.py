@@ -396,7 +396,7 @@ class PartitionWriter:
     def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
         self._config = config
         self._delivery = TaskDelivery(config, pool)
-        self._tally = self._delivery.tally
+        self._counts = self._delivery.counts
         self._layouts = RowLayouts(config.topic)
         self._block = self._new_block(0)
         self._pending: list[Taken] = []
@@ -414,13 +414,13 @@ class PartitionWriter:
 
     def add(self, row: Any) -> None:
         """Send one row. Raises KafkaError as soon as it is known that a row failed."""
-        self._tally.check()
+        self._counts.check()
         taker = self._block.taker
         if taker is not None and not self._pending:
             try:
                 state = taker.add(row)
             except Exception as error:
-                self._tally.fail(error)
+                self._counts.fail(error)
                 raise
             if state != NOT_TAKEN:
                 if state == IS_FULL:
@@ -434,7 +434,7 @@ class PartitionWriter:
     def finish(self) -> None:
         """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
         try:
-            self._tally.check()
+            self._counts.check()
             if self._pending:
                 self._collect(self._pending)
             self._send_block()
@@ -450,7 +450,7 @@ class PartitionWriter:
 
     def _write_chunk(self, iterator: Iterator[Any]) -> bool:
         """Take some rows; returns whether there may be more."""
-        self._tally.check()
+        self._counts.check()
         odd: tuple[Any, ...] = ()
         if self._block.taker is not None:
             rest = self._take(self._block.taker, iterator)
@@ -468,7 +468,7 @@ class PartitionWriter:
         try:
             rest: tuple[Any, ...] | None = taker.take(iterator, self._chunk_rows, CHUNK_BYTES)
         except Exception as error:
-            self._tally.fail(error)
+            self._counts.fail(error)
             raise
         if taker.rows > rows:
             self._adapt(taker.rows - rows, taker.size - size)
@@ -479,14 +479,14 @@ class PartitionWriter:
         try:
             return taken(rows, self._collected + self._block.num_rows + len(self._pending))
         except Exception as error:
-            self._tally.fail(error)
+            self._counts.fail(error)
             raise
 
     def _collect(self, chunk: Sequence[Taken]) -> None:
         try:
             size = self._block.extend(chunk)
         except Exception as error:
-            self._tally.fail(error)  # rows went with it: who goes on after it must not succeed
+            self._counts.fail(error)  # rows went with it: who goes on after it must not succeed
             raise
         self._adapt(len(chunk), size)
         self._send_full()
@@ -504,7 +504,7 @@ class PartitionWriter:
         try:
             self._send_block()
         except Exception as error:
-            self._tally.fail(error)
+            self._counts.fail(error)
             raise
 
     def _send_block(self) -> None:

@@ -58,14 +58,14 @@ class Staged(Query):
             tasks[number % KEYS % given["tasks"]].append(self.row(number))
         return tasks
 
-    def _task(self, config, mandate, batch_id, index, rows):
+    def _task(self, config, batch_start, batch_id, index, rows):
         if not given["attempts"]:
-            return super()._task(config, mandate, batch_id, index, rows)
+            return super()._task(config, batch_start, batch_id, index, rows)
         outcomes, own = {}, Query._task
 
         def attempt(number):
             made = killed_query.TaskIdentity
-            outcomes[number] = self._attempt(config, mandate, batch_id, index, number, rows)
+            outcomes[number] = self._attempt(config, batch_start, batch_id, index, number, rows)
 
         threads = [threading.Thread(target=attempt, args=[number]) for number in range(2)]
         for thread in threads:
@@ -74,10 +74,10 @@ class Staged(Query):
             thread.join()
         return outcomes[random.Random(given["seed"] + batch_id).randrange(2)]
 
-    def _attempt(self, config, mandate, batch_id, index, number, rows):
+    def _attempt(self, config, batch_start, batch_id, index, number, rows):
         task = TaskIdentity(batch_id, "query", index, number)
         transaction = killed_query.ExactlyOnceTask(
-            mandate, task, lambda id_: killed_query.describe_in_process(config, id_)
+            batch_start, task, lambda id_: killed_query.describe_in_process(config, id_)
         )
         delivery = killed_query.TaskDelivery(config, killed_query.process_pool(), transaction)
         try:

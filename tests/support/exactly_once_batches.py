@@ -47,13 +47,13 @@ class Query:
     def run(self, batch_id: int, *tasks: Sequence[str], transaction_version: int) -> Committed:
         """Run a batch as Spark does; a task for each sequence of values."""
         with process_driver(self._config, self.prefix) as driver:
-            mandate = driver.begin()
-            assert mandate.driver.transaction_version == transaction_version
+            batch_start = driver.begin()
+            assert batch_start.driver.transaction_version == transaction_version
             outcomes = []
             for partition, values in enumerate(tasks):
                 identity = TaskIdentity(batch_id, "query", partition, 0)
                 rows = [pa.record_batch({"value": pa.array(values, pa.string())})]
-                task = ExactlyOnceTask.in_process(self._config, mandate, identity)
+                task = ExactlyOnceTask.in_process(self._config, batch_start, identity)
                 write_all(TaskDelivery(self._config, self._pool, task), rows)
                 outcomes.append(task.outcome)
             return driver.commit(outcomes)

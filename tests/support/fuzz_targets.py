@@ -35,7 +35,7 @@ from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.metadata import coordinator_of
 from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type
 from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
-from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse
 
 OURS = (KafkaError, RefusalError)
 """What a target may raise."""
@@ -223,16 +223,16 @@ def decision(data: bytes) -> None:
     Decision.from_bytes(data, "decisions-0 at offset 1", "P")
 
 
-def birth(data: bytes) -> None:
-    """A record of a prefix's birth in the decision topic."""
-    Birth.from_bytes(data, "decisions-0 at offset 1")
+def first_use(data: bytes) -> None:
+    """The first-use record of a prefix in the decision topic."""
+    FirstUse.from_bytes(data, "decisions-0 at offset 1")
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         response, frames, batches, records, scram_first, scram_final, oauthbearer, gssapi, login, jaas, token_answer,
-        decision, birth,
+        decision, first_use,
     )
 }  # fmt: skip
 

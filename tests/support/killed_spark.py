@@ -19,7 +19,7 @@ import psutil
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
-from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
@@ -60,7 +60,7 @@ class KilledDriver(ExactlyOnceDriver):
 
     _place = ""
 
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         self._place = "begin"
         return super().begin(held, known)
 

@@ -45,9 +45,9 @@ LINES_OF_A_CRUMB = 60
 MOST_MODULES = 130
 CRUMBS = {
     "local.relock": "a command for maintainers: python -m spark_kafka_sink.local.relock",
+    "transactions": "the door of a public command, by the name that users type",
     "network.acknowledgements": "only network/ may use sockets, and this one is Spark's, not the producer's",
     "network.sasl.plain": "each mechanism of SASL has a file",
-    "transactions": "the door of a public command, by the name that users type",
 }
 """Short files with one importer, and why each does not move in with its importer."""
 

@@ -38,5 +38,5 @@ def test_each_package_has_one_version_within_its_range(requirement: Requirement)
 def test_make_installs_the_pinned_versions() -> None:
     rules = re.findall(r"^([$(\w)-]+):[^=\n]*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     installing = {target for target, recipe in rules if "--editable" in recipe}
-    assert {"$(SETUP)", "benchmark", *NEWEST} <= installing
+    assert {"$(SETUP)", "measured", *NEWEST} <= installing
     assert {target for target, recipe in rules if "$(PINNED) --editable" in recipe} == installing - NEWEST

@@ -29,17 +29,17 @@ from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenti
 from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms
 
 FIRST_CORRELATION_ID: Final = 2**31 - 8
-"""Requests of an authentication have the eight highest ids, which the network client never uses: so they are told apart
-from what is in flight when a session is renewed.
+"""An authentication uses the eight highest ids, and the network client never does. So its responses differ from those
+that are in flight when a session is renewed.
 """
 _CORRELATION_IDS: Final = 8
 _MOST_MESSAGES: Final = 16
 _VERSIONS_REQUEST_VERSION: Final = 0
-"""Brokers before their first look at a client take nothing newer for granted."""
+"""The version that every broker knows."""
 _EARLIEST: Final = 0.85
 _LATEST: Final = 0.95
 _SHORTEST_SESSION_MS: Final = 1_000
-"""A broker takes no second authentication within a second of the last."""
+"""A broker refuses a second authentication within a second."""
 
 log = logging.getLogger(__name__)
 
@@ -48,57 +48,59 @@ _Reply = Callable[[Message, int], None]
 
 
 class SaslMechanism(Protocol):
-    """One exchange from the client's side (RFC 4422): the server's message in, ours out. Used once, then thrown away.
+    """The client's side of one exchange (RFC 4422). It takes the server's message, returns the answer, and is used
+    once.
 
-    `repr` and every error are free of secrets.
+    Neither `repr` nor an error shows a secret.
     """
 
     name: ClassVar[str]
-    """As the server lists it."""
+    """The name in the server's list."""
     is_slow: ClassVar[bool]
-    """`respond` computes or waits for long, so it must not run on the thread of the sockets."""
+    """`respond` computes or waits for long, so it must not run on the selector's thread."""
 
     @property
     def secrets(self) -> Sequence[Secret]:
-        """What we have told the server in the clear, so that it is taken out of whatever it says to us."""
+        """The secrets that were sent in the clear. They are removed from the server's texts."""
         ...
 
     def respond(self, challenge: bytes) -> bytes | None:
-        """What to send after `challenge`, b"" to begin with; None when the server has proved all that it must and
-        nothing is left to say.
+        """Return the answer to `challenge`, which is b"" at the beginning, or None when the exchange is complete: the
+        server has proved what it must.
 
-        Raises SaslAuthenticationError where the server is not to be trusted or refuses us, RetriableError where what
-        we need to answer cannot be had now.
+        Raises SaslAuthenticationError if the server is not trusted or refuses the login, RetriableError if the answer
+        needs something that is not available now, such as a token.
         """
         ...
 
 
 class Step(Protocol[T]):  # type: ignore[misc]
-    """A step under way."""
+    """A step that runs."""
 
     @property
     def is_done(self) -> bool: ...
 
     def result(self) -> T:
-        """What it gave, or raises what it raised. Only when it is done."""
+        """Return its value, or raise its error. Call it only when the step is done."""
         ...
 
 
 class StepRunner(Protocol):
-    """Begins a step; `on_done` is called when it has ended, from whatever thread it ran on."""
+    """Starts a step. It calls `on_done` at its end, on any thread."""
 
     def __call__(self, run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]: ...
 
 
 def is_of_authentication(payload: bytes | bytearray) -> bool:
-    """Whether a response is for an authenticator and not for the network client."""
+    """Return whether a response is for an authenticator, not for the network client."""
     return len(payload) >= 4 and correlation_id_of(payload) >= FIRST_CORRELATION_ID
 
 
 class SaslAuthenticator:
-    """`begin`, then frames: `take_outgoing` when it has one, `receive` what comes; `is_complete` in the end.
+    """Call `begin`, send what `take_outgoing` returns, and pass each frame to `receive`, until `is_complete`.
 
-    Every method may raise: AuthenticationError, which is final; any other KafkaError, which a new connection may cure.
+    Every method may raise an AuthenticationError, which is final, or another KafkaError. After that a new connection
+    may succeed.
     """
 
     def __init__(
@@ -124,12 +126,12 @@ class SaslAuthenticator:
         self._awaited: tuple[int, MessageType, _Reply] | None = None
         self._step: Step[bytes | None] | None = None
         self._messages = 0
-        self._session_ms = 0  # as the node told it last; 0 for one without end
+        self._session_ms = 0  # as the node said last; 0: no end
         self.is_complete = False
         self._renew_at_ms: int | None = None
 
     def begin(self) -> None:
-        """Authenticate, or do so again (KIP-368); the node's versions are asked for the first time only."""
+        """Authenticate, or renew the session (KIP-368). Only the first time asks for the node's versions."""
         self.is_complete = False
         self._renew_at_ms = None
         self._mechanism = self._make_mechanism()
@@ -140,16 +142,16 @@ class SaslAuthenticator:
             self._shake_hands()
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the session is to be renewed now, by another `begin`."""
+        """Return whether the session must be renewed now, by another `begin`."""
         return self.is_complete and self._renew_at_ms is not None and now_ms >= self._renew_at_ms
 
     def take_outgoing(self) -> list[memoryview] | None:
-        """The next frame to send, once."""
+        """Return the next frame to send, once."""
         frame, self._outgoing = self._outgoing, None
         return frame
 
     def receive(self, payload: bytes | bytearray, now_ms: int) -> None:
-        """A frame without its size."""
+        """Handle a frame, given without its size."""
         if self._awaited is None:
             raise ProtocolError(f"{self._description} sent {len(payload)} bytes though SASL had asked it nothing.")
         wanted_id, request_type, on_reply = self._awaited
@@ -162,7 +164,7 @@ class SaslAuthenticator:
         on_reply(parse_response(request_type, payload)[1], now_ms)
 
     def advance(self, now_ms: int) -> None:
-        """Go on where a slow step has ended."""
+        """Continue after a slow step that has ended."""
         if self._step is not None and self._step.is_done:
             step, self._step = self._step, None
             self._say(step.result(), now_ms)
@@ -217,7 +219,7 @@ class SaslAuthenticator:
             return mechanism.respond(challenge)
         except KafkaError as error:
             raise error.reworded(f"{self._description}: {error}") from None
-        except Exception as error:  # its text may hold what it failed over
+        except Exception as error:  # its text may show a secret
             kind = type(error).__name__
             raise SaslAuthenticationError(f"{self._description}: SASL {mechanism.name} failed with {kind}.") from None
 
@@ -257,7 +259,7 @@ class SaslAuthenticator:
             ) from None
 
     def _refusal(self, error_code: int, message: str, api: str) -> KafkaError:
-        """The server's error with place and mechanism, without anything that we told it in confidence."""
+        """Return the server's error with node and mechanism, and without secrets."""
         for secret in self._current.secrets:
             message = message.replace(secret.reveal(), "***")
         error = error_for_code(error_code, message, api)

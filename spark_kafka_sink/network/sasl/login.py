@@ -38,7 +38,7 @@ class _AsideStep(Generic[T]):
     def _work(self) -> None:
         try:
             self._value.append(self._run())
-        except BaseException as error:  # it is the loop's to judge
+        except BaseException as error:  # the loop decides what it means
             self._error = error
         self.is_done = True
         self._on_done()
@@ -50,10 +50,10 @@ class _AsideStep(Generic[T]):
 
 
 def run_aside(run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]:
-    """The `StepRunner` of a client. Raises RetriableError where the system gives it no thread."""
+    """The `StepRunner` of a client. Raises RetriableError if the system starts no thread."""
     try:
         return _AsideStep(run, on_done)
-    except RuntimeError as error:  # this login's failure alone, not that of the loop's turn
+    except RuntimeError as error:  # only this login fails, not the loop's turn
         raise RetriableError(f"No thread for a slow step of the login: {error}.") from None
 
 
@@ -64,14 +64,14 @@ MechanismFactory = Callable[[str], SaslMechanism]
 
 
 def mechanism_factory(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
-    """By sasl.mechanism. Raises ConfigError where the credentials cannot be used, before any connection is made."""
+    """Return the factory for sasl.mechanism. Raises ConfigError if the credentials cannot be used."""
     make = _FACTORIES[config.sasl_mechanism](config, clock, rng)
-    make("")  # what is wrong with the credentials themselves is found here
+    make("")  # refuses wrong credentials before any connection is made
     return make
 
 
 class AuthenticatorFactory:
-    """Makes the authenticator of each connection of a client; what they share, such as a token, is shared."""
+    """Makes the authenticators of a client's connections. They share what can be shared, such as a token."""
 
     def __init__(self, config: ProducerConfig, clock: Clock, rng: random.Random) -> None:
         """Raises ConfigError as `mechanism_factory` does."""
@@ -80,7 +80,7 @@ class AuthenticatorFactory:
         self._rng = rng
 
     def __call__(self, description: str, host: str, wakeup: Callable[[], None]) -> SaslAuthenticator:
-        """See `network.selector`."""
+        """See `AuthenticatorFactory` in `network.selector`."""
         return SaslAuthenticator(
             description, lambda: self._make_mechanism(host), self._client_id, self._rng, run_aside, wakeup
         )
@@ -154,7 +154,7 @@ def _credentials(config: ProducerConfig) -> tuple[str, Secret]:
 
 
 def _oidc(config: ProducerConfig, clock: Clock) -> TokenProvider:
-    # Here, not above: other logins do without HTTP, 0.7 MB of every worker.
+    # Imported here, because HTTP takes 0.7 MB of every worker and other logins do not need it.
     from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
 
     secret = config.sasl_oauthbearer_client_credentials_client_secret

@@ -27,7 +27,7 @@ from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.common.secret import Secret
 
 TokenProvider = Callable[[], tuple[str, int]]
-"""A new token and its end in ms since the epoch. May take a while; raises whatever it likes."""
+"""Returns a new token and its end in ms since the epoch. It may block, and raise any error."""
 
 _LONGEST_WAIT_S: Final = 10.0
 
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RefreshRule:
-    """When a token is fetched anew: after `window_factor` of its life plus up to `window_jitter` of it, but not within
-    `min_period_ms` of its beginning, and at least `buffer_ms` before its end. A life too short for both follows the
-    factor alone. After a failure a pause comes first, which doubles. These are Kafka's sasl.login.*
+    """When to fetch a token again: after `window_factor` of its life plus up to `window_jitter` of it, but not within
+    `min_period_ms` of its beginning, and at least `buffer_ms` before its end. If the life is too short for both limits,
+    only the factor counts. A failure is followed by a pause, which doubles each time. These are Kafka's sasl.login.*
     (org.apache.kafka.common.security.oauthbearer.internals.expiring.ExpiringCredentialRefreshingLogin).
     """
 
@@ -51,7 +51,7 @@ class RefreshRule:
 
     def refresh_at_ms(self, start_ms: int, end_ms: int, rng: random.Random) -> int:
         life_ms = end_ms - start_ms
-        window = min(self.window_factor + rng.random() * self.window_jitter, 1.0)  # beyond it the token has ended
+        window = min(self.window_factor + rng.random() * self.window_jitter, 1.0)  # above 1 the token has ended
         wanted_ms = start_ms + int(life_ms * window)
         if self.min_period_ms + self.buffer_ms > life_ms:
             return wanted_ms
@@ -66,8 +66,8 @@ class _Held:
 
 
 class TokenCache:
-    """`get` gives a token that is valid now. A token's times are the wall clock's, as the provider's are; that of the
-    next attempt is not, for a wall clock that is set back would put it off as long.
+    """`get` returns a token that is valid now. A token's times are on the wall clock, as the provider's are. The time
+    of the next attempt is monotonic, because a wall clock that is set back would delay the attempt.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class TokenCache:
         rng: random.Random,
         longest_wait_s: float = _LONGEST_WAIT_S,
     ) -> None:
-        """Who finds another asking waits for that, but not longer than `longest_wait_s`: the threads of connections
-        that were given up meanwhile must end.
+        """While one thread fetches a token, others wait for it, but at most `longest_wait_s`: the threads of
+        connections that were closed meanwhile must end.
         """
         self._longest_wait_s = longest_wait_s
         self._provider = provider
@@ -93,9 +93,9 @@ class TokenCache:
         self._last_error: KafkaError | None = None
 
     def get(self) -> Secret:
-        """Raises SaslAuthenticationError where the provider says that no token is to be had with these credentials,
-        RetriableError where it fails otherwise, and for a while after that without asking it again. A token that is
-        still valid is given all the same.
+        """Return a valid token. Raises SaslAuthenticationError if the provider refuses the credentials, RetriableError
+        if it fails otherwise. During the pause after a failure it raises the same error without asking again. As long
+        as the old token is valid, it is returned and nothing is raised.
         """
         if not self._lock.acquire(timeout=self._longest_wait_s):
             raise RetriableError("The token provider has been asked for a token and has not answered yet.")
@@ -114,7 +114,7 @@ class TokenCache:
         if self._last_error is None:
             assert self._held is not None
             return self._held.token
-        if held is not None and self._clock.wall_ms() < held.end_ms:  # the provider may have taken a while to fail
+        if held is not None and self._clock.wall_ms() < held.end_ms:  # the provider may have blocked
             return held.token
         raise type(self._last_error)(str(self._last_error))
 
@@ -122,7 +122,7 @@ class TokenCache:
         try:
             token, end_ms = self._provider()
             self._held = self._checked(token, end_ms, now_ms)
-        except BaseException as error:  # a SystemExit, say: not this thread's to end by, nor the loop's
+        except BaseException as error:  # such as SystemExit, which must end neither this thread nor the loop
             self._failures += 1
             rule = self._rule
             pause_ms = min(rule.retry_backoff_ms << min(self._failures - 1, 30), rule.retry_backoff_max_ms)
@@ -143,7 +143,7 @@ class TokenCache:
 
 
 def _told(error: BaseException) -> KafkaError:
-    """An error of ours tells itself. Of another's nothing but its kind is told: its text may hold the credentials."""
+    """Return an error of this package as it is. Of another error show only the type: its text may show credentials."""
     if isinstance(error, (AuthenticationError, RetriableError)):
         return error
     return RetriableError(f"The token provider failed with {type(error).__name__}.")
@@ -159,7 +159,7 @@ _TOLD_FIELDS: Final = ("status", "scope", "openid-configuration")
 
 
 def check_extensions(extensions: Mapping[str, str]) -> None:
-    """Raises ConfigError where a name or value would break the message, or stand for the token itself."""
+    """Raise ConfigError if a name or value would break the message or replace the token."""
     for name, value in extensions.items():
         if name == "auth" or not _EXTENSION_NAME.fullmatch(name):
             raise ConfigError(f"The SASL extension {name!r} needs another name: letters alone, and not 'auth'.")
@@ -168,13 +168,13 @@ def check_extensions(extensions: Mapping[str, str]) -> None:
 
 
 class OAuthBearerMechanism:
-    """One message. A server that refuses it answers with its reasons, is told that they were heard, and then fails."""
+    """Sends one message. A server that refuses it sends its reasons, gets an acknowledgement, and ends the login."""
 
     name: ClassVar[str] = "OAUTHBEARER"
     is_slow: ClassVar[bool] = True
 
     def __init__(self, token: Callable[[], Secret], extensions: Mapping[str, str]) -> None:
-        """`token` gives a valid one, if need be after a while. Raises ConfigError as `check_extensions` does."""
+        """`token` returns a valid token, and may block. Raises ConfigError as `check_extensions` does."""
         check_extensions(extensions)
         self._token = token
         self._extensions = dict(extensions)
@@ -188,7 +188,7 @@ class OAuthBearerMechanism:
     def respond(self, challenge: bytes) -> bytes | None:
         if not self._sent:
             return self._begin(challenge)
-        if self._refusal is not None:  # after its reasons nothing but a failure is due, whatever it says
+        if self._refusal is not None:  # the server has given its reasons, so the login has failed whatever it says now
             raise SaslAuthenticationError(self._refusal)
         if not challenge:
             return None
@@ -209,8 +209,8 @@ class OAuthBearerMechanism:
 
 
 def _reasons(challenge: bytes, token: Secret) -> str:
-    """What of the server's reasons (RFC 7628, section 3.2.2) can be told; they are JSON, or are not believed. It may
-    have repeated the token.
+    """Return the server's reasons for an error text (RFC 7628, section 3.2.2), without the token, which it may repeat.
+    Reasons that are not JSON are ignored.
     """
     try:
         reasons = json.loads(challenge[:_LONGEST_ERROR].decode())

@@ -1,4 +1,4 @@
-"""What errors and logs of exactly-once delivery say that people must do about a batch. Plain text."""
+"""Texts of errors and logs of exactly-once delivery that tell the user what to do about a batch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 
 def name_of_query(query_id: str) -> str:
-    """In words; an empty `query_id` is a batch write's."""
+    """The query in words; a batch write has an empty `query_id`."""
     return f"query {query_id}" if query_id else "a batch write"
 
 
 def operator_command(name: str, prefix: str, decision_topic: str) -> str:
-    """What to type, but for the servers. With another decision topic than the query's it would find nothing decided."""
+    """The command to type, except for the servers. It names the decision topic, without which it would find nothing."""
     topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic={shlex.quote(decision_topic)}"
-    own = f"--prefix={shlex.quote(prefix)}{topic}"  # what is typed last may stand before a full stop
+    own = f"--prefix={shlex.quote(prefix)}{topic}"  # the last argument may stand before a full stop
     return f"python -m spark_kafka_sink.transactions {name} {own} --bootstrap-servers HOST:PORT"
 
 
-def who_finishes(query_id: str, command: str) -> str:
-    """Of a decided batch. A batch write that is called again is another one: its rows come beside the first ones."""
+def finish_advice(query_id: str, command: str) -> str:
+    """How a decided batch is finished. A batch write that is called again is another one, and adds its rows again."""
     if query_id:
         return "It is finished when the query is started again, which must be within transaction.timeout.ms."
     return f"Do not write it again. Within transaction.timeout.ms it is finished by {command}."
 
 
-def who_finds_out(query_id: str, command: str) -> str:
-    """Whether a batch is decided."""
+def unknown_advice(query_id: str, command: str) -> str:
+    """How to find out whether a batch is decided."""
     if query_id:
         return "The next start of the query finds out, and finishes or repeats it."
     return (
@@ -38,7 +38,7 @@ def who_finds_out(query_id: str, command: str) -> str:
 
 
 def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateError:
-    """The error for a prefix that was used, and of which the topic knows nothing."""
+    """The error for a prefix that was used before and has no record in the topic."""
     return IllegalStateError(
         f"decision.topic={topic} knows nothing of transactional.id.prefix={prefix!r}, which was used before: the topic"
         " was deleted, made again or emptied, partitions were added to it"
@@ -48,7 +48,7 @@ def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateErro
 
 
 def missing_topic(prefix: str, topic: str) -> IllegalStateError:
-    """The error for a prefix that was used, and whose topic is not there."""
+    """The error for a prefix that was used before and whose decision topic is missing."""
     return IllegalStateError(
         f"decision.topic={topic} is not in the cluster, and transactional.id.prefix={prefix!r} was used before: the"
         " topic was deleted, or another one is named. Without its decisions a batch may be written twice."
@@ -62,3 +62,23 @@ def _ways_out(prefix: str, topic: str) -> str:
         " in the topics that the query writes, then let the query begin at the next batch of its checkpoint:"
         f" {operator_command('adopt', prefix, topic)}"
     )
+
+
+def changed_batch(prefix: str, decision_topic: str, batch_id: int, what: str) -> str:
+    """The error's text for a batch that was committed and comes again with other rows or for another topic; `what` says
+    how the two differ.
+    """
+    accept, forget = (operator_command(name, prefix, decision_topic) for name in ("accept", "forget"))
+    return (
+        f"Batch {batch_id} of transactional.id.prefix={prefix!r} was committed {what}. Nothing of it was written or"
+        " skipped, and the query stops. Find out which case this is. (1) The checkpoint is an older copy, or a copy for"
+        " another query: start from the newest checkpoint, and give another query a transactional.id.prefix of its own."
+        " (2) The input is the same, and the query computes other rows from it each time (rand(), the current time, a"
+        " source that changed): the committed rows stay, and the query goes on after this batch with:"
+        f" {accept}. (3) These rows must be written beside the committed ones: {forget}."
+    )
+
+
+def topic_in_words(topic: str | None) -> str:
+    """The sink's option `topic`, None where the rows name their topics."""
+    return "the topics that its rows name" if topic is None else f"topic={topic!r}"

@@ -38,7 +38,7 @@ from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, birth_key, driver_id
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
@@ -46,42 +46,42 @@ from spark_kafka_sink.sink.producer_pool import IDLE_MS
 log = logging.getLogger(__name__)
 
 DECISION_PARTITIONS: Final = 16
-"""So that one query's decision, while it is being written, does not keep all others from reading theirs."""
+"""More than one, so that a decision that is being written does not keep all other queries from reading theirs."""
 MOST_REPLICAS: Final = 3
 DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
     "max.message.bytes": str(8 << 20),
 }
-"""A decision takes some 16 bytes for each task, compressed: room for 500,000 of them."""
+"""A compressed decision takes about 16 bytes for each task, so max.message.bytes is enough for 500,000 tasks."""
 _OLDEST_RELEASE: Final = "3.0"
 _NEEDS_RELEASE: Final = f"delivery.guarantee=exactly-once needs Kafka {_OLDEST_RELEASE} or newer."
 _RETRY_BACKOFF_MS: Final = 10
 _OWN_TRANSACTION_MS: Final = 60_000
-"""Time-out of the driver's own transaction, which takes milliseconds: while one is open, decisions behind it cannot be
-read.
+"""Timeout of the driver's own transaction, which takes milliseconds. Decisions behind it cannot be read while it is
+open.
 """
 _LEAST_OWN_MS: Final = 5_000
 _CHECKED: Final[WeakSet[ClusterClient]] = WeakSet()
-"""Clients that know their cluster to allow the transaction.timeout.ms of their configuration."""
+"""Clients whose cluster allows the transaction.timeout.ms of their configuration."""
 _KNOWN: Final[WeakKeyDictionary[ClusterClient, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
-"""By client: places and prefixes of which a record was read. What is read later must not be nothing."""
+"""By client: partitions and keys of prefixes whose records were read. A later read must find a record, too."""
 _POLICY: Final = "cleanup.policy"
 _UNCLEAN: Final = "unclean.leader.election.enable"
 _FEW_REPLICAS_MATTER_FROM: Final = 3
-"""Brokers: a smaller cluster is a test's, or has no room for more replicas."""
+"""Brokers. A smaller cluster is for tests, or has no room for more replicas."""
 _warned: Final[set[str]] = set()
-"""What this process has warned of: each session and each worker's client checks the topic again."""
+"""Warnings that this process has logged: each session and each worker's client checks the topic again."""
 
 
 class KafkaDriverCluster:
-    """`DriverCluster` over a `ClusterClient`. A call waits no longer than max.block.ms, the end of transactions
+    """`DriverCluster` over a `ClusterClient`. A call waits at most max.block.ms, the end of transactions at most
     delivery.timeout.ms. `is_one_off`: no later write asks for a decision of this prefix once its batch is finished.
-    `has_tasks`: batches are to be written, whose time-out the cluster must allow.
+    `has_tasks`: batches will be written, so the cluster must allow their timeout.
 
-    Making one asks for the decision topic, and creates it where it is missing and no driver of the prefix is known to
-    its coordinator, or the prefix `is_one_off`: then no earlier write of it left a decision.
-    Raises IllegalStateError where such a driver is known, and KafkaError.
+    The constructor looks for the decision topic. It creates a missing one if the coordinator knows no driver of the
+    prefix or the prefix `is_one_off`: then no earlier write left a decision. Raises IllegalStateError if a driver is
+    known, and KafkaError.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class KafkaDriverCluster:
         init = self._client.transactions.init_producer_id
         own_ms = _own_transaction_ms(wanted_ms)
         if self._has_tasks and wanted_ms > own_ms and self._client not in _CHECKED:
-            # where the cluster does not allow the tasks' time-out, that is told before there are any
+            # a cluster that does not allow the tasks' timeout refuses it here, before any task runs
             held = init(transactional_id, wanted_ms, self._timer(), held)
             _CHECKED.add(self._client)
         return init(transactional_id, own_ms, self._timer(), held)
@@ -134,15 +134,15 @@ class KafkaDriverCluster:
 
     def last_records(self) -> PrefixRecords:
         timer = self._client.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
-        born = birth_key(self._key)
+        born = first_use_key(self._key)
         with self._gone_topic():
             found = self._client.topics.last_of_keys(self.place, [self._key, born], timer)
-        decision, birth = found[self._key], found[born]
+        decision, first_use = found[self._key], found[born]
         records = PrefixRecords(
             Decision.from_bytes(decision.value, self._where(decision), self._prefix)
             if decision and decision.value
             else None,
-            Birth.from_bytes(birth.value, self._where(birth)) if birth and birth.value else None,
+            FirstUse.from_bytes(first_use.value, self._where(first_use)) if first_use and first_use.value else None,
         )
         if records != PrefixRecords(None, None):
             _KNOWN.setdefault(self._client, set()).add((self.place, self._key))
@@ -151,12 +151,12 @@ class KafkaDriverCluster:
     def lost_decisions(self) -> KafkaError:
         return lost_decisions(self._prefix, self.place.topic, self._partitions)
 
-    def write_birth(self, *, is_adopted: bool) -> None:
+    def write_first_use(self, *, is_adopted: bool) -> None:
         if self._is_one_off:
             return
         cluster, (topic, partition) = self._client.creation.cluster, self.place
         info = next((each for each in cluster.partitions_for_topic(topic) if each.partition == partition), None)
-        birth = Birth(
+        first_use = FirstUse(
             SystemClock().wall_ms(),
             self._partitions,
             0 if info is None else len(info.replicas),
@@ -165,7 +165,7 @@ class KafkaDriverCluster:
         )
         with self._gone_topic():
             writer = self._client.writer
-            writer.write_alone(self.place, birth_key(self._key), birth.to_bytes(), self._timer())
+            writer.write_alone(self.place, first_use_key(self._key), first_use.to_bytes(), self._timer())
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         is_over = self._is_one_off and decision.is_finished
@@ -198,7 +198,7 @@ class KafkaDriverCluster:
         return {group: commits[self.place] for group, commits in found.items()}
 
     def _find_topic(self, topic: str) -> int:
-        """The number of partitions of the decision topic, which is created where nobody has used the prefix yet."""
+        """The number of partitions of the decision topic. A missing topic is created if the prefix was never used."""
         creation = self._client.creation
         if found := len(creation.cluster.partitions_for_topic(topic)):
             return found
@@ -217,7 +217,7 @@ class KafkaDriverCluster:
         raise missing_topic(self._prefix, topic)
 
     def _wait_for(self, topic: str) -> int:
-        """The number of partitions; 0 where no node names the topic: one that has just started may not know it yet."""
+        """The number of partitions; 0 if no node has the topic. A node that has just started may not know it yet."""
         limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
         return self._client.creation.wait_for(topic, self._client.timer(limit_ms))
 
@@ -227,7 +227,7 @@ class KafkaDriverCluster:
             yield
         except UnknownTopicOrPartitionError as error:
             raise missing_topic(self._prefix, self.place.topic) from error
-        except KafkaTimeoutError as error:  # under version 1 a coordinator is asked first, and says to try again
+        except KafkaTimeoutError as error:  # under version 1 the coordinator answers that the request must be retried
             try:
                 is_there = self._client.creation.count(self.place.topic, self._client.timer(ABSENCE_LIMIT_MS))
             except KafkaTimeoutError:
@@ -244,14 +244,14 @@ class KafkaDriverCluster:
 
 
 def create_decision_topic(client: ClusterClient, topic: str, timer: Timer) -> int:
-    """The topic's number of partitions; where it is missing it is created first. Raises KafkaError."""
+    """Create the topic if it is missing. Return its number of partitions. Raises KafkaError."""
     with _advice_on_creation(topic):
         return client.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
 
 
 @contextmanager
 def _advice_on_creation(topic: str) -> Iterator[None]:
-    """Brokers refuse a topic that is missing in the same words as one that the principal may not describe."""
+    """Add what to do to a refusal: brokers refuse a missing topic as they refuse one that must not be described."""
     try:
         yield
     except AuthorizationError as error:
@@ -262,8 +262,10 @@ def _advice_on_creation(topic: str) -> Iterator[None]:
 
 
 def _own_transaction_ms(wanted_ms: int) -> int:
-    """Half of what the tasks' transactions have left at least when the decision is written: else it could be committed
-    after they have timed out, where their coordinators were away. A broker looks for what is over every 10 s.
+    """Half of the time that the tasks' transactions still have when the decision is written, at least.
+
+    With a longer timeout the decision could be committed after the tasks' transactions have timed out, if their
+    coordinators were away. A broker looks for timed out transactions every 10 s.
     """
     half_ms = round((1 - USABLE_SHARE) * wanted_ms / 2)
     return min(wanted_ms, _OWN_TRANSACTION_MS, max(half_ms, _LEAST_OWN_MS))
@@ -280,8 +282,8 @@ _CLIENTS: Final[dict[tuple[int, object], _Kept]] = {}
 
 
 def kept_client(config: ProducerConfig) -> ClusterClient:
-    """The process's client for this configuration, for its one thread, to be used at once: one that was not asked for
-    in ten minutes is closed when another is. Raises BootstrapResolutionError.
+    """The process's client for this configuration, for its one thread, to be used at once. A client that was not asked
+    for in ten minutes is closed when another one is asked for. Raises BootstrapResolutionError.
     """
     own = os.getpid()
     key = (own, config.canonical())
@@ -298,8 +300,8 @@ def kept_client(config: ProducerConfig) -> ClusterClient:
 
 
 def connect(config: ProducerConfig) -> ClusterClient:
-    """A client of its own, quick to ask again: a batch waits for every answer, and asks twice which brokers there are,
-    the backoff of which would else grow to retry.backoff.max.ms because the answer stays the same.
+    """Make a client with short backoffs, because a batch waits for every answer. It fetches the list of brokers twice
+    with the same answer, for which the backoff would otherwise grow to retry.backoff.max.ms.
     """
     backoff_ms = min(config.retry_backoff_ms, _RETRY_BACKOFF_MS)
     quick = replace(config, retry_backoff_ms=backoff_ms, retry_backoff_max_ms=backoff_ms)
@@ -308,8 +310,8 @@ def connect(config: ProducerConfig) -> ClusterClient:
 
 @contextmanager
 def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> Iterator[ExactlyOnceDriver]:
-    """The protocol for a prefix over the process's client. Raises KafkaError; a broker that is too old for any request
-    of it is refused with the release that all of them need.
+    """The protocol for a prefix over the process's client. Raises KafkaError. The error for a broker that is too old
+    names the Kafka release that exactly-once delivery needs.
     """
     with process_client(config.producer) as client:
         try:
@@ -324,7 +326,7 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
 
 
 def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
-    """What a task asks about its driver. Raises KafkaError."""
+    """Describe a transactional id, for a task. Raises KafkaError."""
     with process_client(config.producer) as client:
         timer = client.timer(config.producer.max_block_ms)
         return client.transactions.describe_transactions([transactional_id], timer)[transactional_id]
@@ -332,8 +334,8 @@ def describe_in_process(config: SinkConfig, transactional_id: str) -> Transactio
 
 @contextmanager
 def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
-    """The process's client, which is given up where it is not let in: certificates may have been renewed since it read
-    their files.
+    """The process's client. It is closed after a refused login: the certificates may have been renewed since the client
+    read their files.
     """
     client = kept_client(config)
     try:
@@ -345,10 +347,11 @@ def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
 
 
 def check_decision_topic(creation: TopicCreation, topic: str, timer: Timer) -> None:
-    """Check that the topic keeps the last record of each key, on however many brokers.
+    """Check that the topic keeps the last record of each key.
 
-    Raises IllegalStateError where cleanup.policy is not compact only, and KafkaTimeoutError. Logs a warning for what
-    this client may not ask, for a single replica in a larger cluster, and for unclean leader election.
+    Raises IllegalStateError if cleanup.policy is not only compact, and KafkaTimeoutError. Logs a warning if the
+    principal may not read the topic's configuration, if there is one replica in a larger cluster, and for unclean
+    leader election.
     """
     _check_replicas(creation, topic)
     try:

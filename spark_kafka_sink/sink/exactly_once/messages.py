@@ -26,35 +26,35 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
+from spark_kafka_sink.sink.exactly_once.advice import changed_batch, name_of_query, operator_command, topic_in_words
 
 log = logging.getLogger(__name__)
 
 _DECISION_VERSION: Final = 2
 _FIRST_DECISION_VERSION: Final = 1
-"""Its decisions name neither the fingerprint of the rows nor the topic."""
+"""Its decisions have neither the fingerprint of the rows nor the topic."""
 _DECIDED, _FINISHED = "decided", "finished"
 
 _MOST_ID: Final = 2**63 - 1
 _MOST_EPOCH: Final = 2**15 - 1
 _MOST_TIME_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, the last one that Python's dates have."""
+"""The end of the year 9999, the last year of Python's dates."""
 
 
 class TransactionLostError(KafkaError):
-    """Rows of a decided batch are gone. Names batch, partitions and rows."""
+    """Rows of a decided batch are lost. Names the batch, the partitions and the number of rows."""
 
     fatal = True
 
 
 class BatchChangedError(KafkaError):
-    """A batch was decided before, and now comes with other rows or for another topic. Nothing of it is written."""
+    """A batch was decided before, and comes again with other rows or for another topic. Nothing of it is written."""
 
     fatal = True
 
 
 class TaskTransaction(NamedTuple):
-    """What one task left open: a partition's rows."""
+    """The transaction that one task left open, with the rows of its partition."""
 
     transaction: OpenTransaction
     partition: int
@@ -62,19 +62,19 @@ class TaskTransaction(NamedTuple):
 
     @property
     def marker_text(self) -> str:
-        """The text that its marker carries, which no other transaction's does."""
+        """The text of its marker. No other transaction has the same one."""
         own = self.transaction
         return f"producer_id={own.producer_id} epoch={own.producer_epoch} rows={self.rows}"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided on one batch.
+    """The decision on one batch.
 
     `query_id` is empty for a batch write. `partitions` and `rows` are those of the whole batch; `tasks` has those with
     rows, and none once `is_finished`. `time_ms` is the driver's time of day. `is_accepted`: an operator closed the
-    batch, whatever rows of it are in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a record
-    of version 1; `topic` is the sink's option `topic`, None where the rows name their topics or the version is 1.
+    batch, even if rows of it are not in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a
+    record of version 1; `topic` is the sink's option `topic`, None if the rows name their topics or the version is 1.
     """
 
     batch_id: int
@@ -109,7 +109,7 @@ class Decision:
         if self.is_accepted:
             content["accepted"] = True
         if self.fingerprint is not None:
-            # as text: readers of JSON may take a number of 64 bits for a float
+            # as text: readers of JSON may read a 64-bit number as a float
             content |= {"fingerprint": f"{self.fingerprint:016x}", "topic": self.topic}
         return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
 
@@ -117,8 +117,8 @@ class Decision:
     def from_bytes(cls, data: bytes, where: str, prefix: str) -> Decision:
         """Read a record of the decision topic that `prefix` is the key of.
 
-        Raises ProtocolError, which names `where`, for what is not a whole decision of a version known here, and for a
-        decision that names a transactional id of another prefix or a value out of its range.
+        Raises ProtocolError, which names `where`, for data that is not a whole decision of a known version, and for a
+        decision with a transactional id of another prefix or a value out of range.
         """
         try:
             content: dict[str, Any] = json.loads(data)
@@ -199,7 +199,7 @@ _SUFFIX: Final = b"\nborn"
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class FirstUse:
     """`time_ms` is the driver's time of day; `partitions` and `topic_id` are those of the decision topic then.
     `is_adopted`: an operator allowed the prefix to begin at any batch.
     """
@@ -215,44 +215,44 @@ class Birth:
         return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Birth:
-        """Raises ProtocolError, naming `where`, for what is not a whole birth of a version known here."""
+    def from_bytes(cls, data: bytes, where: str) -> FirstUse:
+        """Raises ProtocolError, naming `where`, for data that is not a whole first-use record of a known version."""
         try:
             content: dict[str, Any] = json.loads(data)
             stated = content.pop("checksum")
             if content["version"] != _FIRST_USE_VERSION:
                 raise ProtocolError(
-                    f"{where}: the birth record has version {content['version']!r:.100}, and this release knows only"
-                    f" {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
+                    f"{where}: the first-use record has version {content['version']!r:.100}, but this release knows"
+                    f" only {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
                 )
             if stated != _checksum(content):
-                raise ProtocolError(f"{where}: the checksum of the birth record does not match its content.")
+                raise ProtocolError(f"{where}: the checksum of the first-use record does not match its content.")
             time_ms, partitions, replicas = (content[name] for name in ("time_ms", "partitions", "replicas"))
             if not all(type(number) is int and 0 <= number < 2**63 for number in (time_ms, partitions, replicas)):
-                raise ProtocolError(f"{where}: a number of the birth record is out of range.")
+                raise ProtocolError(f"{where}: a number of the first-use record is out of range.")
             return cls(time_ms, partitions, replicas, str(content["topic_id"]), content["is_adopted"] is True)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ProtocolError(f"{where}: this is not a birth record: {type(error).__name__}.") from error
+            raise ProtocolError(f"{where}: this is not a first-use record: {type(error).__name__}.") from error
 
 
-def birth_key(prefix: bytes) -> bytes:
-    """The key of a prefix's birth record, which is in the partition of the prefix's decisions."""
+def first_use_key(prefix: bytes) -> bytes:
+    """The key of a prefix's first-use record, which is in the partition of the prefix's decisions."""
     return prefix + _SUFFIX
 
 
 def prefix_of(key: bytes) -> bytes | None:
-    """The prefix whose birth record has this key; None for the key of a decision."""
+    """The prefix whose first-use record has this key; None for the key of a decision."""
     return key.removesuffix(_SUFFIX) if key.endswith(_SUFFIX) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Mandate:
-    """A fenced driver's word to its tasks, for one batch.
+class BatchStart:
+    """The start of one batch, from its driver to its tasks: the driver is the only current one of the prefix.
 
-    `driver` is the transaction in which it will decide, and `place` where. `last_batch_id` is the last batch decided
-    under the prefix, None where there is none, `last_query_id` whose it was, empty for a batch write. The other `last_`
-    fields are those of that batch's `Decision`. `is_adopted`: an operator allowed a prefix without a decision to begin
-    at any batch.
+    `driver` is the transaction in which the driver will decide, `place` the partition of the decision topic.
+    `last_batch_id` is the last batch decided under the prefix, None if there is none, and `last_query_id` is its query,
+    empty for a batch write. The other `last_` fields are those of that batch's `Decision`. `is_adopted`: an operator
+    allowed a prefix without a decision to begin at any batch.
     """
 
     prefix: str
@@ -267,29 +267,29 @@ class Mandate:
     is_adopted: bool = False
 
     def needs_trace(self, query_id: str) -> bool:
-        """Whether a batch without rows must be decided on, too: the first one of a query, whose later batches could not
-        be told from those of a query that has lost its decisions.
+        """Whether a batch without rows must be decided too. The first batch of a query must be: without a decision, its
+        later batches would look like those of a query that has lost its decisions.
         """
         return bool(query_id) and self.last_batch_id is None
 
     @property
     def next_batch_id(self) -> int:
-        """Of a batch write, to which nobody else gives a number."""
+        """The batch id of a batch write, to which Spark gives no number."""
         return 0 if self.last_batch_id is None else self.last_batch_id + 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Mandate:
-        return _mandate(json.loads(text))
+    def from_json(cls, text: str) -> BatchStart:
+        return _batch_start(json.loads(text))
 
     def is_written_already(self, batch_id: int, query_id: str) -> bool:
-        """Whether the batch is the last one decided: then its rows must not be written again, in whatever partitions
-        they come now.
+        """Whether the batch is the last decided one. Then its rows must not be written again, even if they come in
+        other partitions.
 
-        Raises IllegalStateError where the batch cannot be told from one written before: an earlier batch id, another
-        query, a later batch of a query that has no decision.
+        Raises IllegalStateError if the batch may have been written before: it has an earlier batch id, is of another
+        query, or is a later batch of a query without a decision.
         """
         if self.last_batch_id is None:
             if query_id and batch_id > 0 and not self.is_adopted:
@@ -325,11 +325,11 @@ class Mandate:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task reports to the driver. `written` is None where it left nothing open: the batch was written already
-    (`was_skipped`), or there were no rows.
+    """The report of a task to the driver. `written` is None if the task left nothing open: the batch was written
+    already (`was_skipped`), or there were no rows.
     """
 
-    mandate: Mandate
+    batch_start: BatchStart
     batch_id: int
     query_id: str
     partition: int
@@ -337,7 +337,7 @@ class TaskOutcome:
     written: TaskTransaction | None
     was_skipped: bool = False
     fingerprint: int = 0
-    """Of the task's rows, also where they were not written."""
+    """That of the task's rows, also if they were not written."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -347,13 +347,16 @@ class TaskOutcome:
         fields = json.loads(text)
         written = fields.pop("written")
         return cls(
-            **fields | {"mandate": _mandate(fields["mandate"]), "written": written and _task_transaction(written)}
+            **fields
+            | {"batch_start": _batch_start(fields["batch_start"]), "written": written and _task_transaction(written)}
         )
 
 
-def _mandate(fields: Mapping[str, Any]) -> Mandate:
+def _batch_start(fields: Mapping[str, Any]) -> BatchStart:
     values = dict(fields)
-    return Mandate(**values | {"driver": OpenTransaction(*values["driver"]), "place": TopicPartition(*values["place"])})
+    return BatchStart(
+        **values | {"driver": OpenTransaction(*values["driver"]), "place": TopicPartition(*values["place"])}
+    )
 
 
 def _task_transaction(values: list[Any]) -> TaskTransaction:
@@ -366,13 +369,15 @@ def driver_id(prefix: str) -> str:
 
 
 def task_id(prefix: str, partition: int, attempt: int) -> str:
-    """A second attempt has an id of its own: it cannot fence a first one that finished."""
+    """The transactional id of an attempt. A second attempt has another id, so that it cannot fence a finished first
+    one.
+    """
     return f"{prefix}/{partition}" if attempt == 0 else f"{prefix}/{partition}.{attempt}"
 
 
 def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
-    """Raises IllegalStateError where the tasks are not those of one batch."""
-    for what in ("batch_id", "query_id", "mandate", "was_skipped"):
+    """Raise IllegalStateError if the tasks are not those of one batch."""
+    for what in ("batch_id", "query_id", "batch_start", "was_skipped"):
         if len(found := {getattr(outcome, what) for outcome in outcomes}) > 1:
             raise IllegalStateError(f"The tasks do not agree on {what}: {found}. The batch must run again.")
     partitions = [outcome.partition for outcome in outcomes]
@@ -384,64 +389,57 @@ def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None
     """Compare a batch that is to be skipped with the one that was decided under its number; `topic` is the sink's
     option.
 
-    Raises BatchChangedError where the rows, their number or the topic differ: then this is another batch, and to skip
-    it would lose its rows. A decision of version 1 has the number of rows only. A batch that an operator accepted is
-    skipped with whatever rows it comes.
+    Raises BatchChangedError if the rows, their number or the topic differ: then this is another batch, and skipping it
+    would lose its rows. A decision of version 1 has only the number of rows. A batch that an operator accepted is
+    skipped whatever its rows are.
     """
-    mandate, rows = outcomes[0].mandate, sum(outcome.rows for outcome in outcomes)
-    if mandate.last_is_accepted:
+    batch_start, rows = outcomes[0].batch_start, sum(outcome.rows for outcome in outcomes)
+    if batch_start.last_is_accepted:
         return
-    has_fingerprint = mandate.last_fingerprint is not None
+    has_fingerprint = batch_start.last_fingerprint is not None
     found = sum(outcome.fingerprint for outcome in outcomes) % MODULUS
-    if has_fingerprint and topic != mandate.last_topic:
-        what = f"for {_topic_in_words(mandate.last_topic)}, and now it comes for {_topic_in_words(topic)}"
-    elif rows != mandate.last_rows:
-        what = f"with {mandate.last_rows} rows, and now it comes with {rows}"
-    elif has_fingerprint and found != mandate.last_fingerprint:
-        what = f"with {mandate.last_rows} rows, and now it comes with as many rows, but their content differs"
+    if has_fingerprint and topic != batch_start.last_topic:
+        what = f"for {topic_in_words(batch_start.last_topic)}, and now it comes for {topic_in_words(topic)}"
+    elif rows != batch_start.last_rows:
+        what = f"with {batch_start.last_rows} rows, and now it comes with {rows}"
+    elif has_fingerprint and found != batch_start.last_fingerprint:
+        what = f"with {batch_start.last_rows} rows, and now it comes with as many rows, but their content differs"
     else:
         return
-    accept, forget = (operator_command(name, mandate.prefix, mandate.place.topic) for name in ("accept", "forget"))
-    raise BatchChangedError(
-        f"Batch {mandate.last_batch_id} of transactional.id.prefix={mandate.prefix!r} was committed {what}. Nothing of"
-        " it was written or skipped, and the query stops. Find out which case this is. (1) The checkpoint is an older"
-        " copy, or a copy for another query: start from the newest checkpoint, and give another query a"
-        " transactional.id.prefix of its own. (2) The input is the same, and the query computes other rows from it each"
-        " time (rand(), the current time, a source that changed): the committed rows stay, and the query goes on after"
-        f" this batch with: {accept}. (3) These rows must be written beside the committed ones: {forget}."
-    )
+    assert batch_start.last_batch_id is not None
+    raise BatchChangedError(changed_batch(batch_start.prefix, batch_start.place.topic, batch_start.last_batch_id, what))
 
 
-def _topic_in_words(topic: str | None) -> str:
-    return "the topics that its rows name" if topic is None else f"topic={topic!r}"
+def remember_start(batch_start: BatchStart) -> None:
+    """Keep the batch start for `remembered_start`. Without a usable local directory nothing is kept.
 
-
-def remember_begun(mandate: Mandate) -> None:
-    """Keep the mandate for `begun_batch`. Without a local directory, or a usable one, nothing is kept."""
-    path = _path(mandate.prefix)
+    Spark aborts a stream's batch on a new writer in another process. If no task has finished, Spark hands that writer
+    nothing of the driver's. Both processes have the application's local directory.
+    """
+    path = _path(batch_start.prefix)
     if path is None:
         return
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        new.write_text(mandate.to_json())
+        new.write_text(batch_start.to_json())
         new.replace(path)
     except OSError as error:
-        log.warning("A batch of %s that is stopped stays open until its timeout: %s", mandate.prefix, error)
+        log.warning("A batch of %s that is stopped stays open until its timeout: %s", batch_start.prefix, error)
 
 
-def begun_batch(prefix: str) -> Mandate | None:
-    """The mandate that this application began last under the prefix, None where nothing is known.
+def remembered_start(prefix: str) -> BatchStart | None:
+    """The batch start that this application began last under the prefix, None if nothing is known.
 
-    It may be that of a batch that was committed: `ExactlyOnceDriver.abort` ends nothing then.
+    Its batch may be committed already: then `ExactlyOnceDriver.abort` ends nothing.
     """
     path = _path(prefix)
     try:
-        return None if path is None else Mandate.from_json(path.read_text())
+        return None if path is None else BatchStart.from_json(path.read_text())
     except (OSError, ValueError, KeyError, TypeError):  # nothing was kept, or not by this release
         return None
 
 
 def _path(prefix: str) -> Path | None:
-    """In Spark's directory of this application, which Spark deletes when the application ends."""
+    """A file in Spark's directory of this application. Spark deletes it when the application ends."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return Path(folder) / f"spark-kafka-sink-{hashlib.sha256(prefix.encode()).hexdigest()}" if folder else None

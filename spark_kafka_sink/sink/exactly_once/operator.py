@@ -1,9 +1,9 @@
-"""The operator's view of exactly-once delivery: python -m spark_kafka_sink.transactions.
+"""The operator's command of exactly-once delivery: python -m spark_kafka_sink.transactions.
 
-Lists what was decided and what is open, in plain words, and settles it where no query will: `finish` commits a batch
-that is decided, `abort` ends what is not, `accept` closes a batch whose rows were lost, `forget` frees a prefix, and
-`adopt` lets a query begin at any batch where no decision of it is known. All but `list` break the batch that a query
-may be writing, and ask first.
+It lists decisions and open transactions, and settles those that no query will: `finish` commits a decided batch,
+`abort` aborts undecided transactions, `accept` closes a batch whose rows were lost, `forget` frees a prefix, and
+`adopt` lets a query without a known decision begin at any batch. All but `list` make a batch fail that a query is
+writing, and ask first.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
-from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, driver_id, prefix_of
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 _NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
-_COLUMNS: Final = ("transactional id", "state", "age", "time-out")
+_COLUMNS: Final = ("transactional id", "state", "age", "timeout")
 
 
 class Operator:
@@ -56,11 +56,11 @@ class Operator:
         self._wall_ms = wall_ms
 
     def show(self, prefix: str | None) -> None:
-        """Every prefix's last decision, and every transaction that is open; of one prefix where it is given."""
+        """Show the last decision of every prefix and all open transactions, or those of one prefix."""
         decisions = self._decisions(prefix)
         shown = sorted(key for key in decisions if prefix is None or prefix.encode() in {key, prefix_of(key)})
         for key in shown:
-            if prefix_of(key) not in decisions:  # of a prefix with a decision, its birth says no more
+            if prefix_of(key) not in decisions:  # the decision of a prefix says more than its first use
                 name = one_line((prefix_of(key) or key).decode("utf-8", "replace"))
                 self._say(f"{name}: {self._in_words(key, *decisions[key])}")
         if not any(prefix_of(key) is None for key in shown):
@@ -75,12 +75,13 @@ class Operator:
             self._say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def finish(self, prefix: str) -> None:
-        """Commit the batch decided last where that is not done, and abort what is undecided; tell what stays open.
-        Raises IllegalStateError where something is open and nothing was decided: the decision may be in another topic.
+        """Commit the batch decided last if it is not committed, abort undecided transactions, and show those that stay
+        open. Raises IllegalStateError if transactions are open and nothing was decided: the decision may be in another
+        topic.
         """
         cluster = self._cluster(prefix)
         if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
-            self._fenced(cluster, prefix)  # nobody decides from here on, and a reader waits for no half a decision
+            self._fenced(cluster, prefix)  # no driver decides after this, and no unfinished decision blocks the read
             if cluster.last_decision() is None:
                 raise IllegalStateError(
                     f"No decision of {prefix} is in {cluster.place.topic}, and {len(left)} of its transactions are"
@@ -90,13 +91,13 @@ class Operator:
         self._settle(prefix)
 
     def abort(self, prefix: str) -> None:
-        """Abort what is undecided. Raises IllegalStateError where a decided batch is not committed yet."""
+        """Abort undecided transactions. Raises IllegalStateError if a decided batch is not committed yet."""
         _check_finished(self._cluster(prefix).last_decision(), prefix)
         self._settle(prefix)
 
     def accept(self, prefix: str) -> None:
-        """Let the query go on after the batch decided last, with whatever rows it comes. Of a batch that is not
-        finished, what can still be committed is.
+        """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
+        finished, all transactions that can still be committed are.
 
         Raises IllegalStateError where nothing was decided, and where a coordinator did not say what became of a
         transaction, or may not be asked.
@@ -130,7 +131,7 @@ class Operator:
         )
 
     def forget(self, prefix: str) -> None:
-        """Free the prefix: the query that uses it next begins at whatever batch it has. Raises IllegalStateError where
+        """Free the prefix: the next query that uses it begins at any batch. Raises IllegalStateError if
         a decided batch is not committed yet.
         """
         self.abort(prefix)
@@ -138,13 +139,15 @@ class Operator:
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         _check_finished(last, prefix)  # a query that runs may have decided meanwhile
-        self._cluster(prefix).write_birth(is_adopted=True)  # first: a prefix with neither looks as if it had lost both
+        self._cluster(prefix).write_first_use(
+            is_adopted=True
+        )  # first: a prefix with neither looks as if it had lost both
         if last is not None:
             self._write(cluster, driver, last)
         self._say(f"{prefix} is free.")
 
     def adopt(self, prefix: str) -> None:
-        """Let the query of a prefix without a decision begin at whatever batch it has. Creates the decision topic where
+        """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if
         it is missing. Raises IllegalStateError where there is a decision, or a transaction of a task is open.
         """
         timer = self._client.timer(self._config.producer.max_block_ms)
@@ -165,7 +168,7 @@ class Operator:
                 " changed. If they are not, abort them first:"
                 f" {operator_command('abort', prefix, cluster.place.topic)}"
             )
-        cluster.write_birth(is_adopted=True)
+        cluster.write_first_use(is_adopted=True)
         self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -174,16 +177,16 @@ class Operator:
         print(line, file=self._out)
 
     def _settle(self, prefix: str) -> None:
-        mandate = self._driver(prefix).begin()
+        batch_start = self._driver(prefix).begin()
         last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
-        if mandate.last_batch_id is not None:
-            last = f"Batch {mandate.last_batch_id} is committed"
+        if batch_start.last_batch_id is not None:
+            last = f"Batch {batch_start.last_batch_id} is committed"
         left = self._ongoing(prefix)
         named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
         self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
 
     def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
-        """Raises IllegalStateError where there is no decision topic: to make one would say that nothing was decided."""
+        """Raises IllegalStateError if there is no decision topic: a new one would say that nothing was decided."""
         topic = self._config.decision_topic
         if self._client.creation.count(topic, self._client.timer(self._config.producer.max_block_ms)) == 0:
             raise IllegalStateError(
@@ -198,7 +201,7 @@ class Operator:
 
     def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
         name = driver_id(prefix)
-        self._driver(prefix).ensure_birth()
+        self._driver(prefix).ensure_first_use()
         return OpenTransaction.of(name, cluster.init_producer_id(name, None), cluster.transaction_version())
 
     def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
@@ -208,7 +211,7 @@ class Operator:
             raise ended.error
 
     def _decisions(self, prefix: str | None) -> dict[bytes, tuple[bytes, str]]:
-        """The newest record of every key, as it was written, and where. Says where newer ones of `prefix`, or of
+        """The newest record of every key as bytes, and where it is. Shows where newer ones of `prefix`, or of
         any, may be behind a transaction that is open.
         """
         topics, topic = self._client.topics, self._config.decision_topic
@@ -231,7 +234,7 @@ class Operator:
         return {key: (value, where) for key, (value, where) in values.items() if value is not None}
 
     def _open(self, prefix: str | None) -> list[TransactionDescription]:
-        """Of any prefix, whatever is named as ours are."""
+        """Open transactions of a prefix; for None all that are named as this sink names them."""
         ours = re.compile((".+" if prefix is None else re.escape(prefix)) + r"/(driver|\d+(\.\d+)?)")
         timer = self._client.timer(self._config.producer.max_block_ms)
         listed = self._client.transactions.list_transactions(timer, states=_OPEN)
@@ -247,11 +250,11 @@ class Operator:
         return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
     def _in_words(self, key: bytes, value: bytes, where: str) -> str:
-        """What a record says. One that says nothing sensible must not hide those of other prefixes."""
+        """A record in words. A damaged record must not hide those of other prefixes."""
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
-            return _birth_in_words(Birth.from_bytes(value, where))
+            return _first_use_in_words(FirstUse.from_bytes(value, where))
         except ProtocolError as error:
             return one_line(str(error))
         except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
@@ -262,7 +265,7 @@ class Operator:
         when = _time(decision.time_ms)
         what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
         if decision.is_accepted:
-            return f"{what}: closed by accept. The query goes on after it, with whatever rows it comes."
+            return f"{what}: closed by accept. The query goes on after it, whatever its rows are then."
         if decision.is_finished:
             return f"{what}: committed."
         return (
@@ -271,21 +274,21 @@ class Operator:
         )
 
 
-def _birth_in_words(birth: Birth) -> str:
-    if birth.is_adopted:
-        return f"no decision yet; freed or adopted {_time(birth.time_ms)}, so its query may begin at any batch."
-    return f"no decision yet; first used {_time(birth.time_ms)}."
+def _first_use_in_words(first_use: FirstUse) -> str:
+    if first_use.is_adopted:
+        return f"no decision yet; freed or adopted {_time(first_use.time_ms)}, so its query may begin at any batch."
+    return f"no decision yet; first used {_time(first_use.time_ms)}."
 
 
 def _time(time_ms: int) -> str:
-    """In UTC. Raises ValueError, OverflowError or OSError for a time that no calendar has."""
+    """A time in UTC, as text. Raises ValueError, OverflowError or OSError for a time outside the calendar."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
 
 
 def _check_finished(last: Decision | None, prefix: str) -> None:
     if last is not None and not last.is_finished:
         raise IllegalStateError(
-            f"Batch {last.batch_id} of {prefix} is decided, and can be finished alone: start the query again, or use"
+            f"Batch {last.batch_id} of {prefix} is decided, and can only be finished: start the query again, or use"
             " finish."
         )
 
@@ -293,16 +296,16 @@ def _check_finished(last: Decision | None, prefix: str) -> None:
 _METHODS: Final = {"list": "show"}
 _DECISION_TOPIC: Final = "decision.topic"
 _HELP: Final[Mapping[str, str]] = {
-    "finish": "commit what was decided, abort all else that is open; refused where nothing was decided",
-    "abort": "abort all that is open and undecided; refused where a decided batch waits to be committed",
-    "accept": "let the query go on after the last batch, though its rows were lost or are other ones now",
-    "forget": "free the prefix: the query that uses it next begins at whatever batch it has",
-    "adopt": "let a query begin at whatever batch it has, though no decision on an earlier one is known",
+    "finish": "commit the decided batch, abort all other open transactions; refused if nothing was decided",
+    "abort": "abort all undecided transactions; refused while a decided batch waits to be committed",
+    "accept": "let the query go on after the last batch, though rows of it were lost or have changed",
+    "forget": "free the prefix: the next query that uses it begins at any batch",
+    "adopt": "let a query begin at any batch, though no decision on an earlier one is known",
 }
 _QUESTIONS: Final[Mapping[str, str]] = {
-    "finish": "Commit what was decided under {prefix} and abort all else that is open under it?",
-    "abort": "Abort all that is open and undecided under {prefix}?",
-    "accept": "Let the query of {prefix} go on after its last batch, though rows were lost or are other ones now?",
+    "finish": "Commit the decided batch of {prefix} and abort its other open transactions?",
+    "abort": "Abort all undecided transactions of {prefix}?",
+    "accept": "Let the query of {prefix} go on after its last batch, though rows of it were lost or have changed?",
     "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
     "adopt": (
         "Let the query of {prefix} begin at the next batch of its checkpoint? If that batch was written before, its"
@@ -312,7 +315,7 @@ _QUESTIONS: Final[Mapping[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask: Callable[[str], str] = input) -> int:
-    """The exit code: 0, or 1 where nothing was changed."""
+    """Run the command. Return the exit code: 0, or 1 if nothing was changed."""
     options = _parser().parse_args(arguments)
     out = out or sys.stdout
     try:
@@ -320,7 +323,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
         flags = {
             f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
             _DECISION_TOPIC: options.decision_topic,
-            "transactional.id.prefix": options.prefix,  # one that no query can have is refused, an empty one above all
+            "transactional.id.prefix": options.prefix,  # refused if no query can have it, such as an empty one
         }
         settings |= {name: value for name, value in flags.items() if value is not None}
         config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
@@ -335,7 +338,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
                 answer = ask(f"Type {options.prefix} to go on: ").strip()
             except EOFError:
                 answer = ""
-                print("There is nobody to ask: --yes goes on without.", file=out)
+                print("There is no input to read an answer from: --yes goes on without asking.", file=out)
             if answer != options.prefix:
                 print("Nothing was changed.", file=out)
                 return 1
@@ -343,7 +346,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             operator = Operator(client, config, out, SystemClock().wall_ms)
             getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
     except KafkaError as error:
-        text = f"{type(error).__name__}: {error}"  # a stranger's record may be part of it
+        text = f"{type(error).__name__}: {error}"  # it may hold a record of another writer
         print("".join(each if each.isprintable() else "?" for each in text), file=out)
         return 1
     return 0
@@ -351,7 +354,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m spark_kafka_sink.transactions", description="What exactly-once delivery decided and left open."
+        prog="python -m spark_kafka_sink.transactions",
+        description="Shows and settles decisions and open transactions of exactly-once delivery.",
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--bootstrap-servers", help="host:port pairs, comma-separated")
@@ -361,7 +365,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--decision-topic", help=f"decision.topic of the query [{DECISION_TOPIC}]")
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", parents=[common], help="show decisions and open transactions")
-    listed.add_argument("--prefix", help="of this transactional.id.prefix alone")
+    listed.add_argument("--prefix", help="only of this transactional.id.prefix")
     for name, text in _HELP.items():
         command = commands.add_parser(name, parents=[common], help=text)
         command.add_argument("--prefix", required=True, help="transactional.id.prefix of the query and sink")
@@ -370,7 +374,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _properties(path: Path) -> dict[str, object]:
-    """Of a query's options those that lead to the cluster and to its decisions. Raises ConfigError."""
+    """The options of a query that lead to the cluster and to its decisions. Raises ConfigError."""
     try:
         found = read_properties(path)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""The driver's side of exactly-once delivery: fence, finish what was decided, decide, commit, abort.
+"""The driver's side of exactly-once delivery: fence other drivers, finish the decided batch, decide, commit, abort.
 
-Tasks leave their transactions open, and the driver ends them: a broker asks no more than transactional id, producer id
-and epoch (KIP-98, KIP-890). What makes a batch count is one record, the decision, written in a transaction of the
-driver's own before any task's transaction is committed; after it the batch can only be finished, by this driver or by
-the next one, however the rows would be laid out by then. The proof is in docs/exactly-once.md.
+Tasks leave their transactions open, and the driver ends them: a broker asks only for transactional id, producer id and
+epoch (KIP-98, KIP-890). A batch counts because of one record, the decision. The driver writes it in a transaction of
+its own before it commits any task's transaction. After the decision the batch can only be finished, by this driver or
+by the next one, even if the rows come in other partitions then. The proof is in docs/exactly-once.md.
 
-Decisions only: every request goes through the `DriverCluster`. One thread, the driver's.
+This module only decides: every request goes through the `DriverCluster`. One thread, the driver's.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.advice import operator_command, who_finds_out, who_finishes
+from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, unknown_advice
 from spark_kafka_sink.sink.exactly_once.messages import (
-    Birth,
+    BatchStart,
     Decision,
-    Mandate,
+    FirstUse,
     TaskOutcome,
     TaskTransaction,
     TransactionLostError,
@@ -50,7 +50,9 @@ from spark_kafka_sink.sink.exactly_once.messages import (
 log = logging.getLogger(__name__)
 
 USABLE_SHARE: Final = 0.8
-"""Of transaction.timeout.ms: what is left must do for the commit, and for a restart where the driver dies in it."""
+"""The most of transaction.timeout.ms that may be over when the batch is decided. The rest must be enough for the
+commit, and for a restart if the driver dies during it.
+"""
 _UNKNOWN: Final = frozenset(
     {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
 )
@@ -58,17 +60,17 @@ _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
 class PrefixRecords(NamedTuple):
-    """What the decision topic knows of a prefix. `birth` may be None where there is a decision."""
+    """What the decision topic knows of a prefix. `first_use` may be None if there is a decision."""
 
     decision: Decision | None
-    birth: Birth | None
+    first_use: FirstUse | None
 
 
 class DriverCluster(Protocol):
-    """The requests that the protocol consists of. Each returns when its answer is known, or raises KafkaError."""
+    """The requests of the protocol. Each returns when its answer is known, or raises KafkaError."""
 
     place: TopicPartition
-    """Where decisions of the prefix are written; the markers are offsets of this partition."""
+    """The partition of the decision topic that holds the decisions of the prefix. Markers are offsets of it."""
 
     def transaction_version(self) -> int: ...
 
@@ -78,27 +80,27 @@ class DriverCluster(Protocol):
 
     @property
     def knows_prefix(self) -> bool:
-        """Whether a record of the prefix was read over this client before."""
+        """Whether this client has read a record of the prefix before."""
         ...
 
     def check_topic(self) -> None:
-        """Raise IllegalStateError where the decision topic does not keep what it is given."""
+        """Raise IllegalStateError if the decision topic does not keep the last record of each key."""
         ...
 
     def check_presence(self) -> None:
-        """Raise IllegalStateError where the decision topic is gone, by what the last listing's metadata said."""
+        """Raise IllegalStateError if the metadata of the last listing has no decision topic."""
         ...
 
     def last_records(self) -> PrefixRecords:
-        """The newest ones that were committed."""
+        """The newest committed ones."""
         ...
 
     def lost_decisions(self) -> KafkaError:
-        """The error for a decision topic that knows nothing of the prefix, which was used before."""
+        """The error for a prefix that was used before and has no record in the decision topic."""
         ...
 
-    def write_birth(self, *, is_adopted: bool) -> None:
-        """In no transaction: acknowledged by all replicas in sync."""
+    def write_first_use(self, *, is_adopted: bool) -> None:
+        """Write it outside transactions, acknowledged by all in-sync replicas."""
         ...
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None: ...
@@ -108,16 +110,16 @@ class DriverCluster(Protocol):
     def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
-        """Of every transactional id of the cluster in one of these states that begins with the prefix."""
+        """Every transactional id of the cluster in one of these states."""
         ...
 
     def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
-        """What was committed for `place` by the groups of these names, once nothing of it is pending."""
+        """The offset that each group of these names has committed for `place`, once none is pending."""
         ...
 
 
 class Committed(NamedTuple):
-    """A batch that counts now. `driver` is the driver's next transaction, None where nothing was decided."""
+    """A batch that counts now. `driver` is the driver's next transaction, None if nothing was decided."""
 
     decision: Decision | None
     was_skipped: bool
@@ -125,11 +127,12 @@ class Committed(NamedTuple):
 
 
 class ExactlyOnceDriver:
-    """The protocol, for one prefix. It holds nothing between its calls: a batch's `begin` and its `commit` or `abort`
-    may run in different processes. `topic` is the sink's option `topic`. `is_new`: no decision of the prefix waits to
-    be finished, because no write has had it before, or only writes that ended well (write_names.py).
-    `is_operator`: a prefix of which the decision topic knows nothing is no error, and is treated as one without a
-    decision.
+    """The protocol, for one prefix. It holds no state between calls: a batch's `begin` and its `commit` or `abort` may
+    run in different processes.
+
+    `topic` is the sink's option `topic`. `is_new`: no decision of the prefix waits to be finished, because no write had
+    the prefix before, or only writes that ended well (write_names.py). `is_operator`: a prefix without any record is
+    not an error, and counts as one without a decision.
     """
 
     def __init__(
@@ -149,48 +152,47 @@ class ExactlyOnceDriver:
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._unwritten: frozenset[str] = frozenset()
-        """For the log: ids that were listed as EMPTY. Some brokers call finished transactions so."""
+        """Ids that were listed as EMPTY, for the log. Some brokers list finished transactions as EMPTY."""
         self._finish = operator_command("finish", prefix, cluster.place.topic)
 
     # ---- before the tasks ------------------------------------------------------------------------------------------
 
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
-        """Fence every other driver of the prefix, finish the batch decided last, abort what was left undecided.
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
+        """Fence every other driver of the prefix, finish the batch decided last, abort undecided transactions.
 
-        `held`: this driver's own id and epoch from the batch before; then another driver that has taken over since is
-        not fenced, but raises ProducerFencedError. `known`: what it decided last, which need not be read then. Raises
-        TransactionLostError, IllegalStateError where the decision topic has lost what it knew of the prefix or does not
-        keep what it is given, and KafkaError where a request fails.
+        `held`: this driver's producer id and epoch from the batch before. With it, a driver that has taken over since
+        then is not fenced, and this call raises ProducerFencedError. `known`: this driver's last decision, which need
+        not be read then. Raises TransactionLostError; IllegalStateError if the decision topic has lost the records of
+        the prefix or does not keep records; and KafkaError if a request fails.
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
         if not self._is_new and held is None and not self._cluster.knows_prefix:
             if not self._is_operator:
                 self._cluster.check_topic()
-            self.ensure_birth()
-        last, birth = known, None
+            self.ensure_first_use()
+        last, first_use = known, None
         while True:
             driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
-            # A coordinator that has forgotten the id (transactional.id.expiration.ms) takes whatever is held, and gives
-            # another producer id: others may have decided since. To find that there is no decision takes a whole
-            # partition of those of others.
+            # A coordinator that has forgotten the id (transactional.id.expiration.ms) accepts any held epoch and gives
+            # another producer id: another driver may have decided since, so the decision is read again.
             if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
-                last, birth = self._read_records()
+                last, first_use = self._read_records()
             if last is None or last.is_finished:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
             self.finish(driver, last)
-            with self._told_to_count(last):
+            with self._errors_say_committed(last):
                 driver = self._note_finished(driver, last, 0)
             held, last = driver.producer, last.finished()
         left = self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
         self._cluster.check_presence()
-        is_adopted = birth is not None and birth.is_adopted
+        is_adopted = first_use is not None and first_use.is_adopted
         if last is None:
-            return Mandate(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
-        return Mandate(
+            return BatchStart(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
+        return BatchStart(
             self.prefix,
             driver,
             self._cluster.place,
@@ -203,20 +205,20 @@ class ExactlyOnceDriver:
             is_adopted,
         )
 
-    def ensure_birth(self) -> None:
-        """Write the birth record of a prefix that has none, no decision, and no driver that its coordinator knows.
+    def ensure_first_use(self) -> None:
+        """Write the first-use record of a prefix, if it has no record and its coordinator does not know its driver.
 
-        Comes before the driver's first InitProducerId: a driver that its coordinator knows has left a record, then.
+        Must come before the driver's first InitProducerId. So every driver that the coordinator knows has left a
+        record.
         """
         name = driver_id(self.prefix)
         is_unused = self._cluster.describe([name])[name] is None
         if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
-            self._cluster.write_birth(is_adopted=False)
+            self._cluster.write_first_use(is_adopted=False)
 
     def check_owner(self, batch_id: int, query_id: str) -> None:
-        """Raise IllegalStateError, before any driver is fenced, where the last decision is another query's or a later
-        batch's. Where a driver is just deciding nothing is checked: to read then waits for its end, and the tasks check
-        it too.
+        """Raise IllegalStateError, before any driver is fenced, if the last decision is of another query or of a later
+        batch. Checks nothing while a driver decides, because reading would wait for its end. The tasks check it too.
         """
         name = driver_id(self.prefix)
         found = self._cluster.describe([name])[name]
@@ -225,7 +227,7 @@ class ExactlyOnceDriver:
         last = self._cluster.last_records().decision
         if last is not None:
             driver = OpenTransaction.of(name, found.producer, 2)
-            seen = Mandate(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
+            seen = BatchStart(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
             seen.is_written_already(batch_id, query_id)
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
@@ -233,11 +235,11 @@ class ExactlyOnceDriver:
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
         """Decide the batch and commit it. Afterwards no transaction of the prefix is open that was begun before.
 
-        Raises BatchChangedError where the batch was decided before with other rows or for another topic;
-        IllegalStateError where a task's transaction is not what the task left, or too old, and
-        ProducerFencedError where another driver has taken over: nothing is decided then. Raises KafkaTimeoutError
-        where it cannot be known whether it is; TransactionLostError after the decision; and any KafkaError, which says
-        so, where all is committed and that could not be noted.
+        Nothing is decided after BatchChangedError (the batch was decided before with other rows or for another topic),
+        IllegalStateError (a task's transaction is not as the task left it, or is too old) and ProducerFencedError
+        (another driver has taken over). KafkaTimeoutError: it is not known whether the batch is decided.
+        TransactionLostError: it is decided, and rows are lost. If only the note of the commit fails, the KafkaError
+        says that the batch is committed.
         """
         if not outcomes:
             return Committed(None, False, None)
@@ -258,9 +260,9 @@ class ExactlyOnceDriver:
             fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
             topic=self.topic,
         )
-        driver = first.mandate.driver
+        driver = first.batch_start.driver
         if not tasks:
-            if not first.mandate.needs_trace(first.query_id):
+            if not first.batch_start.needs_trace(first.query_id):
                 return Committed(None, False, None)
             return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
         self._cluster.write_decision(driver, decision, 0)
@@ -268,30 +270,30 @@ class ExactlyOnceDriver:
         (decided,) = self._cluster.end([driver], committed=True)
         driver = self._next_driver(driver, decided, decision)
         self.finish(driver, decision)
-        # Whoever is fenced by now must not touch what its successor's tasks have begun: the record is the proof that
-        # there is no successor yet, and what was listed before it is ended by its exact epochs.
-        with self._told_to_count(decision):
+        # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
+        # is no successor yet; transactions listed before it are aborted by their exact epochs.
+        with self._errors_say_committed(decision):
             left = self._others_open(driver, ())
             driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
         return Committed(decision.finished(), False, driver)
 
-    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome]) -> bool:
-        """End what the tasks left open, if it is certain that the batch is not decided; whether all of it was ended.
+    def abort(self, batch_start: BatchStart, outcomes: Iterable[TaskOutcome]) -> bool:
+        """Abort the tasks' transactions if it is certain that the batch is not decided. Return whether all were ended.
 
-        A decided batch is left alone, and so is one that may be: the next driver of the prefix finishes or aborts it.
-        Raises AuthenticationError where a node did not let us in, and KafkaError where another request fails.
+        A batch that is or may be decided is left as it is: the next driver of the prefix finishes or aborts it. Raises
+        AuthenticationError if a node refused the login, and KafkaError if another request fails.
         """
-        driver = mandate.driver
+        driver = batch_start.driver
         (ended,) = self._cluster.end([driver], committed=False)
         if ended.status is EndTxnStatus.INVALID_TXN_STATE and driver.transaction_version < 2:
             if not self._is_untouched(driver):
                 return False
-            # nothing was ended, so the epoch is still the one under which a task that is late may begin
+            # nothing was ended, so a late task may still begin in this epoch
             next_ = self._cluster.init_producer_id(driver.transactional_id, driver.producer)
-            last, birth = self._cluster.last_records()
-            if (last and last.batch_id) != mandate.last_batch_id or not (self._is_new or last or birth):
-                return False  # another process has decided it between the look and the fence, or the topic is lost
+            last, first_use = self._cluster.last_records()
+            if (last and last.batch_id) != batch_start.last_batch_id or not (self._is_new or last or first_use):
+                return False  # another process has decided it in between, or the topic is lost
             ended = replace(ended, producer=next_)
         elif ended.status is not EndTxnStatus.DONE:
             _raise_refusal([ended])
@@ -299,21 +301,21 @@ class ExactlyOnceDriver:
         named = [outcome.written for outcome in outcomes if outcome.written is not None]
         aborted = self._abort_all([task.transaction for task in named])
         driver = driver.with_producer(ended.producer)
-        # where another attempt has taken a task's id, it is that one's transaction which is open
+        # if another attempt has taken a task's id, the open transaction is that attempt's
         ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in _UNKNOWN]
         left = self._others_open(driver, ended_ones)
         others = self._abort_all(left) if left and self._is_current(driver) else ()
         _raise_refusal((*aborted, *others))
         if any(each.status in _STAYS_OPEN for each in (*aborted, *others)):
             return False
-        # Else they are committed, and what was ended above was the note of that: version 1 tells no epochs apart.
+        # Else they are committed, and the transaction ended above was the note's: version 1 has one epoch for both.
         return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
     def finish(self, driver: OpenTransaction, decision: Decision) -> None:
-        """Commit every transaction of a decision. Raises TransactionLostError where one can no longer be, and
-        ProducerFencedError where that is not this driver's to tell.
+        """Commit every transaction of a decision. Raises TransactionLostError if one is gone, and ProducerFencedError
+        if another driver has taken over, which finds that out.
         """
-        with self._told_to_be_decided(decision):
+        with self._errors_say_decided(decision):
             outcomes = self._cluster.end(decision.transactions, committed=True)
             unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
             for each in outcomes:
@@ -321,23 +323,23 @@ class ExactlyOnceDriver:
                     raise each.error
             if unknown:
                 tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
-                self._abort_usurpers(driver, tasks)
+                self._abort_late_attempts(driver, tasks)
                 self._check_markers(driver, decision, tasks)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> PrefixRecords:
-        """What the decision topic knows of the prefix. Raises IllegalStateError where that is nothing: every driver has
-        left a record before it began.
+        """Read the records of the prefix. Raises IllegalStateError if there is none: every driver has left a record
+        before it began.
         """
         found = self._cluster.last_records()
         if found == PrefixRecords(None, None) and not self._is_operator:
             raise self._cluster.lost_decisions()
         return found
 
-    def _abort_usurpers(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
-        """Abort what a late attempt has begun under the id of a decided transaction: its marker is pending, and keeps
-        that of the decided one from being read until it times out.
+    def _abort_late_attempts(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+        """Abort transactions that a late attempt has begun under the id of a decided one. Their pending markers would
+        hide the decided marker until they time out.
         """
         decided = {task.transaction.transactional_id: task.transaction for task in tasks}
         open_ = [
@@ -345,13 +347,14 @@ class ExactlyOnceDriver:
             for name, found in self._cluster.describe(decided).items()
             if found is not None and found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
         ]
-        if open_ and self._is_current(driver):  # else a successor's tasks may have begun them
+        if open_ and self._is_current(driver):  # else tasks of a successor may have begun them
             self._abort_all(open_)
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
-        """A transaction that its coordinator knows no more was committed if its marker was. One of a later batch proves
-        it only where another driver has taken over, which has finished this one before its tasks began; else it is from
-        the prefix's life before that was forgotten.
+        """Check the transactions that their coordinators no longer know: each was committed if its marker was.
+
+        A marker of a later batch proves it only if another driver has taken over, which has finished this batch before
+        its tasks began. Else that marker is from before the prefix was freed.
         """
         found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
         lost = [
@@ -376,8 +379,8 @@ class ExactlyOnceDriver:
             )
 
     def _verify(self, driver: OpenTransaction, decision: Decision) -> None:
-        """Every transaction must be as its task left it, and young enough. Called with the decision written and not
-        committed, so that ages are told by brokers' clocks alone.
+        """Check that every transaction is as its task left it, and young enough. Called while the decision is written
+        and not committed, so that only the brokers' clocks tell the ages.
         """
         ids = [driver.transactional_id, *(task.transaction.transactional_id for task in decision.tasks)]
         described = self._cluster.describe(ids)
@@ -400,24 +403,24 @@ class ExactlyOnceDriver:
             if age_ms > USABLE_SHARE * found.timeout_ms:
                 raise IllegalStateError(
                     f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
-                    f" open for {age_ms} ms, more than 80 % of its time-out. Raise kafka.transaction.timeout.ms"
+                    f" open for {age_ms} ms, more than 80 % of its timeout. Raise kafka.transaction.timeout.ms"
                     f" (now {found.timeout_ms}) and, if need be, the brokers' transaction.max.timeout.ms; or make"
                     " batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)."
                 )
 
     def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
-        """Write that all is committed, so that a later start need not ask for transactions and markers that brokers
-        have forgotten by then.
+        """Write that the batch is committed. A later start then need not ask for transactions and markers, which the
+        brokers may have forgotten.
         """
         self._cluster.write_decision(driver, decision.finished(), sequence)
         (noted,) = self._cluster.end([driver], committed=True)
         return self._next_driver(driver, noted, decision)
 
     def _others_open(self, driver: OpenTransaction, kept: Iterable[TaskTransaction]) -> list[OpenTransaction]:
-        """What else is open under the prefix, or, under transaction version 2, could be opened by who holds it."""
+        """Other open transactions of the prefix. Under version 2 also those that a task could still open."""
         states = [TransactionState.ONGOING]
         if driver.transaction_version >= 2:
-            states.append(TransactionState.EMPTY)  # begun and not written to: aborting it takes its epoch away
+            states.append(TransactionState.EMPTY)  # begun, and nothing written: an abort ends its epoch
         mine = {task.transaction.transactional_id for task in kept}
         ids = [name for name in self._cluster.list_ids(states) if is_task_id(self.prefix, name) and name not in mine]
         if not ids:
@@ -431,17 +434,17 @@ class ExactlyOnceDriver:
         ]
 
     def _is_current(self, driver: OpenTransaction) -> bool:
-        """Whether no other driver has fenced this one: then nothing seen before was begun by another's tasks."""
+        """Whether no other driver has fenced this one: then no other driver's task began what was seen before."""
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
         return own is not None and own.producer == driver.producer
 
     def _is_untouched(self, driver: OpenTransaction) -> bool:
-        """Whether nothing was written in the driver's transaction: under version 1 its abort is then refused."""
+        """Whether the driver has written nothing in its transaction: version 1 then refuses to abort it."""
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
         return own is not None and own.state is TransactionState.EMPTY and own.producer == driver.producer
 
     def _abort_all(self, transactions: Sequence[OpenTransaction]) -> Sequence[EndTxnOutcome]:
-        """By exact epochs. What cannot be aborted now is by the next driver, or by its time-out."""
+        """Abort them by their exact epochs. Those that stay open end by the next driver or by their timeout."""
         if not transactions:
             return ()
         if count := sum(each.transactional_id not in self._unwritten for each in transactions):
@@ -449,13 +452,13 @@ class ExactlyOnceDriver:
         outcomes = self._cluster.end(transactions, committed=False)
         for each in outcomes:
             if each.status in _STAYS_OPEN:
-                log.warning("%s stays open until its time-out: %s", each.transaction, each.error)
+                log.warning("%s stays open until its timeout: %s", each.transaction, each.error)
         return outcomes
 
-    # ---- what is said of a batch that is decided, or may be ----------------------------------------------------------
+    # ---- errors of a batch that is decided, or may be --------------------------------------------------------------
 
     @contextmanager
-    def _told_to_be_decided(self, decision: Decision) -> Iterator[None]:
+    def _errors_say_decided(self, decision: Decision) -> Iterator[None]:
         try:
             yield
         except (TransactionLostError, ProducerFencedError):
@@ -463,13 +466,13 @@ class ExactlyOnceDriver:
         except KafkaError as error:
             raise error.reworded(
                 f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {error}"
-                f" {who_finishes(decision.query_id, self._finish)}",
+                f" {finish_advice(decision.query_id, self._finish)}",
                 retriable=bool(decision.query_id),
             ) from error
 
     @contextmanager
-    def _told_to_count(self, decision: Decision) -> Iterator[None]:
-        """What fails here comes after the commit, and must not be taken for a batch that failed."""
+    def _errors_say_committed(self, decision: Decision) -> Iterator[None]:
+        """An error in here comes after the commit. Its text must say that the batch did not fail."""
         try:
             yield
         except KafkaError as error:
@@ -481,7 +484,7 @@ class ExactlyOnceDriver:
             ) from error
 
     def _next_driver(self, driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
-        """The driver's transaction after one that was committed. Raises what kept it from being."""
+        """The driver's transaction after a committed one. Raises the reason why it was not committed."""
         if ended.status is EndTxnStatus.DONE:
             return driver.with_producer(ended.producer)
         if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
@@ -494,13 +497,13 @@ class ExactlyOnceDriver:
             ) from ended.error
         raise KafkaTimeoutError().reworded(
             f"Whether batch {decision.batch_id} is decided is not known: {ended.error}"
-            f" {who_finds_out(decision.query_id, self._finish)}",
+            f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
 
 
 def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
-    """Of a node that does not let us in, so that the client with its certificates is given up."""
+    """Raise a refused login, so that the caller makes a new client, which reads the certificates again."""
     for each in outcomes:
         if isinstance(each.error, AuthenticationError):
             raise each.error

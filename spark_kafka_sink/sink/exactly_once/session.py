@@ -1,8 +1,8 @@
 """Exactly-once batches of a driver that is one process: foreachBatch and `KafkaSink.write`.
 
-A session is one prefix's: its connections, and its epoch from batch to batch, so that it notices when another driver
-takes over, or another sink of the same foreachBatch. Sessions are the process's, not a sink's, because a user may make
-the sink anew for each batch. One batch of a session at a time; any thread.
+A session belongs to one prefix. It keeps the connections, and the epoch from batch to batch, so that it notices another
+driver that takes over, or another sink of the same foreachBatch. Sessions belong to the process and not to a sink,
+because a user may make a new sink for each batch. A session runs one batch at a time; any thread may call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, Ill
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
-from spark_kafka_sink.sink.exactly_once.messages import Decision, Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig
@@ -37,25 +37,25 @@ log = logging.getLogger(__name__)
 
 _IDLE_MS: Final = IDLE_MS
 _SOON_IDLE_MS: Final = 2_000
-"""A batch write may be the only one of its prefix, and the next ones of others: each keeps five descriptors. So may a
-stream with `availableNow`, of which nobody here knows whether it has ended.
+"""A batch write may be the only one of its prefix, and each session keeps five descriptors. The same holds for a stream
+with `availableNow`: the session does not know whether it has ended.
 """
 _MOST_RESTING: Final = 32
-"""Sessions of streams that keep their connections between batches for long: those that were used last."""
+"""Sessions of streams that keep their connections for `IDLE_MS` between batches: the most recently used ones."""
 
 _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
-"""Scheme, authority and path, split as Hadoop's Path does it: there is no query, and no escape."""
+"""Scheme, authority and path, split as by Hadoop's Path, without query and escapes."""
 
 QUERY_NAME: Final = "queryname"
-"""The option in which Spark hands over what .queryName(...) was given."""
+"""The option in which Spark hands over the name given by .queryName(...)."""
 
-RunTasks = Callable[[Mandate, int], Sequence[TaskOutcome]]
-"""Runs a batch's tasks under a mandate and a batch id."""
+RunTasks = Callable[[BatchStart, int], Sequence[TaskOutcome]]
+"""Runs the tasks of a batch, given its start and its batch id."""
 
 
 class StreamBatch(NamedTuple):
-    """A micro-batch as foreachBatch tells it. `run_id` changes with every start of the query. `checkpoint` is where
-    Spark keeps the query's checkpoint, with its scheme, None where Spark does not say.
+    """A micro-batch of foreachBatch. `run_id` changes with every start of the query. `checkpoint` is the location of
+    the query's checkpoint, with its scheme, None if Spark does not say.
     """
 
     query_id: str
@@ -65,10 +65,12 @@ class StreamBatch(NamedTuple):
 
 
 class DriverSession:
-    """The batches of one prefix. Connections are made with the first one, and anew for a sink of other settings, after
-    a long rest, and after a batch that failed: a client that was interrupted may wait for ever, and certificates may
-    have been renewed since it read their files. A session without a prefix is of one batch write, for which it claims a
-    name (write_names.py).
+    """The batches of one prefix. A session without a prefix is for one batch write, for which it claims a name
+    (write_names.py).
+
+    The first batch makes connections. New ones are made for a sink with other settings, after a long rest, and after a
+    failed batch: an interrupted client may wait for ever, and certificates may have been renewed since the client read
+    their files.
     """
 
     def __init__(self, prefix: str | None) -> None:
@@ -85,43 +87,43 @@ class DriverSession:
         self._last_sink: tuple[str | None, int] | None = None
         self._is_last_written = False
         self.used_ms = 0
-        """When it was asked for a batch, or had done one, by a clock that only goes on."""
+        """The last time that a batch began or ended, by the monotonic clock."""
 
     def run(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
-        """Begin, run the tasks, commit; abort where something fails. `batch` None: a batch write, which comes after the
-        last one under the prefix. Raises IllegalStateError for a second sink's part of one batch, KafkaError, and what
-        the tasks raise.
+        """Begin, run the tasks, commit; abort if something fails. `batch` None: a batch write, which comes after the
+        last one under the prefix. Raises IllegalStateError for a second sink of one batch, KafkaError, and the errors
+        of the tasks.
         """
         with self._lock:
             self._claim(config, batch)
             self._connect(config)
             self.used_ms = SystemClock().now_ms()
-            held, self._held = self._held, None  # after a failure the next batch fences anew
+            held, self._held = self._held, None  # after a failure the next batch fences again
             known, self._decided = self._decided, None
-            mandate: Mandate | None = None
+            batch_start: BatchStart | None = None
             outcomes: Sequence[TaskOutcome] = ()
             try:
                 if held is None and batch is not None:
                     self._driver.check_owner(batch.batch_id, batch.query_id)
-                mandate = self._driver.begin(held, known)
-                if held is None or held.producer_id != mandate.driver.producer_id:
-                    known = None  # `begin` has read the last decision, which may be another driver's
-                batch_id = batch.batch_id if batch is not None else mandate.next_batch_id
-                outcomes = run_tasks(mandate, batch_id) or _no_task(mandate, batch, batch_id)
+                batch_start = self._driver.begin(held, known)
+                if held is None or held.producer_id != batch_start.driver.producer_id:
+                    known = None  # `begin` has read the last decision, which may be of another driver
+                batch_id = batch.batch_id if batch is not None else batch_start.next_batch_id
+                outcomes = run_tasks(batch_start, batch_id) or _no_task(batch_start, batch, batch_id)
                 committed = self._driver.commit(outcomes)
             except BaseException as cause:
-                # Ctrl-C, say, in the midst of what the client does; or certificates of its own time
+                # an interrupt in the middle of a request, or old certificates: the client is not used again
                 if not isinstance(cause, KafkaError) or isinstance(cause, AuthenticationError):
                     self.close()
                 try:
-                    if mandate is not None:
-                        self._give_up(config, mandate, outcomes)
+                    if batch_start is not None:
+                        self._give_up(config, batch_start, outcomes)
                     else:
                         self._release_name(config)
                 finally:
-                    self.close()  # what kept it from an end, or from an abort, may be that it was not let in
+                    self.close()  # a refused login may have made the batch, or its abort, fail
                 raise
-            self._held = (committed.driver or mandate.driver).producer
+            self._held = (committed.driver or batch_start.driver).producer
             self._decided = committed.decision or known
             self._is_last_written = True
             self._release_name(config)
@@ -137,19 +139,19 @@ class DriverSession:
 
     @property
     def _prefix(self) -> str:
-        """Of a session without one only while it is connected."""
+        """The prefix; a session without one has a claimed name while it is connected."""
         prefix = self._name.prefix if self._name is not None else self._given_prefix
         assert prefix is not None
         return prefix
 
     @property
     def keeps_connections(self) -> bool:
-        """Between the batches of a stream."""
+        """Whether it keeps connections between the batches of a stream."""
         return self._client is not None and self._last is not None
 
     def rest(self, *, is_one_of_many: bool = False) -> None:
-        """Close the connections where nobody has used them for ten minutes, or for two seconds after a batch write or
-        where there are many, and let go of them: what they know of the cluster is 75 KB and more.
+        """Close the connections if they were not used for ten minutes; for two seconds after a batch write, or if there
+        are many sessions. A client's view of the cluster takes 75 KB and more.
         """
         limit_ms = _SOON_IDLE_MS if self._last is None or is_one_of_many else _IDLE_MS
         is_idle = SystemClock().now_ms() - self.used_ms > limit_ms
@@ -160,8 +162,8 @@ class DriverSession:
                 self._lock.release()
 
     def _claim(self, config: SinkConfig, batch: StreamBatch | None) -> None:
-        """A batch is one sink's, be it that the sink failed: another one would take the first one's decision for its
-        own, and drop its rows. A sink that failed may try again.
+        """Claim the batch for one sink. A second sink would take the first one's decision for its own, and drop its own
+        rows, so it is refused, also after the first one failed. A sink that failed may try again.
         """
         sink = (config.topic, _connection_of(config))
         if batch is not None and batch == self._last and (self._is_last_written or sink != self._last_sink):
@@ -171,7 +173,7 @@ class DriverSession:
                 " each."
             )
         if batch is None or self._last is None or batch.run_id != self._last.run_id:
-            self._held = None  # who wrote between two writes, or two runs, is no rival, and may have left it to finish
+            self._held = None  # a writer between two writes, or two runs, is no rival; it may have left a decision
         self._last, self._last_sink, self._is_last_written = batch, sink, False
 
     def _connect(self, config: SinkConfig) -> None:
@@ -196,7 +198,7 @@ class DriverSession:
         self._client, self._connected_by = client, wanted
 
     def _release_name(self, config: SinkConfig) -> None:
-        """Of a batch write that is committed, or of which nothing is open or decided."""
+        """Release the name of a batch write that is committed, or of which nothing is open or decided."""
         name, self._name = self._name, None
         if name is not None and self._client is not None:
             release_name(self._client, config, name)
@@ -206,38 +208,38 @@ class DriverSession:
         return self._given_prefix is None
 
     def _driver_of(self, config: SinkConfig) -> ExactlyOnceDriver:
-        """Of the connections there are; sinks with other topics share them."""
+        """A driver over the existing connections, which sinks with other topics share."""
         wall_ms, is_new = SystemClock().wall_ms, self._is_one_off
         return ExactlyOnceDriver(self._prefix, self._cluster, wall_ms, topic=config.topic, is_new=is_new)
 
-    def _give_up(self, config: SinkConfig, mandate: Mandate, outcomes: Sequence[TaskOutcome]) -> None:
+    def _give_up(self, config: SinkConfig, batch_start: BatchStart, outcomes: Sequence[TaskOutcome]) -> None:
         why: object = "it may be decided, or not all of it could be aborted."
         try:
             self._connect(config)
-            if self._driver.abort(mandate, outcomes):
+            if self._driver.abort(batch_start, outcomes):
                 self._release_name(config)
                 return
         except KafkaError as error:
             why = error
         if self._last is not None:
-            log.warning("What the batch left open ends when the query is started again, or by time-out: %s", why)
-        else:  # to write it again is no way to end it
+            log.warning("Open transactions of the batch end when the query is started again, or by timeout: %s", why)
+        else:  # writing it again would not end them
             command = operator_command("finish", self._prefix, config.decision_topic)
-            log.warning("What the write left open ends by time-out, or before by %s: %s", command, why)
+            log.warning("Open transactions of the write end by timeout, or earlier by %s: %s", command, why)
 
 
-def _no_task(mandate: Mandate, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
-    """The outcome of a micro-batch of no partition, which runs no task: it must be what was decided under its number,
-    too. Raises IllegalStateError as a task does.
+def _no_task(batch_start: BatchStart, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
+    """The outcome of a micro-batch without partitions, which runs no task. It is compared with the batch decided under
+    its number, as those of tasks are. Raises IllegalStateError as a task does.
     """
     if batch is None:
         return ()
-    is_skipped = mandate.is_written_already(batch_id, batch.query_id)
-    return (TaskOutcome(mandate, batch_id, batch.query_id, 0, 0, None, is_skipped),)
+    is_skipped = batch_start.is_written_already(batch_id, batch.query_id)
+    return (TaskOutcome(batch_start, batch_id, batch.query_id, 0, 0, None, is_skipped),)
 
 
 def _connection_of(config: SinkConfig) -> int:
-    """What tells one from another. A number, for a process keeps it of every prefix: the settings take 20 KB."""
+    """A hash of the settings of a connection. A process keeps it for every prefix; the settings would take 20 KB."""
     return hash((config.decision_topic, config.producer.canonical()))
 
 
@@ -245,8 +247,8 @@ _SESSIONS: Final[dict[tuple[int, str], DriverSession]] = {}
 
 
 def session(prefix: str) -> DriverSession:
-    """The process's session for this prefix, of whatever settings its sinks are. Prefixes that nobody comes back to, as
-    those of queries that have ended, keep no connections.
+    """The process's session for this prefix, whatever the settings of its sinks. Closes the connections of sessions
+    that have not been used for a while, such as those of ended queries.
     """
     own = os.getpid()
     found = _SESSIONS.setdefault((own, prefix), DriverSession(prefix))
@@ -263,7 +265,7 @@ def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
     """A streaming query's prefix: the option's, else one made of the checkpoint location, else of the query name.
 
     With spark.sql.streaming.checkpointLocation Spark keeps the checkpoint in a folder of the query's name below that
-    location, and shows the location only to tasks (`transactional_arrow.check_default_location`). Raises ConfigError.
+    location, and shows the location only to tasks (`task.check_default_location`). Raises ConfigError.
     """
     if config.transactional_id_prefix is not None:
         return config.transactional_id_prefix
@@ -289,8 +291,9 @@ _BATCH_PREFIXES: Final[dict[tuple[int, str, str | None, int], str]] = {}
 
 
 def batch_prefix(config: SinkConfig, batch: StreamBatch) -> str:
-    """The prefix of foreachBatch: the option's, else one made of the checkpoint's location, so that a new query after
-    a checkpoint that was deleted is refused. A query decided under its id goes on under that. Raises KafkaError.
+    """The prefix of foreachBatch: the option's, else one made of the checkpoint's location. With the location, a new
+    query after a deleted checkpoint is refused. A query with a decision under its query id keeps that prefix. Raises
+    KafkaError.
     """
     if config.transactional_id_prefix is not None:
         return config.transactional_id_prefix
@@ -317,8 +320,9 @@ def _location_prefix(location: str) -> str:
 
 
 def _one_spelling(location: str) -> str:
-    """The same for locations that are one to Hadoop's Path, whatever the file systems are; a plain one is its own.
-    Whether `/a` is `file:///a`, and what a relative one is below, only Spark's JVM knows, which is not within reach.
+    """One spelling for all locations that are equal to Hadoop's Path. A plain location is its own spelling.
+
+    Only Spark's JVM knows whether `/a` is `file:///a`, and the folder of a relative location. It cannot be asked here.
     """
     found = _LOCATION.fullmatch(location)
     assert found is not None
@@ -331,27 +335,27 @@ def _one_spelling(location: str) -> str:
 
 
 def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
-    """Which query and run a DataFrame of foreachBatch belongs to. Raises ConfigError where Spark does not say."""
+    """The query and run that a DataFrame of foreachBatch belongs to. Raises ConfigError if Spark does not say."""
     try:
         context = df.sparkSession.sparkContext
         query_id = query_id_of(context)
     except Exception as error:  # Spark Connect has no SparkContext; its errors share no class
         raise ConfigError(
-            "delivery.guarantee=exactly-once: the query's id cannot be told here (Spark Connect has none for"
+            "delivery.guarantee=exactly-once: the query's id is not known here (Spark Connect does not give it to"
             ' foreachBatch). Use format("kafka_sink").'
         ) from error
     if not query_id:
         if not has_own_threads():
             raise ConfigError(
-                "delivery.guarantee=exactly-once: with PYSPARK_PIN_THREAD=false foreachBatch does not tell which query"
-                ' a batch is of. Take it out of the driver\'s environment, or use format("kafka_sink").'
+                "delivery.guarantee=exactly-once: with PYSPARK_PIN_THREAD=false Spark does not say which query a batch"
+                ' belongs to. Take it out of the driver\'s environment, or use format("kafka_sink").'
             )
         raise ConfigError(
-            "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and there is no query whose"
-            " batch this is. Inside foreachBatch a thread of your own must be a pyspark.InheritableThread, or a pool's"
+            "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and this batch belongs to no"
+            " query. Inside foreachBatch a thread of your own must be a pyspark.InheritableThread, or a pool's"
             " function wrapped in pyspark.inheritable_thread_target. For a batch DataFrame call write."
         )
-    query = running_query(df, context)  # its thread's job group is the run's id too, until the user sets another one
+    query = running_query(df, context)  # the job group is the run's id only until the user sets another one
     if query is None:
         return StreamBatch(query_id, None, batch_id)
     return StreamBatch(query_id, query.runId().toString(), batch_id, query.resolvedCheckpointRoot())

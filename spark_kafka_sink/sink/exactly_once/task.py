@@ -1,7 +1,7 @@
-"""A task's part in exactly-once delivery: its rows go into one transaction, with a marker, and that is left open.
+"""A task's part in exactly-once delivery: its rows go into one transaction, with a marker, which stays open.
 
-A task never ends its transaction: that its input has ended does not mean that it was complete, and only the driver
-knows which attempt counts. A task that fails aborts what it began. The task's thread owns the delivery.
+A task never commits its transaction: the end of its input does not mean that the input was complete, and only the
+driver knows which attempt counts. A task that fails aborts its transaction. The task's thread runs all of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.report import task_report
@@ -32,17 +32,19 @@ from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 Describe = Callable[[str], TransactionDescription | None]
 
 _NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
-"""Makes a producer a transactional one, and is never sent. The same for every prefix, so that they share producers: a
-write without a prefix has one of its own, after which nobody would ask for its producer again.
+"""The transactional.id of every pooled transactional producer. It is never sent. All prefixes share it, so that they
+share producers: a batch write without a prefix has a prefix of its own, and its producer would never be used again.
 """
 
 
 _DEFAULT_LOCATION: Final = "spark.sql.streaming.checkpointLocation"
-"""A setting of the session, which Spark hands to tasks as a local property. With it a query's name is its folder."""
+"""A setting of the session, which Spark hands to tasks as a local property. With it, the query's name is the folder of
+its checkpoint.
+"""
 
 
 class TaskIdentity(NamedTuple):
-    """Which rows of which batch, and which try. `query_id` is empty for a batch write."""
+    """The partition of a batch that a task writes, and its attempt. `query_id` is empty for a batch write."""
 
     batch_id: int
     query_id: str
@@ -53,16 +55,16 @@ class TaskIdentity(NamedTuple):
 class ExactlyOnceTask:
     """A task's part in an exactly-once batch: the `Transaction` of its `TaskDelivery`.
 
-    Rows of a batch that is written already are counted and dropped, whatever partitions they come in. A task without
-    rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError for a
-    batch that the driver's mandate does not allow.
+    Rows of a batch that is written already are counted and dropped, also if they come in other partitions. A task
+    without rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError
+    for a batch that the driver does not allow.
     """
 
-    def __init__(self, mandate: Mandate, identity: TaskIdentity, describe: Describe) -> None:
-        self._mandate = mandate
+    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+        self._batch_start = batch_start
         self._identity = identity
         self._describe = describe
-        self._is_written_already = mandate.is_written_already(identity.batch_id, identity.query_id)
+        self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
         self._has_begun = False
@@ -70,9 +72,9 @@ class ExactlyOnceTask:
         self._written: TaskTransaction | None = None
 
     @classmethod
-    def in_process(cls, config: SinkConfig, mandate: Mandate, identity: TaskIdentity) -> ExactlyOnceTask:
+    def in_process(cls, config: SinkConfig, batch_start: BatchStart, identity: TaskIdentity) -> ExactlyOnceTask:
         """A task that asks by the client of this process."""
-        return cls(mandate, identity, partial(describe_in_process, config))
+        return cls(batch_start, identity, partial(describe_in_process, config))
 
     @property
     def outcome(self) -> TaskOutcome:
@@ -80,7 +82,7 @@ class ExactlyOnceTask:
         if self._has_begun and self._written is None:
             raise IllegalStateError(f"The transaction of partition {self._identity.partition} is not prepared.")
         return TaskOutcome(
-            self._mandate,
+            self._batch_start,
             self._identity.batch_id,
             self._identity.query_id,
             self._identity.partition,
@@ -117,7 +119,7 @@ class ExactlyOnceTask:
     def add_marker(self, producer: Producer, rows: int) -> None:
         """The marker is sent before the rows are acknowledged: it counts only if the transaction does."""
         self._marked = TaskTransaction(producer.current_transaction, self._identity.partition, rows)
-        offsets = {self._mandate.place: (self._identity.batch_id + 1, self._marked.marker_text)}
+        offsets = {self._batch_start.place: (self._identity.batch_id + 1, self._marked.marker_text)}
         producer.send_offsets_to_transaction(offsets, self._marked.transaction.transactional_id)
 
     def prepare(self, producer: Producer) -> None:
@@ -136,34 +138,34 @@ class ExactlyOnceTask:
         self._written = self._marked
 
     def _free_name(self) -> str:
-        """A name under which no attempt of this batch has left a transaction open: to take that aborts it, and it may
-        be the one that counts. Attempts are counted from 0 in each run of a stage, and the tasks of one run go on in
+        """A transactional id without an open transaction. To take an id aborts its open transaction, which may be of
+        the attempt that counts. Spark counts attempts from 0 in each run of a stage, and tasks of one run go on during
         the next.
         """
         for attempt in itertools.count(self._identity.attempt):
-            name = task_id(self._mandate.prefix, self._identity.partition, attempt)
+            name = task_id(self._batch_start.prefix, self._identity.partition, attempt)
             found = self._describe(name)
             if found is None or found.state is not TransactionState.ONGOING:
                 break
         return name
 
     def _ensure_current(self) -> None:
-        """Raise ProducerFencedError where the driver has decided already, or another one has taken over: to begin then
-        would abort what a task of the same name has left open, and what may be decided.
+        """Raise ProducerFencedError if the driver has decided already, or another driver has taken over. To begin then
+        would abort the transaction of a task of the same name, which may be decided.
         """
-        mandate, identity = self._mandate, self._identity
-        found = self._describe(mandate.driver.transactional_id)
-        if found is None or found.state is not TransactionState.EMPTY or found.producer != mandate.driver.producer:
+        batch_start, identity = self._batch_start, self._identity
+        found = self._describe(batch_start.driver.transactional_id)
+        if found is None or found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
             raise ProducerFencedError(
                 f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
-                f" {identity.batch_id}: its driver, {mandate.driver}, has decided, given up, or been replaced."
+                f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced."
             )
 
 
 def write_in_transaction(
     config: SinkConfig,
     pool: ProducerPool,
-    mandate: Mandate,
+    batch_start: BatchStart,
     batch_id: int,
     query_id: str,
     batches: Iterable[pa.RecordBatch],
@@ -175,19 +177,19 @@ def write_in_transaction(
     """
     context = _context()
     identity = TaskIdentity(batch_id, query_id, context.partitionId(), context.attemptNumber())
-    task = ExactlyOnceTask.in_process(config, mandate, identity)
+    task = ExactlyOnceTask.in_process(config, batch_start, identity)
     delivery = TaskDelivery(config, pool, task)
     write_all(delivery, batches)
-    yield task_report(delivery.tally.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
+    yield task_report(delivery.counts.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
 
 
 def streaming_task() -> TaskIdentity:
-    """Who the running task of a streaming query is. Raises IllegalStateError where Spark does not say."""
+    """The identity of the running task of a streaming query. Raises IllegalStateError if Spark does not say."""
     context = _context()
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     query_id = context.getLocalProperty(QUERY_ID)
     if batch_id is None or not query_id:
-        raise IllegalStateError("Spark tells this task no batch id and no query id: exactly-once delivery needs both.")
+        raise IllegalStateError("Spark gives this task no batch id or no query id: exactly-once delivery needs both.")
     return TaskIdentity(int(batch_id), query_id, context.partitionId(), context.attemptNumber())
 
 
@@ -200,17 +202,17 @@ def check_default_location() -> None:
         )
 
 
-def batch_task(mandate: Mandate) -> TaskIdentity:
-    """Who the running task of a batch write is: the write comes after the last one under the prefix. Raises
-    ConfigError where a streaming query may run the task: a batch that Spark runs again would be written twice.
+def batch_task(batch_start: BatchStart) -> TaskIdentity:
+    """The identity of the running task of a batch write, which comes after the last write under the prefix. Raises
+    ConfigError if a streaming query may run the task: a batch that Spark runs again would be written twice.
     """
     context = _context()
     refuse_task_in_query(context.getLocalProperty)
-    return TaskIdentity(mandate.next_batch_id, "", context.partitionId(), context.attemptNumber())
+    return TaskIdentity(batch_start.next_batch_id, "", context.partitionId(), context.attemptNumber())
 
 
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise IllegalStateError("This runs in a Spark task alone.")
+        raise IllegalStateError("This runs only in a Spark task.")
     return context

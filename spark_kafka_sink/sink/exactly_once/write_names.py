@@ -1,4 +1,4 @@
-"""The prefixes of exactly-once batch writes that were given none: names of a pool that the whole cluster shares.
+"""The prefixes of exactly-once batch writes without a given prefix: names of a pool that the whole cluster shares.
 
 Brokers keep each transactional id and each group for days (transactional.id.expiration.ms, offsets.retention.minutes),
 so that a new prefix for each write would leave as many as there are writes times tasks. A name of the pool belongs to
@@ -80,9 +80,9 @@ def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) ->
 
 
 def release_name(client: ClusterClient, config: SinkConfig, claim: Claim) -> None:
-    """Let other writes have the name. Only for a write that was committed, or of which nothing is open or decided.
+    """Release the name for other writes. Only for a write that was committed, or of which nothing is open or decided.
 
-    A claim that cannot be ended now ends by its time-out, and its name is not used for some days.
+    A claim that cannot be ended now ends by its timeout, and its name is not used for some days.
     """
     timer = client.timer(config.producer.max_block_ms)
     try:

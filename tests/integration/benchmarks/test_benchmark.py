@@ -123,9 +123,9 @@ def test_over_tls_each_contender_trusts_the_broker_and_is_compared_with_plaintex
     assigned = []
     run_process = benchmark.run_process
 
-    def spy(work: Any, timeout_s: float) -> Any:
+    def spy(work: Any, *others: Any) -> Any:
         assigned.append((work.contender, work.servers))
-        return run_process(work, timeout_s)
+        return run_process(work, *others)
 
     monkeypatch.setattr(benchmark, "run_process", spy)
     chosen = ["--contenders", "write,jvm,confluent", "--security", "SSL,PLAINTEXT"]
@@ -221,7 +221,7 @@ def test_before_a_cell_is_measured_processes_that_are_not_counted_warm_the_broke
 ) -> None:
     started = []
 
-    def run_process(work: Any, _timeout_s: float) -> Any:
+    def run_process(work: Any, *_: Any) -> Any:
         started.append(work.cell)
         raise benchmark.MeasurementError("nothing was written")
 
@@ -258,7 +258,7 @@ def test_the_broker_is_warmed_up_by_a_contender_that_writes_to_it(
     """Bug: it was the first one, whatever that does: after hand_over the others met a broker that was cold."""
     started = []
 
-    def run_process(work: Any, _timeout_s: float) -> Any:
+    def run_process(work: Any, *_: Any) -> Any:
         started.append(work.contender)
         raise benchmark.MeasurementError("nothing was written")
 

@@ -136,7 +136,7 @@ def leave_decided(query: Query) -> None:
             raise GoneError
 
         own._driver.finish = gone  # type: ignore[method-assign]
-        own._give_up = lambda config, mandate, outcomes: None  # type: ignore[method-assign]
+        own._give_up = lambda config, batch_start, outcomes: None  # type: ignore[method-assign]
         touched.append(own)
 
     touched: list[DriverSession] = []

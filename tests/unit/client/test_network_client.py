@@ -85,6 +85,17 @@ def test_responses_go_to_their_requests_in_the_order_sent(rig: ClientRig) -> Non
     assert first.correlation_id != second.correlation_id
 
 
+def test_bytes_of_frames_are_counted_with_their_size_fields(rig: ClientRig) -> None:
+    before = rig.client.metrics(rig.now_ms)
+    rig.send(0, ASK)
+    rig.poll_until(lambda: not rig.client.has_in_flight_requests())
+    (answer,) = rig.selector.completed_receives
+    sent = sum(map(len, ASK.encode(5, 0, "rig")))
+    after = rig.client.metrics(rig.now_ms)
+    for name, size in (("incoming-byte-total", 4 + len(answer.payload)), ("outgoing-byte-total", sent)):
+        assert after[name] - before[name] == size, name
+
+
 def test_callbacks_run_last_and_one_that_raises_harms_nobody(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
     in_flight_then: list[int] = []
 

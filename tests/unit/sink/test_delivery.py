@@ -16,7 +16,7 @@ from spark_kafka_sink.common.errors import KafkaError, NotEnoughReplicasError, R
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import delivery as delivery_module
-from spark_kafka_sink.sink.delivery import Delivered, Tally, TaskDelivery
+from spark_kafka_sink.sink.delivery import Delivered, RowCounts, TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 
@@ -31,30 +31,30 @@ def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
 
 
 def test_a_partition_has_the_records_and_bytes_of_its_runs_and_the_last_of_their_offsets() -> None:
-    tally = Tally()
+    counts = RowCounts()
     for told in (run(0, 10, 5, 500), run(1, 0, 1, 70), run(0, 3, 2, 30)):  # a retry is told after what follows it
-        tally(told, None)
-    assert tally.delivered == {
+        counts(told, None)
+    assert counts.delivered == {
         TopicPartition("t", 0): Delivered(7, 530, 14),
         TopicPartition("t", 1): Delivered(1, 70, 0),
     }
-    assert tally.acknowledged == 8
+    assert counts.acknowledged == 8
 
 
 def test_an_offset_that_the_broker_does_not_tell_is_not_made_up() -> None:
-    tally = Tally()
-    tally(run(0, -1, 5), None)
-    assert tally.delivered[TopicPartition("t", 0)].last_offset == -1
+    counts = RowCounts()
+    counts(run(0, -1, 5), None)
+    assert counts.delivered[TopicPartition("t", 0)].last_offset == -1
 
 
 def test_of_several_errors_the_first_is_told() -> None:
-    tally = Tally()
-    tally(run(3, -1, 1), RecordTooLargeError("one"))
-    tally(run(4, -1, 1), NotEnoughReplicasError("two"))
-    tally.fail(KafkaError("three"))
+    counts = RowCounts()
+    counts(run(3, -1, 1), RecordTooLargeError("one"))
+    counts(run(4, -1, 1), NotEnoughReplicasError("two"))
+    counts.fail(KafkaError("three"))
     with pytest.raises(RecordTooLargeError, match=r"^t-3: one$"):
-        tally.check()
-    assert (tally.acknowledged, tally.delivered) == (0, {})
+        counts.check()
+    assert (counts.acknowledged, counts.delivered) == (0, {})
 
 
 def test_a_delivery_begins_by_acknowledging_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Recor
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink import running_query
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.producer_pool import ProducerPool
@@ -198,14 +198,14 @@ class Session:
 
     def run(self, config: object, batch: StreamBatch | None, run_tasks: Any) -> None:
         self.batch = batch
-        self.outcomes = run_tasks(MANDATE, 3)
+        self.outcomes = run_tasks(BATCH_START, 3)
 
     def close(self) -> None:
         self.is_closed = True
 
 
-MANDATE = Mandate("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0))
-OUTCOME = TaskOutcome(MANDATE, 3, "q1", 0, 5, None)
+BATCH_START = BatchStart("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0))
+OUTCOME = TaskOutcome(BATCH_START, 3, "q1", 0, 5, None)
 COUNTS = {"topic": None, "records": 0, "bytes": 0, "batches": 1, "retries": 0, "outcome": OUTCOME.to_json()}
 WRITTEN = {"topic": "orders", "partition": 0, "records": 5, "bytes": 50, "last_offset": 4, "batches": 0, "retries": 0}
 
@@ -262,7 +262,7 @@ def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_
 ) -> None:
     sink = ExactlyOnceSink(EXACTLY_ONCE)
     assert sink.write_batch(FRAME, 3).records == 5
-    assert sink.given == [MANDATE, 3, "q1", "batch without padding"]
+    assert sink.given == [BATCH_START, 3, "q1", "batch without padding"]
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
     ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
     assert [session.prefix for session in sessions] == ["of-the-checkpoint", "orders", "orders"]

@@ -21,7 +21,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.sink import rows as rows_module
-from spark_kafka_sink.sink.delivery import Tally
+from spark_kafka_sink.sink.delivery import RowCounts
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.rows import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, CHUNK_ROWS, PartitionWriter, Taken
@@ -516,7 +516,7 @@ def test_small_rows_are_taken_many_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         nonlocal checks
         checks += 1
 
-    monkeypatch.setattr(Tally, "check", lambda tally: check())
+    monkeypatch.setattr(RowCounts, "check", lambda counts: check())
     bench.write(iter(rows(6_400)), one_by_one=False)
     assert 100 <= checks <= 120
 

@@ -99,6 +99,7 @@ class Rig:
         assert frame is not None
         data = b"".join(frame)
         self.asked.append(struct.unpack_from(">hhi", data, 4))
+        assert data[12:20] == struct.pack(">h", 6) + b"client", "every request of a login has the client.id"
         return data
 
     def answer(self, now_ms: int = 0, **values: Any) -> None:

@@ -64,7 +64,7 @@ def test_a_driver_that_dies_while_it_decides_keeps_others_from_reading_for_a_min
     ("wanted_ms", "own_ms"), [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)]
 )
 def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms: int, own_ms: int) -> None:
-    """Bug: with a time-out of a minute it had one too, and was committed when a coordinator came back that was
+    """Bug: with a timeout of a minute it had one too, and was committed when a coordinator came back that was
     away for long, though the tasks' transactions had been aborted meanwhile: rows lost, where a replay does.
     """
     config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=wanted_ms))
@@ -176,7 +176,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with process_driver(CONFIG, "P") as driver:
-        mandate = driver.begin()
+        batch_start = driver.begin()
     (left,) = bench.open("P/0")
     end = KafkaDriverCluster.end
 
@@ -190,7 +190,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "end", refused)
         with pytest.raises(SslAuthenticationError, match="expired"), process_driver(CONFIG, "P") as driver:
-            driver.abort(mandate, [TaskOutcome(mandate, 0, "", 0, 1, TaskTransaction(left, 0, 1))])
+            driver.abort(batch_start, [TaskOutcome(batch_start, 0, "", 0, 1, TaskTransaction(left, 0, 1))])
     assert connected.call_count == 1
     with process_driver(CONFIG, "P") as driver:
         driver.begin()

@@ -18,16 +18,16 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink.exactly_once.messages import (
-    Birth,
+    BatchStart,
     Decision,
-    Mandate,
+    FirstUse,
     TaskOutcome,
     TaskTransaction,
     _checksum,
-    begun_batch,
-    birth_key,
+    first_use_key,
     prefix_of,
-    remember_begun,
+    remember_start,
+    remembered_start,
     task_id,
 )
 
@@ -161,35 +161,35 @@ def test_a_thousand_tasks_fit_into_a_record() -> None:
     assert len(decision.to_bytes()) < 1_000_000
 
 
-def mandate(last: int | None, query_id: str = "q") -> Mandate:
-    return Mandate("P", DRIVER, TopicPartition("decisions", 3), last, query_id if last is not None else "")
+def batch_start(last: int | None, query_id: str = "q") -> BatchStart:
+    return BatchStart("P", DRIVER, TopicPartition("decisions", 3), last, query_id if last is not None else "")
 
 
 def test_a_batch_is_written_already_if_it_is_the_last_one_decided() -> None:
-    assert not mandate(None).is_written_already(0, "q")
-    assert mandate(4).is_written_already(4, "q")
-    assert not mandate(4).is_written_already(5, "q")
-    assert not mandate(4).is_written_already(7, "q")
-    assert (mandate(None).next_batch_id, mandate(4).next_batch_id) == (0, 5)
+    assert not batch_start(None).is_written_already(0, "q")
+    assert batch_start(4).is_written_already(4, "q")
+    assert not batch_start(4).is_written_already(5, "q")
+    assert not batch_start(4).is_written_already(7, "q")
+    assert (batch_start(None).next_batch_id, batch_start(4).next_batch_id) == (0, 5)
 
 
 def test_an_earlier_batch_is_refused_with_what_to_change() -> None:
     with pytest.raises(IllegalStateError, match=r"Batch 3 comes after batch 4.*'P'.*another transactional\.id\.prefix"):
-        mandate(4).is_written_already(3, "q")
+        batch_start(4).is_written_already(3, "q")
 
 
 @pytest.mark.parametrize("batch_id", [3, 4, 5])
 @pytest.mark.parametrize("query_id", ["another", ""])
 def test_another_querys_prefix_is_refused(batch_id: int, query_id: str) -> None:
     with pytest.raises(IllegalStateError, match=r"'P' belongs to query q.*transactional\.id\.prefix of its own"):
-        mandate(4).is_written_already(batch_id, query_id)
+        batch_start(4).is_written_already(batch_id, query_id)
 
 
 @given(tasks, st.booleans(), st.text())
 def test_what_a_task_tells_survives_both_ways_to_the_driver(
     written: TaskTransaction, has_rows: bool, text: str
 ) -> None:
-    outcome = TaskOutcome(mandate(4, text), 5, text, written.partition, written.rows, written if has_rows else None)
+    outcome = TaskOutcome(batch_start(4, text), 5, text, written.partition, written.rows, written if has_rows else None)
     assert TaskOutcome.from_json(outcome.to_json()) == outcome
     assert pickle.loads(pickle.dumps(outcome)) == outcome
 
@@ -203,24 +203,24 @@ def test_a_second_attempt_has_an_id_of_its_own() -> None:
     assert (task_id("P", 3, 0), task_id("P", 3, 2)) == ("P/3", "P/3.2")
 
 
-BIRTH = Birth(1_700_000_000_000, 16, 3, "an id", is_adopted=True)
+FIRST_USE = FirstUse(1_700_000_000_000, 16, 3, "an id", is_adopted=True)
 
 
-def test_birth_comes_back_as_it_was_written() -> None:
-    for birth in (BIRTH, Birth(0, 1, 1)):
-        assert Birth.from_bytes(birth.to_bytes(), "here") == birth
+def test_first_use_comes_back_as_it_was_written() -> None:
+    for first_use in (FIRST_USE, FirstUse(0, 1, 1)):
+        assert FirstUse.from_bytes(first_use.to_bytes(), "here") == first_use
 
 
-def test_key_of_a_birth_is_no_prefix_and_names_its_own() -> None:
-    assert prefix_of(birth_key(b"orders")) == b"orders"
+def test_key_of_a_first_use_is_no_prefix_and_names_its_own() -> None:
+    assert prefix_of(first_use_key(b"orders")) == b"orders"
     assert prefix_of(b"orders") is None
-    assert not birth_key(b"orders").decode().isprintable()  # as every transactional.id.prefix is
+    assert not first_use_key(b"orders").decode().isprintable()  # as every transactional.id.prefix is
 
 
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"version": 2}, "has version 2, and this release knows only 1"),
+        ({"version": 2}, "has version 2, but this release knows only 1"),
         ({"version": "\x1b[2J"}, r"has version '\\x1b\[2J'"),
         ({"time_ms": 10**400}, "out of range"),
         ({"time_ms": -1}, "out of range"),
@@ -230,56 +230,56 @@ def test_key_of_a_birth_is_no_prefix_and_names_its_own() -> None:
     ],
     ids=str,
 )
-def test_birth_of_other_content_is_refused_by_name(changed: dict[str, Any], text: str) -> None:
-    content = json.loads(BIRTH.to_bytes()) | changed
+def test_first_use_of_other_content_is_refused_by_name(changed: dict[str, Any], text: str) -> None:
+    content = json.loads(FIRST_USE.to_bytes()) | changed
     if "checksum" not in changed:
         del content["checksum"]
         content["checksum"] = zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
     with pytest.raises(ProtocolError, match=f"^here: .*{text}"):
-        Birth.from_bytes(json.dumps(content).encode(), "here")
+        FirstUse.from_bytes(json.dumps(content).encode(), "here")
 
 
-def test_error_about_a_birth_is_short_whatever_version_it_names() -> None:
+def test_error_about_a_first_use_is_short_whatever_version_it_names() -> None:
     with pytest.raises(ProtocolError) as error:
-        Birth.from_bytes(json.dumps({"checksum": 1, "version": "\x1b[2J" * 10_000}).encode(), "here")
+        FirstUse.from_bytes(json.dumps({"checksum": 1, "version": "\x1b[2J" * 10_000}).encode(), "here")
     assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"checksum":1}'])
-def test_what_is_no_birth_is_refused_by_name(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match=r"^here: this is not a birth record: \w+\.$"):
-        Birth.from_bytes(data, "here")
+def test_other_data_than_a_first_use_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"^here: this is not a first-use record: \w+\.$"):
+        FirstUse.from_bytes(data, "here")
 
 
-MANDATE = Mandate("p/q", OpenTransaction("p/q/driver", 1, 2, 2), TopicPartition("decisions", 3), 6, "q1", 9)
+BATCH_START = BatchStart("p/q", OpenTransaction("p/q/driver", 1, 2, 2), TopicPartition("decisions", 3), 6, "q1", 9)
 
 
 def test_the_last_batch_of_a_prefix_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
-    assert begun_batch("p/q") is None
-    remember_begun(MANDATE)
-    assert begun_batch("p/q") == MANDATE
-    assert begun_batch("p") is None
+    assert remembered_start("p/q") is None
+    remember_start(BATCH_START)
+    assert remembered_start("p/q") == BATCH_START
+    assert remembered_start("p") is None
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_another_release_kept_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    remember_begun(MANDATE)
+    remember_start(BATCH_START)
     (kept,) = tmp_path.iterdir()
     for text in ("", "{}", "[]", '{"prefix":"p/q"}'):
         kept.write_text(text)
-        assert begun_batch("p/q") is None
+        assert remembered_start("p/q") is None
 
 
 def test_without_a_local_directory_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
-    remember_begun(MANDATE)
-    assert begun_batch("p/q") is None
+    remember_start(BATCH_START)
+    assert remembered_start("p/q") is None
     assert caplog.text == ""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
-    remember_begun(MANDATE)
-    assert begun_batch("p/q") is None
+    remember_start(BATCH_START)
+    assert remembered_start("p/q") is None
     assert "stays open until its timeout" in caplog.text

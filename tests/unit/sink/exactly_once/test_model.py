@@ -111,8 +111,8 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
     world = World({}, version=version)
     cluster = ModelDriverCluster(world)
     driver = ExactlyOnceDriver("P", cluster, lambda: world.now_ms, topic="t", is_new=True)
-    mandate = driver.begin()
-    outcomes = [world._run_task(mandate, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
+    batch_start = driver.begin()
+    outcomes = [world._run_task(batch_start, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
     begun, request = len(world.requests), world.request
 
     def interrupted(name: str, effect: Callable[[], Any]) -> Any:
@@ -126,7 +126,7 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
 
     world.request = interrupted  # type: ignore[method-assign]
     with contextlib.suppress(KafkaError):  # it says so, and leaves the rest to the operator
-        driver.abort(mandate, outcomes)
+        driver.abort(batch_start, outcomes)
     world.request = request  # type: ignore[method-assign]
     ExactlyOnceDriver("P", cluster, lambda: world.now_ms, is_operator=True).begin()
     assert len(world.committed_rows()) in {0, len(world.rows(world.input, 0))}, world.requests

@@ -39,13 +39,13 @@ from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
-    Birth,
+    BatchStart,
     Decision,
-    Mandate,
+    FirstUse,
     TaskOutcome,
     TaskTransaction,
     TransactionLostError,
-    birth_key,
+    first_use_key,
     task_id,
 )
 from spark_kafka_sink.sink.exactly_once.operator import Operator, _parser, main
@@ -70,17 +70,17 @@ class OperatorBench(CoordinatorBench):
         self.cluster_of_driver = KafkaDriverCluster(self.coordinator, CONFIG, PREFIX)
         self.driver = ExactlyOnceDriver(PREFIX, self.cluster_of_driver, lambda: WALL_MS)
 
-    def task(self, mandate: Mandate, batch_id: int, partition: int) -> TaskOutcome:
+    def task(self, batch_start: BatchStart, batch_id: int, partition: int) -> TaskOutcome:
         open_ = self.raw.begin(task_id(PREFIX, partition, 0))
         self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}.{partition}")
         written = TaskTransaction(open_, partition, 1)
-        place = mandate.place
+        place = batch_start.place
         self.raw.mark(open_, open_.transactional_id, place, batch_id + 1, written.marker_text)
-        return TaskOutcome(mandate, batch_id, "q", partition, 1, written)
+        return TaskOutcome(batch_start, batch_id, "q", partition, 1, written)
 
     def batch(self, batch_id: int, partitions: int = 2) -> list[TaskOutcome]:
-        mandate = self.driver.begin()
-        return [self.task(mandate, batch_id, partition) for partition in range(partitions)]
+        batch_start = self.driver.begin()
+        return [self.task(batch_start, batch_id, partition) for partition in range(partitions)]
 
     def decide(self, batch_id: int) -> list[TaskOutcome]:
         """Up to the decision, and no transaction of a task committed."""
@@ -132,7 +132,7 @@ def test_an_open_transaction_is_shown_with_its_age_and_its_time_out(bench: Opera
     started_ms = bench.rig.now_ms
     Operator(bench.coordinator, CONFIG, bench.out, lambda: started_ms + 1_123_400).show(PREFIX)
     assert re.search(
-        r"^transactional id +state +age +time-out\norders/0 +Ongoing +1,123 s +900 s$", bench.said(), re.MULTILINE
+        r"^transactional id +state +age +timeout\norders/0 +Ongoing +1,123 s +900 s$", bench.said(), re.MULTILINE
     )
 
 
@@ -186,9 +186,9 @@ def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
     assert "batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: its 2 transactions are not known" in text
     assert "orders/0" in text
     assert "Ongoing" in text
-    with pytest.raises(IllegalStateError, match="decided, and can be finished alone"):
+    with pytest.raises(IllegalStateError, match="decided, and can only be finished"):
         bench.operator.abort(PREFIX)
-    with pytest.raises(IllegalStateError, match="can be finished alone"):
+    with pytest.raises(IllegalStateError, match="can only be finished"):
         bench.operator.forget(PREFIX)
     bench.operator.finish(PREFIX)
     assert bench.said() == "Batch 0 is committed; nothing of orders is open.\n"
@@ -217,13 +217,15 @@ def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: Operator
 
 def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(bench: OperatorBench) -> None:
     """Bug: the decision before it was shown as the last, committed, while the query went on."""
-    mandate = bench.driver.begin()
+    batch_start = bench.driver.begin()
     bench.operator.show(PREFIX)
     assert "not shown yet" not in bench.said()
     driver = bench.raw.begin("other/driver")
-    bench.coordinator.writer.write(driver, mandate.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
-    bench.driver.commit([bench.task(mandate, 0, 0)])
-    hidden = f"{mandate.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
+    bench.coordinator.writer.write(driver, batch_start.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
+    bench.driver.commit([bench.task(batch_start, 0, 0)])
+    hidden = (
+        f"{batch_start.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
+    )
     for prefix in (None, PREFIX):
         bench.operator.show(prefix)
         assert bench.said().startswith(hidden)
@@ -272,8 +274,8 @@ def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(be
 
 def test_finish_does_not_wait_for_a_decision_that_its_driver_died_in(bench: OperatorBench) -> None:
     """It would do so for as long as that driver's transaction may last, and then refuse all the same."""
-    mandate = bench.batch(0)[0].mandate
-    bench.raw.write(mandate.driver, mandate.place, "half a decision")
+    batch_start = bench.batch(0)[0].batch_start
+    bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
     started_ms = bench.rig.now_ms
     with pytest.raises(IllegalStateError, match="No decision of orders"):
         bench.operator.finish(PREFIX)
@@ -315,7 +317,7 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     outcomes = bench.decide(0)
     lost = outcomes[1].written
     assert lost is not None
-    bench.end([lost.transaction], committed=False)  # as its time-out would
+    bench.end([lost.transaction], committed=False)  # as its timeout would
     for _ in range(2):
         with pytest.raises(TransactionLostError, match=r"Batch 0 .*'orders'.*1 of its 2 .*partition 1: 1 rows.*accept"):
             bench.driver.begin()
@@ -324,7 +326,7 @@ def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: Operato
     bench.operator.accept(PREFIX)
     assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
     bench.operator.show(PREFIX)
-    assert ": closed by accept. The query goes on after it, with whatever rows it comes.\n" in bench.said()
+    assert ": closed by accept. The query goes on after it, whatever its rows are then.\n" in bench.said()
     assert bench.driver.begin().last_batch_id == 0
     assert bench.values() == ["row 0.0"]
     assert bench.driver.begin().last_is_accepted
@@ -337,7 +339,7 @@ def test_changed_batch_stops_the_query_until_it_is_accepted(bench: OperatorBench
         bench.driver.commit([changed])
     bench.operator.accept(PREFIX)
     assert bench.said().startswith("Batch 0 stays as it was committed. The query goes on after it")
-    assert bench.driver.commit([replace(changed, mandate=bench.driver.begin())]).was_skipped
+    assert bench.driver.commit([replace(changed, batch_start=bench.driver.begin())]).was_skipped
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
@@ -402,9 +404,9 @@ def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> N
     assert bench.driver.begin().last_batch_id == 5
     bench.operator.forget(PREFIX)
     assert bench.said().endswith("orders is free.\n")
-    mandate = bench.driver.begin()
-    assert mandate.last_batch_id is None
-    assert not mandate.is_written_already(0, "another query")
+    batch_start = bench.driver.begin()
+    assert batch_start.last_batch_id is None
+    assert not batch_start.is_written_already(0, "another query")
     bench.operator.show(PREFIX)
     assert "No decision of orders in __spark_kafka_sink_decisions." in bench.said()
 
@@ -499,7 +501,7 @@ def test_a_driver_that_goes_on_late_is_told_of_its_successor_and_of_no_loss(benc
     assert decided is not None
     bench.driver.commit(bench.batch(1))  # whose markers are in the place of batch 0's
     with pytest.raises(ProducerFencedError, match="It finishes batch 0, or has done so"):
-        bench.driver.finish(outcomes[0].mandate.driver, decided)
+        bench.driver.finish(outcomes[0].batch_start.driver, decided)
     assert len(bench.values()) == 2 * len(outcomes)
 
 
@@ -547,8 +549,8 @@ def test_a_losing_attempt_that_has_written_nothing_yet_is_fenced_by_the_commit()
 def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX, is_one_off=True)
     driver = ExactlyOnceDriver(PREFIX, cluster, lambda: WALL_MS, is_new=True)
-    mandate = driver.begin()
-    driver.commit([bench.task(mandate, mandate.next_batch_id, 0)])
+    batch_start = driver.begin()
+    driver.commit([bench.task(batch_start, batch_start.next_batch_id, 0)])
     assert bench.values() == ["row 0.0"]
     assert cluster.last_decision() is None
 
@@ -592,7 +594,9 @@ def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
     out = io.StringIO()
     assert main(["finish", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, closed) == 1
-    assert out.getvalue().endswith("There is nobody to ask: --yes goes on without.\nNothing was changed.\n")
+    assert out.getvalue().endswith(
+        "There is no input to read an answer from: --yes goes on without asking.\nNothing was changed.\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])
@@ -691,10 +695,10 @@ def test_open_transactions_of_any_prefix_are_listed() -> None:
 
 def test_an_open_transaction_is_ended_by_its_exact_epoch(bench: OperatorBench) -> None:
     outcomes = bench.batch(0)
-    assert bench.driver.abort(outcomes[0].mandate, outcomes)
+    assert bench.driver.abort(outcomes[0].batch_start, outcomes)
     ids = {outcome.written.transaction.transactional_id for outcome in outcomes if outcome.written}
     assert {bench.state(each) for each in ids} == {"CompleteAbort"}
-    assert isinstance(outcomes[0].mandate.driver, OpenTransaction)
+    assert isinstance(outcomes[0].batch_start.driver, OpenTransaction)
     assert bench.values() == []
 
 
@@ -714,22 +718,25 @@ def test_a_batch_whose_note_alone_failed_is_not_called_aborted(
         patch.setattr(KafkaDriverCluster, "write_decision", write_and_fail)
         with pytest.raises(KafkaTimeoutError):
             bench.driver.commit(outcomes)
-    assert not bench.driver.abort(outcomes[0].mandate, outcomes)
+    assert not bench.driver.abort(outcomes[0].batch_start, outcomes)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
     assert bench.driver.begin().last_batch_id == 0
 
 
 def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> None:
-    mandate = bench.driver.begin()
-    assert bench.driver.abort(mandate, [])
-    found = bench.cluster_of_driver.describe([mandate.driver.transactional_id])[mandate.driver.transactional_id]
+    batch_start = bench.driver.begin()
+    assert bench.driver.abort(batch_start, [])
+    found = bench.cluster_of_driver.describe([batch_start.driver.transactional_id])[batch_start.driver.transactional_id]
     assert found is not None
-    assert (found.state, found.producer) != (TransactionState.EMPTY, mandate.driver.producer)  # what a task looks at
+    assert (found.state, found.producer) != (
+        TransactionState.EMPTY,
+        batch_start.driver.producer,
+    )  # what a task looks at
 
 
 def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: OperatorBench) -> None:
     outcomes = bench.decide(0)
-    assert not bench.driver.abort(outcomes[0].mandate, outcomes)
+    assert not bench.driver.abort(outcomes[0].batch_start, outcomes)
     bench.driver.begin()
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
@@ -804,10 +811,10 @@ def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
     assert said.replace("\n", "").isprintable()
 
 
-def test_birth_with_a_time_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
+def test_first_use_with_a_time_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
     """Bug: it ended the list."""
     bench.driver.commit(bench.batch(0))
-    written_by_a_stranger(bench, birth_key(b"evil"), Birth(10**18, 16, 1).to_bytes())
+    written_by_a_stranger(bench, first_use_key(b"evil"), FirstUse(10**18, 16, 1).to_bytes())
     bench.operator.show(None)
     said = bench.said()
     assert re.search(r"^evil: .*offset \d+: this record cannot be shown: \w+Error\.$", said, re.MULTILINE)
@@ -826,7 +833,7 @@ def test_keys_and_ids_of_strangers_are_shown_without_control_characters(bench: O
     assert "z?[2J?]0;pwned??/driver" in said
 
 
-def test_prefix_without_a_decision_is_shown_with_its_birth(bench: OperatorBench) -> None:
+def test_prefix_without_a_decision_is_shown_with_its_first_use(bench: OperatorBench) -> None:
     bench.driver.begin()
     bench.operator.show(None)
     said = bench.said()
@@ -851,21 +858,21 @@ def test_lost_decision_topic_is_an_error_until_the_prefix_is_adopted(bench: Oper
     typed = shlex.split(str(lost.value).rpartition("-m spark_kafka_sink.transactions ")[2])
     assert _parser().parse_args(typed).command == "adopt"
     bench.operator.adopt(PREFIX)
-    mandate = bench.driver.begin()
-    assert mandate.is_written_already(7, "q") is False
-    bench.driver.commit([bench.task(mandate, 7, 0)])
+    batch_start = bench.driver.begin()
+    assert batch_start.is_written_already(7, "q") is False
+    bench.driver.commit([bench.task(batch_start, 7, 0)])
     assert bench.driver.begin().last_batch_id == 7
 
 
 def test_freed_prefix_begins_at_any_batch_and_is_not_lost(bench: OperatorBench) -> None:
     bench.driver.commit(bench.batch(3))
     bench.operator.forget(PREFIX)
-    mandate = bench.driver.begin()
-    assert (mandate.last_batch_id, mandate.is_written_already(2, "another")) == (None, False)
+    batch_start = bench.driver.begin()
+    assert (batch_start.last_batch_id, batch_start.is_written_already(2, "another")) == (None, False)
 
 
 def test_prefix_that_an_older_release_freed_is_an_error_until_adopted(bench: OperatorBench) -> None:
-    """That release wrote a tombstone and no birth record."""
+    """That release wrote a tombstone and no first-use record."""
     driver = bench.raw.begin("orders/driver")
     place = bench.cluster_of_driver.place
     bench.coordinator.writer.write(driver, place, PREFIX.encode(), None, 0, bench.coordinator.timer(1_000))

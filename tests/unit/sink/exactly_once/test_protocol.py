@@ -28,8 +28,8 @@ from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
+    BatchStart,
     Decision,
-    Mandate,
     TaskOutcome,
     TaskTransaction,
     TransactionLostError,
@@ -71,8 +71,8 @@ def test_tasks_that_are_not_those_of_one_batch_are_not_decided_on(
     assert driver.begin().last_batch_id is None
 
 
-def test_tasks_of_two_mandates_are_not_decided_on(driver: ExactlyOnceDriver) -> None:
-    with pytest.raises(IllegalStateError, match="do not agree on mandate"):
+def test_tasks_of_two_starts_are_not_decided(driver: ExactlyOnceDriver) -> None:
+    with pytest.raises(IllegalStateError, match="do not agree on batch_start"):
         driver.commit([outcome(driver, 0), outcome(driver, 1)])
     assert driver.begin().last_batch_id is None
 
@@ -88,13 +88,17 @@ def test_first_batch_without_rows_leaves_a_decision_and_later_ones_none(version:
     assert committed.decision is not None
     assert (committed.decision.batch_id, committed.decision.is_finished) == (4, True)
     assert committed.driver is not None
-    mandate = driver.begin(committed.driver.producer, committed.decision)
-    assert (mandate.last_batch_id, mandate.is_written_already(4, "q"), mandate.is_written_already(5, "q")) == (
+    batch_start = driver.begin(committed.driver.producer, committed.decision)
+    assert (
+        batch_start.last_batch_id,
+        batch_start.is_written_already(4, "q"),
+        batch_start.is_written_already(5, "q"),
+    ) == (
         4,
         True,
         False,
     )
-    assert driver.commit([replace(empty, mandate=mandate, batch_id=5)]) == Committed(None, False, None)
+    assert driver.commit([replace(empty, batch_start=batch_start, batch_id=5)]) == Committed(None, False, None)
     assert driver.begin().last_batch_id == 4
 
 
@@ -138,7 +142,7 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
     told = told_by_a_task(bench, driver.begin())
     assert told.written is not None
     open_ = told.written.transaction
-    bench.raw.mark(open_, "P/0", told.mandate.place, offset, metadata or told.written.marker_text)
+    bench.raw.mark(open_, "P/0", told.batch_start.place, offset, metadata or told.written.marker_text)
     with monkeypatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "_note_finished", unreachable)
         with pytest.raises(KafkaTimeoutError, match="is committed"):
@@ -155,7 +159,7 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
 def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
 ) -> None:
-    """Noted, no start would commit it any more, and its rows would end by time-out."""
+    """Noted, no start would commit it any more, and its rows would end by timeout."""
 
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
@@ -265,7 +269,7 @@ def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_t
     with pytest.raises(IllegalStateError, match="a late attempt of the task took its place"):
         driver.commit([told])
     assert bench.state("P/0") == "Ongoing"
-    assert driver.abort(told.mandate, [told])
+    assert driver.abort(told.batch_start, [told])
     assert bench.state("P/0") == "CompleteAbort"
 
 
@@ -279,7 +283,7 @@ def test_a_task_whose_transaction_was_aborted_meanwhile_is_not_decided_on(versio
     bench.end([told.written.transaction], committed=False)
     with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .*is CompleteAbort in epoch [01]\."):
         driver.commit([told])
-    driver.abort(told.mandate, [told])
+    driver.abort(told.batch_start, [told])
     assert driver.begin().last_batch_id is None
 
 
@@ -290,7 +294,7 @@ def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that
 ) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
-    mandate = driver.begin()
+    batch_start = driver.begin()
     list_ids = KafkaDriverCluster.list_ids
 
     def be_taken_over(*arguments: Any) -> list[str]:
@@ -302,7 +306,7 @@ def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that
     if step == "begin":
         driver.begin()
     else:
-        driver.abort(mandate, [])
+        driver.abort(batch_start, [])
     assert bench.state("P/0") == "Ongoing"
 
 
@@ -310,7 +314,7 @@ def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that
 def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborted_with_the_batchs_note(
     version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: it was left out as the task's own, and stayed open until its time-out where the attempt died."""
+    """Bug: it was left out as the task's own, and stayed open until its timeout where the attempt died."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -345,7 +349,7 @@ def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_ab
 
     with monkeypatch.context() as other:
         other.setattr(KafkaDriverCluster, "init_producer_id", decide_first)
-        assert not driver.abort(told.mandate, [told])
+        assert not driver.abort(told.batch_start, [told])
     assert driver.begin().last_batch_id == 4
     assert bench.state("P/0") == "CompleteCommit"
 
@@ -356,8 +360,8 @@ def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
 ) -> None:
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
-    assert not driver.abort(told.mandate, [told])
-    assert len(re.findall("'P/0'.* stays open until its time-out: ", caplog.text)) >= 1
+    assert not driver.abort(told.batch_start, [told])
+    assert len(re.findall("'P/0'.* stays open until its timeout: ", caplog.text)) >= 1
     bench.cluster.scripts.remove(script)
     caplog.clear()
     assert driver.begin().last_batch_id is None
@@ -384,7 +388,7 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
 ) -> None:
     bench = CoordinatorBench(version=version)
     one = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
-    mandate = one.begin()
+    batch_start = one.begin()
     open_ = bench.raw.begin("P/0")
     bench.raw.write(open_, PLACE, "row")
     write = KafkaDriverCluster.write_decision
@@ -399,7 +403,7 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
 
     monkeypatch.setattr(KafkaDriverCluster, what, slowly if what == "write_decision" else in_vain)
     with pytest.raises(KafkaError, match=r"Batch 4 of P is committed.*not be written again.*P/driver") as refusal:
-        one.commit([TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))])
+        one.commit([TaskOutcome(batch_start, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))])
     assert "not decided" not in str(refusal.value)
     assert "repeats" not in str(refusal.value)
     assert not refusal.value.retriable, "who writes again what failed for now would have each row twice"
@@ -408,8 +412,8 @@ def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
     assert one.begin().last_batch_id == 4
 
 
-def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> Mandate:
-    """Batch 4 of three rows, by a release that knows fingerprints or by one that does not; its successor's mandate."""
+def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> BatchStart:
+    """Batch 4 of three rows, by a release that knows fingerprints or by one that does not; its successor's start."""
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     own = OpenTransaction.of("P/driver", cluster.init_producer_id("P/driver", None), 2)
     cluster.write_decision(own, Decision(4, "q", 0, 1, 3, (), True, fingerprint=fingerprint, topic=topic), 0)
@@ -417,11 +421,11 @@ def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None)
     return ExactlyOnceDriver("P", cluster, lambda: 0).begin()
 
 
-def skipped(mandate: Mandate, rows: int, fingerprint: int) -> list[TaskOutcome]:
+def skipped(batch_start: BatchStart, rows: int, fingerprint: int) -> list[TaskOutcome]:
     """Of two tasks that dropped their rows."""
     halves = ((rows // 2, 7), (rows - rows // 2, (fingerprint - 7) % 2**64))
     return [
-        TaskOutcome(mandate, 4, "q", index, count, None, was_skipped=True, fingerprint=part)
+        TaskOutcome(batch_start, 4, "q", index, count, None, was_skipped=True, fingerprint=part)
         for index, (count, part) in enumerate(halves)
     ]
 
@@ -441,15 +445,15 @@ def test_batch_with_a_known_number_is_skipped_only_with_its_rows(
     rows: int, fingerprint: int, topic: str | None, what: str
 ) -> None:
     bench = CoordinatorBench()
-    mandate = decided(bench, "orders", 12)
+    batch_start = decided(bench, "orders", 12)
     driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic=topic)
     if not what:
-        assert driver.commit(skipped(mandate, rows, fingerprint)).was_skipped
+        assert driver.commit(skipped(batch_start, rows, fingerprint)).was_skipped
         return
     with pytest.raises(
         BatchChangedError, match=re.escape(f"Batch 4 of transactional.id.prefix='P' was committed {what}")
     ):
-        driver.commit(skipped(mandate, rows, fingerprint))
+        driver.commit(skipped(batch_start, rows, fingerprint))
     assert not BatchChangedError.retriable
     assert BatchChangedError.fatal
 
@@ -457,21 +461,21 @@ def test_batch_with_a_known_number_is_skipped_only_with_its_rows(
 @pytest.mark.parametrize("rows", [3, 5])
 def test_decision_of_version_1_is_compared_by_its_number_of_rows(rows: int) -> None:
     bench = CoordinatorBench()
-    mandate = decided(bench, None, None)
+    batch_start = decided(bench, None, None)
     driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic="orders")
     with nullcontext() if rows == 3 else pytest.raises(BatchChangedError, match="with 3 rows, and now it comes with 5"):
-        driver.commit(skipped(mandate, rows, 99))
+        driver.commit(skipped(batch_start, rows, 99))
 
 
 def test_decision_holds_fingerprint_and_topic_of_its_batch() -> None:
     bench = CoordinatorBench()
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     driver = ExactlyOnceDriver("P", cluster, lambda: 0, topic="orders")
-    mandate = driver.begin()
+    batch_start = driver.begin()
     open_ = bench.raw.begin("P/0")
     bench.raw.write(open_, PLACE, "rows")
-    written = TaskOutcome(mandate, 4, "q", 0, 3, TaskTransaction(open_, 0, 3), fingerprint=2**64 - 1)
-    driver.commit([written, TaskOutcome(mandate, 4, "q", 1, 0, None, fingerprint=3)])
+    written = TaskOutcome(batch_start, 4, "q", 0, 3, TaskTransaction(open_, 0, 3), fingerprint=2**64 - 1)
+    driver.commit([written, TaskOutcome(batch_start, 4, "q", 1, 0, None, fingerprint=3)])
     assert cluster.last_decision() == Decision(4, "q", 0, 2, 3, (), True, fingerprint=2, topic="orders")
 
 

@@ -51,12 +51,12 @@ def test_who_goes_on_and_does_not_know_what_was_decided_last_reads_it(
     assert driver.begin(next_.producer).last_batch_id == 4
 
 
-def test_the_next_mandate_tells_what_was_decided_last(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+def test_next_batch_start_names_the_last_decision(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     """By which a batch that comes again is known, and a query that is not the prefix's own."""
     committed = driver.commit([replace(told_by_a_task(bench, driver.begin()), query_id="another")])
     assert not committed.was_skipped
-    mandate = driver.begin()
-    assert (mandate.last_batch_id, mandate.last_query_id, mandate.last_rows) == (4, "another", 1)
+    batch_start = driver.begin()
+    assert (batch_start.last_batch_id, batch_start.last_query_id, batch_start.last_rows) == (4, "another", 1)
 
 
 def test_who_goes_on_and_knows_what_was_decided_last_does_not_read_it(
@@ -128,7 +128,7 @@ def test_a_commit_that_comes_too_late_counts_if_the_tasks_marker_was_committed(
     assert told.written is not None
     if is_marked:
         marking = bench.raw.begin("P/0 by another name")
-        bench.raw.mark(marking, "P/0", told.mandate.place, 5, told.written.marker_text)
+        bench.raw.mark(marking, "P/0", told.batch_start.place, 5, told.written.marker_text)
         bench.commit(marking)
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
     if is_marked:
@@ -150,9 +150,9 @@ def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_t
     typed = f"transactions {{}} --prefix=P{flag} --bootstrap-servers HOST:PORT. "
     with pytest.raises(TransactionLostError, match=re.escape(typed.format("accept"))):
         driver.commit([told])
-    mandate = replace(told.mandate, last_batch_id=4, last_query_id="another")
+    batch_start = replace(told.batch_start, last_batch_id=4, last_query_id="another")
     with pytest.raises(IllegalStateError, match=re.escape(typed.format("forget").rstrip())):
-        mandate.is_written_already(5, "q")
+        batch_start.is_written_already(5, "q")
 
 
 @pytest.mark.parametrize("what", ["markers", "describe"])
@@ -214,7 +214,7 @@ def test_tasks_without_rows_are_no_matter_to_an_abort(version: int) -> None:
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
     empty = replace(told, partition=1, rows=0, written=None)
-    assert driver.abort(told.mandate, [empty, told])
+    assert driver.abort(told.batch_start, [empty, told])
     assert bench.state("P/0") == "CompleteAbort"
 
 
@@ -230,7 +230,7 @@ def test_an_abort_that_comes_behind_the_decision_leaves_the_batch_to_be_finished
         with pytest.raises(KafkaTimeoutError):
             driver.commit([told])
     epoch = bench.cluster.transactions.transactions["P/driver"].epoch
-    assert not driver.abort(told.mandate, [told])
+    assert not driver.abort(told.batch_start, [told])
     assert bench.cluster.transactions.transactions["P/driver"].epoch == epoch
     assert bench.state("P/0") == "Ongoing"
     assert driver.begin().last_batch_id == 4
@@ -253,7 +253,7 @@ def test_an_abort_of_the_note_alone_is_not_called_one_of_the_batch(monkeypatch: 
         patch.setattr(KafkaDriverCluster, "write_decision", and_stop)
         with pytest.raises(KafkaTimeoutError, match="is committed"):
             driver.commit([told])
-    assert not driver.abort(told.mandate, [told])
+    assert not driver.abort(told.batch_start, [told])
     assert driver.begin().last_batch_id == 4
 
 
@@ -271,7 +271,7 @@ def test_a_driver_that_is_taken_over_while_it_aborts_leaves_the_rest_to_its_succ
         return describe(*arguments)
 
     monkeypatch.setattr(KafkaDriverCluster, "describe", be_taken_over)
-    assert not driver.abort(told.mandate, [told])
+    assert not driver.abort(told.batch_start, [told])
 
 
 def test_an_abort_with_the_last_epoch_of_a_producer_id_ends_what_is_open() -> None:
@@ -280,10 +280,10 @@ def test_an_abort_with_the_last_epoch_of_a_producer_id_ends_what_is_open() -> No
     driver = driver_of(bench, "P")
     first = driver.begin().driver
     bench.cluster.transactions.transactions["P/driver"].epoch = MAX_EPOCH - 1
-    mandate = driver.begin()
-    assert (mandate.driver.producer_id, mandate.driver.producer_epoch) == (first.producer_id, MAX_EPOCH)
-    told_by_a_task(bench, mandate)
-    assert driver.abort(mandate, [])
+    batch_start = driver.begin()
+    assert (batch_start.driver.producer_id, batch_start.driver.producer_epoch) == (first.producer_id, MAX_EPOCH)
+    told_by_a_task(bench, batch_start)
+    assert driver.abort(batch_start, [])
     assert bench.cluster.transactions.transactions["P/driver"].producer_id != first.producer_id
     assert bench.state("P/0") == "CompleteAbort"
 
@@ -294,7 +294,7 @@ def test_what_its_coordinator_does_not_abort_is_asked_for_once(
     told = told_by_a_task(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(53), times=None)
     bench.cluster.requests.clear()
-    assert not driver.abort(told.mandate, [told])
+    assert not driver.abort(told.batch_start, [told])
     asked = [exchange.request.transactional_id for exchange in bench.asked(ApiKey.END_TXN)]
     assert asked == ["P/driver", "P/0"]
 
@@ -306,7 +306,7 @@ def test_finished_transactions_that_a_broker_calls_empty_are_not_logged_as_open(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are ended all the same: a transaction that is begun and not yet written to looks so too."""
-    mandate = driver.begin()
+    batch_start = driver.begin()
     left = bench.raw.begin("P/7", timeout_ms=60_000)
     found = TransactionDescription(
         "P/7", TransactionState.EMPTY, left.producer_id, left.producer_epoch, 60_000, None, frozenset()
@@ -315,7 +315,7 @@ def test_finished_transactions_that_a_broker_calls_empty_are_not_logged_as_open(
     driver._cluster.list_ids = lambda states: ["P/7"]
     driver._cluster.describe = lambda ids: {name: found if name == "P/7" else described([name])[name] for name in ids}
     with caplog.at_level(logging.INFO):
-        driver.commit([told_by_a_task(bench, mandate)])
+        driver.commit([told_by_a_task(bench, batch_start)])
         assert "open transactions" not in caplog.text
         found = found._replace(state=TransactionState.ONGOING)
         driver.begin()

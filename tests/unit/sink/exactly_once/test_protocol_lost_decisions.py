@@ -14,7 +14,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.messages import Birth, Decision, birth_key
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, first_use_key
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 
 TOPIC = CONFIG.decision_topic
@@ -45,14 +45,14 @@ def another_process(bench: CoordinatorBench) -> ExactlyOnceDriver:
     return ExactlyOnceDriver("P", KafkaDriverCluster(bench.another_client(), CONFIG, "P"), lambda: 0)
 
 
-def test_first_driver_leaves_a_birth_record_before_it_begins(bench: CoordinatorBench) -> None:
+def test_first_driver_leaves_a_first_use_record_before_it_begins(bench: CoordinatorBench) -> None:
     driver_of(bench, "P").begin()
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
-    decision, birth = cluster.last_records()
+    decision, first_use = cluster.last_records()
     assert decision is None
-    assert birth is not None
-    assert (birth.partitions, birth.replicas, birth.is_adopted) == (16, 3, False)
-    assert birth.topic_id == str(bench.cluster.topics[TOPIC].id)
+    assert first_use is not None
+    assert (first_use.partitions, first_use.replicas, first_use.is_adopted) == (16, 3, False)
+    assert first_use.topic_id == str(bench.cluster.topics[TOPIC].id)
     written = next(index for index, each in enumerate(bench.cluster.requests) if each.api_key == PRODUCE)
     begun = next(index for index, each in enumerate(bench.cluster.requests) if each.api_key == INIT)
     assert written < begun, "a driver that is known has left a record"
@@ -135,34 +135,34 @@ def test_prefix_that_coordinators_have_forgotten_goes_on_after_its_decision(benc
     assert len(bench.asked(PRODUCE)) == produced, "it is no first start"
 
 
-def test_prefix_of_an_older_release_goes_on_without_a_birth_record(bench: CoordinatorBench) -> None:
+def test_prefix_of_an_older_release_goes_on_without_a_first_use_record(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.commit([told_by_a_task(bench, driver.begin())])
     place = KafkaDriverCluster(bench.coordinator, CONFIG, "P").place
     bench.cluster.log(*place).batches[:1] = []
     records = KafkaDriverCluster(bench.coordinator, CONFIG, "P").last_records()
-    assert (records.decision is not None, records.birth) == (True, None)
+    assert (records.decision is not None, records.first_use) == (True, None)
     assert another_process(bench).begin().last_batch_id == 4
 
 
 def test_first_batch_that_is_not_the_checkpoints_first_is_refused(bench: CoordinatorBench) -> None:
-    mandate = driver_of(bench, "P").begin()
-    assert mandate.is_written_already(0, "q") is False
+    batch_start = driver_of(bench, "P").begin()
+    assert batch_start.is_written_already(0, "q") is False
     with pytest.raises(IllegalStateError, match=r"Batch 1 of query q is the first one under.*adopt --prefix=P --boot"):
-        mandate.is_written_already(1, "q")
-    assert mandate.is_written_already(1, "") is False, "a batch write has no checkpoint"
+        batch_start.is_written_already(1, "q")
+    assert batch_start.is_written_already(1, "") is False, "a batch write has no checkpoint"
 
 
-def test_late_birth_record_hides_no_decision(bench: CoordinatorBench) -> None:
+def test_late_first_use_record_hides_no_decision(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.commit([told_by_a_task(bench, driver.begin())])
     for _ in range(100):
-        KafkaDriverCluster(bench.coordinator, CONFIG, "P").write_birth(is_adopted=False)
+        KafkaDriverCluster(bench.coordinator, CONFIG, "P").write_first_use(is_adopted=False)
     assert another_process(bench).begin().last_batch_id == 4
 
 
 def test_later_batches_ask_no_more_than_before(bench: CoordinatorBench) -> None:
-    """Of a driver whose client goes on: the birth record and the configuration cost nothing."""
+    """Of a driver whose client goes on: the first-use record and the configuration cost nothing."""
     driver = driver_of(bench, "P")
     driver.commit([told_by_a_task(bench, driver.begin())])
     bench.cluster.requests.clear()
@@ -178,7 +178,7 @@ def test_abort_leaves_a_batch_alone_whose_decision_may_be_lost() -> None:
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
     make_again(bench)
-    assert driver.abort(told.mandate, [told]) is False
+    assert driver.abort(told.batch_start, [told]) is False
     assert bench.state("P/0") == "Ongoing"
 
 
@@ -189,62 +189,62 @@ def test_late_attempt_with_a_pending_marker_does_not_hold_up_the_start(bench: Co
         raise KafkaTimeoutError("The driver is gone.")
 
     driver = driver_of(bench, "P")
-    mandate = driver.begin()
-    told = told_by_a_task(bench, mandate)
+    batch_start = driver.begin()
+    told = told_by_a_task(bench, batch_start)
     assert told.written is not None
-    bench.raw.mark(told.written.transaction, "P/0", mandate.place, 5, told.written.marker_text)
+    bench.raw.mark(told.written.transaction, "P/0", batch_start.place, 5, told.written.marker_text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "_note_finished", die)
         with pytest.raises(KafkaTimeoutError):
             driver.commit([told])
     late = bench.raw.begin("P/0", timeout_ms=900_000)
     bench.raw.write(late, TopicPartition("t", 0), "row")
-    bench.raw.mark(late, "P/0", mandate.place, 5, "another's")
+    bench.raw.mark(late, "P/0", batch_start.place, 5, "another's")
     started_ms = bench.rig.now_ms
     assert driver.begin().last_batch_id == 4
     assert bench.rig.now_ms - started_ms < 5_000
     assert bench.state("P/0") == "CompleteAbort"
 
 
-def test_record_of_a_stranger_in_place_of_a_birth_is_an_error(bench: CoordinatorBench) -> None:
+def test_record_of_a_stranger_in_place_of_a_first_use_is_an_error(bench: CoordinatorBench) -> None:
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
-    bench.coordinator.writer.write_alone(cluster.place, birth_key(b"P"), b"{}", bench.timer())
-    with pytest.raises(KafkaError, match=f"{cluster.place}, offset 0, 'P': this is not a birth record"):
+    bench.coordinator.writer.write_alone(cluster.place, first_use_key(b"P"), b"{}", bench.timer())
+    with pytest.raises(KafkaError, match=f"{cluster.place}, offset 0, 'P': this is not a first-use record"):
         driver_of(bench, "P").begin()
 
 
 def test_tombstones_count_as_no_records(bench: CoordinatorBench) -> None:
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     open_ = bench.raw.begin("somebody")
-    for number, key in enumerate((b"P", birth_key(b"P"))):
+    for number, key in enumerate((b"P", first_use_key(b"P"))):
         bench.coordinator.writer.write(open_, cluster.place, key, None, number, bench.timer())
     bench.commit(open_)
     assert cluster.last_records() == PrefixRecords(None, None)
-    cluster.write_birth(is_adopted=True)
-    assert isinstance(cluster.last_records().birth, Birth)
+    cluster.write_first_use(is_adopted=True)
+    assert isinstance(cluster.last_records().first_use, FirstUse)
 
 
-def test_birth_before_a_tombstone_is_found_however_far_back(bench: CoordinatorBench) -> None:
+def test_first_use_before_a_tombstone_is_found_however_far_back(bench: CoordinatorBench) -> None:
     """forget writes them in this order."""
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
-    cluster.write_birth(is_adopted=True)
+    cluster.write_first_use(is_adopted=True)
     for _ in range(100):
         bench.coordinator.writer.write_alone(cluster.place, b"another", b"value", bench.timer())
     open_ = bench.raw.begin("somebody")
     bench.coordinator.writer.write(open_, cluster.place, b"P", None, 0, bench.timer())
     bench.commit(open_)
-    decision, birth = cluster.last_records()
+    decision, first_use = cluster.last_records()
     assert decision is None
-    assert birth is not None
-    assert birth.is_adopted
+    assert first_use is not None
+    assert first_use.is_adopted
 
 
 def test_what_a_successors_task_has_begun_is_not_aborted_as_a_late_attempt(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
-    mandate = driver.begin()
-    told = told_by_a_task(bench, mandate)
+    batch_start = driver.begin()
+    told = told_by_a_task(bench, batch_start)
     assert told.written is not None
-    bench.raw.mark(told.written.transaction, "P/0", mandate.place, 5, told.written.marker_text)
+    bench.raw.mark(told.written.transaction, "P/0", batch_start.place, 5, told.written.marker_text)
     committed = driver.commit([told])
     assert committed.driver is not None
     driver_of(bench, "P").begin()

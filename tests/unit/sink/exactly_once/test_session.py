@@ -34,7 +34,7 @@ from spark_kafka_sink.sink.exactly_once import session as session_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
-    Mandate,
+    BatchStart,
     TaskOutcome,
     TaskTransaction,
     task_id,
@@ -74,14 +74,14 @@ class SessionBench(CoordinatorBench):
         self.connections.append("made")
         return self.coordinator
 
-    def tasks(self, mandate: Mandate, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
-        if mandate.is_written_already(batch_id, query_id):
-            return [TaskOutcome(mandate, batch_id, query_id, 0, 1, None, True)]
-        open_ = self.raw.begin(task_id(mandate.prefix, 0, 0))
+    def tasks(self, batch_start: BatchStart, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
+        if batch_start.is_written_already(batch_id, query_id):
+            return [TaskOutcome(batch_start, batch_id, query_id, 0, 1, None, True)]
+        open_ = self.raw.begin(task_id(batch_start.prefix, 0, 0))
         self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}")
         written = TaskTransaction(open_, 0, 1)
-        self.raw.mark(open_, open_.transactional_id, mandate.place, batch_id + 1, written.marker_text)
-        return [TaskOutcome(mandate, batch_id, query_id, 0, 1, written)]
+        self.raw.mark(open_, open_.transactional_id, batch_start.place, batch_id + 1, written.marker_text)
+        return [TaskOutcome(batch_start, batch_id, query_id, 0, 1, written)]
 
     def run(self, batch_id: int, run_id: str = "run 1", config: SinkConfig = CONFIG) -> None:
         session(PREFIX).run(config, StreamBatch("q", run_id, batch_id), self.tasks)
@@ -147,8 +147,8 @@ def test_data_frame_without_partitions_is_no_batch_that_had_rows(bench: SessionB
     """It has no task that could say that its rows are missing."""
     bench.run(0)
     with pytest.raises(BatchChangedError, match="with 1 rows, and now it comes with 0"):
-        session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 0), lambda mandate, batch_id: [])
-    session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), lambda mandate, batch_id: [])
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 0), lambda batch_start, batch_id: [])
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), lambda batch_start, batch_id: [])
     assert bench.values() == ["row 0"]
 
 
@@ -236,8 +236,8 @@ def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None
 def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(
     bench: SessionBench, error: type[BaseException]
 ) -> None:
-    def fail(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
-        bench.tasks(mandate, batch_id)
+    def fail(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        bench.tasks(batch_start, batch_id)
         raise error
 
     bench.run(0)
@@ -324,7 +324,7 @@ def test_what_a_session_decided_itself_is_not_read_again(bench: SessionBench) ->
 
 
 def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_long(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+    def take_long(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         clock.sleep_ms(700_000)
         return []
 
@@ -448,7 +448,9 @@ def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
     monkeypatch.setattr(ExactlyOnceDriver, "abort", unreachable)
     with pytest.raises(IndexError, match="of the tasks"):
         session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), failing_tasks)
-    assert "What the batch left open ends when the query is started again, or by time-out: node 0 has" in caplog.text
+    assert (
+        "Open transactions of the batch end when the query is started again, or by timeout: node 0 has" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
@@ -468,7 +470,7 @@ def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
     monkeypatch.setattr(ExactlyOnceDriver, "finish", fail)
     with pytest.raises(KafkaTimeoutError, match="orders/0"):
         DriverSession(None if batch is None else PREFIX).run(CONFIG, batch, bench.tasks)
-    (told,) = (each.getMessage() for each in caplog.records if "left open" in each.getMessage())
+    (told,) = (each.getMessage() for each in caplog.records if "Open transactions of the" in each.getMessage())
     assert "it may be decided, or not all of it could be aborted." in told
     assert ("started again" in told) is (batch is not None)
     finish = re.search(r"transactions finish --prefix=spark-kafka-sink-write-\d+ --bootstrap-servers HOST:PORT: ", told)
@@ -574,9 +576,9 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
 def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: SessionBench, prefix: str | None) -> None:
     names: list[str] = []
 
-    def tasks(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
-        names.append(mandate.prefix)
-        return bench.tasks(mandate, batch_id, "")
+    def tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        names.append(batch_start.prefix)
+        return bench.tasks(batch_start, batch_id, "")
 
     DriverSession(prefix).run(CONFIG, None, tasks)
     assert bench.values() == ["row 0"]
@@ -586,7 +588,7 @@ def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: Sess
 
 def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:
     for _ in range(2):
-        session(PREFIX).run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+        session(PREFIX).run(CONFIG, None, lambda batch_start, batch_id: bench.tasks(batch_start, batch_id, ""))
     assert bench.values() == ["row 0", "row 1"]
     with pytest.raises(IllegalStateError, match="belongs to a batch write"):
         bench.run(2)
@@ -594,14 +596,14 @@ def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench
 
 def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -> None:
     for writer in (session(PREFIX), DriverSession(PREFIX), session(PREFIX)):
-        writer.run(CONFIG, None, lambda mandate, batch_id: bench.tasks(mandate, batch_id, ""))
+        writer.run(CONFIG, None, lambda batch_start, batch_id: bench.tasks(batch_start, batch_id, ""))
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
 def test_a_write_after_one_without_rows_comes_after_the_last_one_with_rows(bench: SessionBench) -> None:
-    def write(mandate: Mandate, batch_id: int) -> list[TaskOutcome]:
+    def write(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         batch_ids.append(batch_id)
-        return bench.tasks(mandate, batch_id, "")
+        return bench.tasks(batch_start, batch_id, "")
 
     batch_ids: list[int] = []
     DriverSession(PREFIX).run(CONFIG, None, write)
@@ -697,7 +699,7 @@ def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named()
             raise NotImplementedError("[NOT_IMPLEMENTED] sparkContext() is not implemented.")
 
     frame: Any = SimpleNamespace(sparkSession=Remote())
-    with pytest.raises(ConfigError, match=r"Spark Connect has none.*Use format\(\"kafka_sink\"\)"):
+    with pytest.raises(ConfigError, match=r"Spark Connect does not give it.*Use format\(\"kafka_sink\"\)"):
         stream_batch(frame, 0)
 
 
@@ -713,7 +715,7 @@ def test_threads_that_share_those_of_the_jvm_are_said_to_hide_the_query(monkeypa
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "False")
     context = SimpleNamespace(getLocalProperty=lambda name: None)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
-    with pytest.raises(ConfigError, match=r"with PYSPARK_PIN_THREAD=false foreachBatch does not tell.*environment"):
+    with pytest.raises(ConfigError, match=r"with PYSPARK_PIN_THREAD=false Spark does not say.*environment"):
         stream_batch(frame, 0)
 
 

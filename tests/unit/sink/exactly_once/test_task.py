@@ -22,7 +22,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import fingerprint
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once import task as task_module
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction
 from spark_kafka_sink.sink.exactly_once.task import (
     ExactlyOnceTask,
     TaskIdentity,
@@ -70,7 +70,7 @@ class NamedProducer(ScriptedProducer):
 
 
 class Bench:
-    """A task's delivery under a mandate. `found` is what the cluster says of the driver."""
+    """A task's delivery of a begun batch. `found` is what the cluster says of the driver."""
 
     def __init__(self, last_batch_id: int | None = None, partition: int = 0, attempt: int = 0) -> None:
         self.made: list[NamedProducer] = []
@@ -78,11 +78,11 @@ class Bench:
             "P/driver", TransactionState.EMPTY, 1, 0, 1, None, frozenset()
         )
         driver = OpenTransaction("P/driver", 1, 0, 2)
-        mandate = Mandate("P", driver, TopicPartition("decisions", 0), last_batch_id)
+        batch_start = BatchStart("P", driver, TopicPartition("decisions", 0), last_batch_id)
         pool = ProducerPool(self._create, FakeClock())
         task = TaskIdentity(4, "", partition, attempt)
         self.open: set[str] = set()
-        self.transaction = ExactlyOnceTask(mandate, task, self._describe)
+        self.transaction = ExactlyOnceTask(batch_start, task, self._describe)
         self.delivery = TaskDelivery(CONFIG, pool, self.transaction)
 
     def _describe(self, name: str) -> TransactionDescription | None:
@@ -134,7 +134,7 @@ def test_an_attempt_of_a_stage_that_is_run_again_leaves_open_what_one_of_its_num
 
 
 def test_an_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
-    """Bug: readers waited for its time-out after the last batch, and after a batch write without a prefix."""
+    """Bug: readers waited for its timeout after the last batch, and after a batch write without a prefix."""
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     bench.found = TransactionDescription("P/driver", TransactionState.COMPLETE_COMMIT, 1, 1, 1, None, frozenset())
@@ -208,8 +208,8 @@ def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_ow
     pool = ProducerPool(create, FakeClock())
     prefixes = [pool_name(number) for number in range(3)]
     for prefix in prefixes:
-        mandate = Mandate(prefix, OpenTransaction(f"{prefix}/driver", 1, 0, 2), TopicPartition("decisions", 0))
-        transaction = ExactlyOnceTask(mandate, TaskIdentity(0, "", 0, 0), describe)
+        batch_start = BatchStart(prefix, OpenTransaction(f"{prefix}/driver", 1, 0, 2), TopicPartition("decisions", 0))
+        transaction = ExactlyOnceTask(batch_start, TaskIdentity(0, "", 0, 0), describe)
         delivery = TaskDelivery(CONFIG, pool, transaction)
         delivery.send("t", RecordColumns.from_rows([b"x"]))
         delivery.finish()
@@ -233,7 +233,7 @@ def test_task_reports_the_fingerprint_of_rows_it_writes_or_drops(last_batch_id: 
     assert (outcome.fingerprint, outcome.was_skipped) == (fingerprint("t", columns), last_batch_id is not None)
 
 
-MANDATE = Mandate("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0), last_batch_id=6)
+BATCH_START = BatchStart("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0), last_batch_id=6)
 BATCH, QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
 
 
@@ -254,7 +254,7 @@ def test_a_streams_task_is_named_by_batch_query_partition_and_attempt() -> None:
 @pytest.mark.parametrize("missing", [BATCH, QUERY])
 def test_a_streams_task_that_is_not_told_all_of_it_is_refused(properties: dict[str, str], missing: str) -> None:
     del properties[missing]
-    with pytest.raises(IllegalStateError, match="tells this task no batch id and no query id"):
+    with pytest.raises(IllegalStateError, match="gives this task no batch id or no query id"):
         streaming_task()
 
 
@@ -263,7 +263,7 @@ def test_a_batch_writes_task_comes_after_the_last_batch_of_its_prefix(
     properties: dict[str, str], last: int | None, batch_id: int
 ) -> None:
     properties.clear()
-    assert batch_task(replace(MANDATE, last_batch_id=last)) == TaskIdentity(batch_id, "", 5, 2)
+    assert batch_task(replace(BATCH_START, last_batch_id=last)) == TaskIdentity(batch_id, "", 5, 2)
 
 
 @pytest.mark.parametrize(
@@ -282,14 +282,14 @@ def test_batch_writes_task_that_a_query_may_run_is_refused(
     properties.clear()
     properties.update(given)
     with pytest.raises(ConfigError, match=text):
-        batch_task(MANDATE)
+        batch_task(BATCH_START)
 
 
 @pytest.mark.usefixtures("properties")
 def test_a_foreach_batch_task_is_of_the_batch_that_the_driver_named() -> None:
-    mandate = replace(MANDATE, last_query_id="q1")
-    (report,) = write_in_transaction(CONFIG, ProducerPool(NamedProducer, FakeClock()), mandate, 7, "q1", [])
-    assert TaskOutcome.from_json(report.column("outcome")[0].as_py()) == TaskOutcome(mandate, 7, "q1", 5, 0, None)
+    batch_start = replace(BATCH_START, last_query_id="q1")
+    (report,) = write_in_transaction(CONFIG, ProducerPool(NamedProducer, FakeClock()), batch_start, 7, "q1", [])
+    assert TaskOutcome.from_json(report.column("outcome")[0].as_py()) == TaskOutcome(batch_start, 7, "q1", 5, 0, None)
 
 
 @pytest.mark.usefixtures("properties")
@@ -297,9 +297,9 @@ def test_rows_of_a_foreach_batch_task_go_into_its_transaction(monkeypatch: pytes
     bench = Bench()
     monkeypatch.setattr(task_module, "describe_in_process", lambda config, name: bench._describe(name))
     pool = ProducerPool(bench._create, FakeClock())
-    mandate = Mandate("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
+    batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
     rows = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
-    (report,) = write_in_transaction(CONFIG, pool, mandate, 4, "", [rows])
+    (report,) = write_in_transaction(CONFIG, pool, batch_start, 4, "", [rows])
     outcome = TaskOutcome.from_json(report.column("outcome")[report.num_rows - 1].as_py())
     assert outcome.written == TaskTransaction(OpenTransaction("P/5.2", 1, 0, 2), 5, 2)
     assert (bench.made[0].begun, bench.made[0].closed_with) == (1, [])
@@ -314,5 +314,5 @@ def test_transaction_that_is_not_prepared_has_no_outcome() -> None:
 
 
 def test_outside_a_task_there_is_nobody() -> None:
-    with pytest.raises(IllegalStateError, match="in a Spark task alone"):
+    with pytest.raises(IllegalStateError, match="only in a Spark task"):
         streaming_task()

@@ -24,7 +24,7 @@ from spark_kafka_sink.sink import data_source, kafka_sink
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import session as session_module
-from spark_kafka_sink.sink.exactly_once.messages import Mandate, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, is_one_off, pool_name, release_name
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
@@ -41,15 +41,15 @@ Step = Callable[[], None]
 class WriteBench(CoordinatorBench):
     """Writes without a prefix, whose tasks write a row each."""
 
-    def outcomes(self, mandate: Mandate) -> list[TaskOutcome]:
+    def outcomes(self, batch_start: BatchStart) -> list[TaskOutcome]:
         """Of a write's tasks."""
         made = []
         for partition in range(TASKS):
-            open_ = self.raw.begin(task_id(mandate.prefix, partition, 0))
+            open_ = self.raw.begin(task_id(batch_start.prefix, partition, 0))
             self.raw.write(open_, TopicPartition("t", 0), "row")
             task = TaskTransaction(open_, partition, 1)
-            self.raw.mark(open_, open_.transactional_id, mandate.place, 1, task.marker_text)
-            made.append(TaskOutcome(mandate, 0, "", partition, 1, task))
+            self.raw.mark(open_, open_.transactional_id, batch_start.place, 1, task.marker_text)
+            made.append(TaskOutcome(batch_start, 0, "", partition, 1, task))
         return made
 
     def rows(self) -> int:
@@ -76,7 +76,9 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wr
     monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(kafka_sink, "refuse_in_query", lambda *_, **__: None)
     monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
-    monkeypatch.setattr(kafka_sink, "write_in_transaction", lambda config, pool, mandate, *_: made.outcomes(mandate))
+    monkeypatch.setattr(
+        kafka_sink, "write_in_transaction", lambda config, pool, batch_start, *_: made.outcomes(batch_start)
+    )
     return made
 
 
@@ -105,7 +107,7 @@ def by_format(bench: WriteBench, before: Step = lambda: None) -> None:
     writer = pickle.loads(pickle.dumps(KafkaBatchWriter(CONFIG)))
     try:
         before()
-        messages = [TaskWritten((), 0, 0, outcome) for outcome in bench.outcomes(writer._mandate)]
+        messages = [TaskWritten((), 0, 0, outcome) for outcome in bench.outcomes(writer._batch_start)]
         writer.commit(messages)
     except BaseException:
         writer.abort([None])
