@@ -52,7 +52,7 @@ def test_secured_listeners_stand_beside_the_brokers_own_and_the_proxied_one() ->
     assert properties["inter.broker.listener.name"] == "PLAINTEXT"
 
 
-def test_a_certificate_is_wanted_by_the_listeners_named_and_logins_are_told_to_those_that_take_them() -> None:
+def test_client_certificates_and_logins_are_set_for_their_listeners_only() -> None:
     properties = properties_of(SECURITY)
     assert properties["ssl.keystore.location"] == properties["ssl.truststore.location"] == "/k.pem"
     assert properties["listener.name.mtls.ssl.client.auth"] == "required"
