@@ -10,19 +10,21 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PINNED := $(INSTALL) --constraint constraints.txt
 
 .PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
-        integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark \
-        benchmark exactly-once-cost format clean
+        integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark measured \
+        benchmark compare exactly-once-cost constraints format clean
 
 setup: $(SETUP)
 
 KERNEL := $(wildcard spark_kafka_sink/record/*.c)
 
-$(SETUP): setup.cfg setup.py pyproject.toml $(KERNEL) spark_kafka_sink/record/_kernel.h
+$(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) spark_kafka_sink/record/_kernel.h
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine]'
+	@$(BIN)/python $(PINNED) --editable '.[local,test,engine]'
 	@touch $@
 
 demo: $(SETUP)
@@ -59,7 +61,7 @@ sanitizers: $(SETUP)
 	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_odd_rows.py tests/unit/sink/test_partition_writer.py -q \
+	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_rows_odd.py tests/unit/sink/test_rows.py -q \
 	    -p support.sanitized_kernel
 
 integration-brokers: $(SETUP)
@@ -70,29 +72,30 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/benchmarks tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # What takes minutes: beside Spark's own sink, on clusters, killed and started again.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
-	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/benchmarks -q -m slow
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q
 
-# make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own. 4.1 leaves
+# make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own, which has the
+# newest versions that go with that PySpark. 4.1 leaves
 # sockets open, of which Python warns.
 test-pyspark: OTHER := .venv-pyspark-$(PYSPARK)
 test-pyspark:
 	@test -n "$(PYSPARK)" || { echo "Which one? make test-pyspark PYSPARK=4.1.4"; exit 2; }
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	@$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test]' 'pyspark[connect]==$(PYSPARK)'
+	@$(OTHER)/bin/python $(INSTALL) --editable '.[local,test]' 'pyspark[connect]==$(PYSPARK)'
 	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 
 # Against a real KDC, on the loopback interface: wants krb5kdc, kdb5_util and kadmin.local (Debian: krb5-kdc krb5-admin-server),
 # and libkrb5-dev for the package gssapi.
 test-kerberos: $(SETUP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine,kerberos]'
+	@$(BIN)/python $(PINNED) --editable '.[local,test,engine,kerberos]'
 	$(BIN)/python -m pytest tests/integration/producer -q -m kerberos
 
 faults: $(SETUP)
@@ -104,22 +107,37 @@ faults-quick: $(SETUP)
 	$(BIN)/python -m pytest tests/faults -m quick -q
 
 soak: $(SETUP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,test,engine,benchmark]'
+	@$(BIN)/python $(PINNED) --editable '.[local,test,engine,benchmark]'
 	PYTHONPATH=.:tests $(BIN)/python tests/faults/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 # In an environment without the packages of tests, as users have it: hypothesis alone is 7 MB of every worker.
-benchmark: MEASURED := .venv-benchmark
-benchmark:
+MEASURED := .venv-benchmark
+measured:
 	@test -x $(MEASURED)/bin/python || $(PYTHON) -m venv $(MEASURED)
-	@$(MEASURED)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,engine,benchmark]'
-	$(MEASURED)/bin/python jobs/benchmark.py
+	@$(MEASURED)/bin/python $(PINNED) --editable '.[local,engine,benchmark]'
+
+benchmark: measured
+	$(MEASURED)/bin/python benchmarks/benchmark.py
+
+# make compare BEFORE=HEAD~10   KafkaSink.write of this tree against that of another commit, by turns, in five cells (40 minutes)
+compare: measured
+	@test -n "$(BEFORE)" || { echo "Which commit? make compare BEFORE=HEAD~10"; exit 2; }
+	$(MEASURED)/bin/python benchmarks/compare_trees.py $(BEFORE)
 
 microbenchmark: $(SETUP)
-	$(BIN)/python jobs/microbenchmark.py
+	$(BIN)/python benchmarks/microbenchmark.py
 
 # What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/exactly-once.md).
 exactly-once-cost: $(SETUP)
-	$(BIN)/python jobs/exactly_once_cost.py
+	$(BIN)/python benchmarks/exactly_once_cost.py
+
+# The newest versions that setup.cfg allows, into constraints.txt. Run all tests before you commit the file.
+constraints: FRESH := build/constraints
+constraints:
+	@rm -rf $(FRESH) && $(PYTHON) -m venv $(FRESH)
+	@$(FRESH)/bin/python $(INSTALL) --editable '.[local,test,engine,benchmark]'
+	@$(FRESH)/bin/python -m pip freeze --exclude-editable > $(FRESH)/frozen
+	@(head -1 constraints.txt && cat $(FRESH)/frozen) > $(FRESH)/new && mv $(FRESH)/new constraints.txt
 
 format: $(SETUP)
 	$(BIN)/ruff format .

@@ -1,5 +1,5 @@
 """What setup.cfg cannot say: the compiled kernel. Where there is no C compiler its numpy twin does the work
-(spark_kafka_sink/record/runs.py).
+(spark_kafka_sink/record/kernel.py).
 """
 
 from setuptools import Extension, setup

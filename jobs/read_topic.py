@@ -32,7 +32,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.protocol.requests import READ_COMMITTED, READ_UNCOMMITTED
+from spark_kafka_sink.protocol.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 
 SCHEMA = pa.schema(

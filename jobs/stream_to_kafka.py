@@ -33,9 +33,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
-from spark_kafka_sink.common.nearest import nearest
-from spark_kafka_sink.common.properties_file import read_properties
-from spark_kafka_sink.sink.passed_over import PASSED_OVER
+from spark_kafka_sink.common.options import nearest, read_properties
+from spark_kafka_sink.sink.options import PASSED_OVER
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

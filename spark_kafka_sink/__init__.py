@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from spark_kafka_sink.producer.kafka_producer import KafkaProducer as KafkaProducer
     from spark_kafka_sink.record.columns import RecordColumns as RecordColumns
     from spark_kafka_sink.sink.data_source import KafkaSinkDataSource as KafkaSinkDataSource
-    from spark_kafka_sink.sink.foreach import KafkaSink as KafkaSink
+    from spark_kafka_sink.sink.kafka_sink import KafkaSink as KafkaSink
 
 _HOMES = {
     # Spark
-    "KafkaSink": "spark_kafka_sink.sink.foreach",
+    "KafkaSink": "spark_kafka_sink.sink.kafka_sink",
     "KafkaSinkDataSource": "spark_kafka_sink.sink.data_source",
     # producer
     "KafkaProducer": "spark_kafka_sink.producer.kafka_producer",

@@ -12,19 +12,17 @@ from typing import Final, Self
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorCalls
 from spark_kafka_sink.admin.group_offsets import GroupOffsets
 from spark_kafka_sink.admin.record_writer import RecordWriter
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.topic_reader import TopicTail
 from spark_kafka_sink.admin.topics import TopicCreation, TopicsMetadata
 from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.client.api_versions import ApiVersions
-from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaTimeoutError
 
 TRANSACTION_VERSION: Final = "transaction.version"
-_FIRST_BACKOFF_MS: Final = 20
 
 
 class ClusterClient:
@@ -52,7 +50,7 @@ class ClusterClient:
         self.writer = RecordWriter(
             self._calls,
             clock,
-            ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, max(retry_backoff_ms, _FIRST_BACKOFF_MS), rng),
+            ExponentialBackoff.doubling(COORDINATOR_BACKOFF_MS, max(retry_backoff_ms, COORDINATOR_BACKOFF_MS), rng),
         )
         self.creation = TopicCreation(client, metadata, clock)
 

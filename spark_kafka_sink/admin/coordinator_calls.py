@@ -14,9 +14,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
-from spark_kafka_sink.admin.timer import Timer
-from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
@@ -32,21 +31,18 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
+from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
     FindCoordinatorRequest,
     FindCoordinatorsRequest,
     coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message, Request
 
 Item = TypeVar("Item", bound=Hashable)
 Value = TypeVar("Value")
 _Entry = TypeVar("_Entry")
-_FIRST_BACKOFF_MS: Final = 20
 _MAX_BACKOFF_MS: Final = 1_000
 _MOST_AT_ONCE: Final = 1_000
 """Items on their way. Each has a request of its own in most calls, and one that waits for others longer than
@@ -225,7 +221,7 @@ class CoordinatorCalls:
         self.metadata = metadata
         self.clock = clock
         self.lookup = CoordinatorLookup(client)
-        self._backoff = ExponentialBackoff.doubling(_FIRST_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
+        self._backoff = ExponentialBackoff.doubling(COORDINATOR_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
         """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
@@ -418,11 +414,7 @@ class _Call(Generic[Item, Value]):
         place = self.api.describe(work.item)
         if node is not None and str(node) not in place:
             place += f", asked of node {node}"
-        why = self.api.advice.get(error.error_code or 0) or str(error)
-        if node is not None:
-            why = why.removeprefix(f"Node {node.id_string}: ")
-        text = f"{place}: {why}"
-        return retold(error, text)
+        return error.reworded(f"{place}: {self.api.advice.get(error.error_code or 0) or error.text}")
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

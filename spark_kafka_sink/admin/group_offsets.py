@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     CoordinatorNotAvailableError,
@@ -14,10 +14,9 @@ from spark_kafka_sink.common.errors import (
     UnstableOffsetCommitError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import GROUP, OffsetFetchRequest, group_offsets_of
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.fetch import OffsetFetchRequest, group_offsets_of
+from spark_kafka_sink.protocol.metadata import GROUP
+from spark_kafka_sink.protocol.versions import Message, Request
 
 _NO_OFFSET = -1
 
@@ -88,20 +87,19 @@ class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
 
 def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
     """The group's offsets, or the first error in its answer; an unstable offset counts after any other."""
-    codes = [(int(group.error_code), "")]
+    codes: list[tuple[int, TopicPartition | None]] = [(int(group.error_code), None)]
     found: GroupCommits = {}
     for topic in group.topics:
         for partition in topic.partitions:
             topic_partition = TopicPartition(str(topic.name), int(partition.partition_index))
             offset = CommittedOffset(int(partition.committed_offset), str(partition.metadata or ""))
             found[topic_partition] = offset if offset.offset != _NO_OFFSET else None
-            codes.append((int(partition.error_code), f"{topic_partition}: "))
+            codes.append((int(partition.error_code), topic_partition))
     codes.sort(key=lambda pair: pair[0] == UnstableOffsetCommitError.error_code)
     for code, place in codes:
         if code:
-            error = error_for_code(code, api="OffsetFetch")
-            return retold(error, f"{place}{error}")
+            return error_for_code(code, api="OffsetFetch").at(topic_partition=place)
     for topic_partition in wanted.topic_partitions:
         if topic_partition not in found:  # that nothing is committed is said by an offset of -1
-            return CoordinatorNotAvailableError(f"{topic_partition}: the answer does not mention it.")
+            return CoordinatorNotAvailableError("The answer does not mention it.").at(topic_partition=topic_partition)
     return {topic_partition: found[topic_partition] for topic_partition in wanted.topic_partitions}

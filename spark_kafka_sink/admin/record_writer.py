@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
@@ -26,12 +25,11 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION, AddPartitionsToTxnRequest
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.metadata import TRANSACTION
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import AddPartitionsToTxnRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 from spark_kafka_sink.record.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
@@ -73,7 +71,8 @@ class RecordWriter:
             self._send(request, topic_partition, timer)
         except InvalidProducerEpochError as error:  # how leaders say it
             raise ProducerFencedError(
-                f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}"
+                f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}",
+                topic_partition=topic_partition,
             ) from error
 
     def add_partition(self, transaction: OpenTransaction, topic_partition: TopicPartition, timer: Timer) -> None:
@@ -100,7 +99,7 @@ class RecordWriter:
             if error is None or isinstance(error, DuplicateSequenceError):  # an earlier try's answer was lost
                 return
             if not error.retriable:
-                raise retold(error, f"{topic_partition}: {error}")
+                raise error.at(topic_partition=topic_partition)
             last = str(error)
             if error.invalid_metadata:
                 self._client.await_metadata_update(timer)
@@ -108,7 +107,8 @@ class RecordWriter:
             self._clock.sleep_ms(min(self._retry_backoff.backoff_ms(attempts), timer.remaining_ms))
             attempts += 1
             timer.update()
-        raise KafkaTimeoutError(f"{topic_partition}: no record was written within {timer.timeout_ms} ms. {last}")
+        late = KafkaTimeoutError(f"No record was written within {timer.timeout_ms} ms. {last}")
+        raise late.at(topic_partition=topic_partition)
 
     def _request(
         self, transaction: OpenTransaction | None, place: TopicPartition, key: bytes, value: bytes | None, sequence: int
@@ -137,7 +137,7 @@ class RecordWriter:
         future = self._client.send(leader, request)
         try:
             if not self._client.poll_until(future, timer):
-                return KafkaTimeoutError(f"Node {leader} did not answer.")
+                return KafkaTimeoutError(f"Node {leader} did not answer.", node=leader.id_string)
         finally:
             if not future.is_done():
                 self._client.disconnect_async(leader)  # it must not be sent by some later poll
@@ -146,7 +146,7 @@ class RecordWriter:
         answers = (each for topic in future.value().body.responses for each in topic.partition_responses)
         code = next((int(each.error_code) for each in answers), None)
         if code is None:
-            return KafkaTimeoutError(f"Node {leader} answered without mentioning it.")
+            return KafkaTimeoutError(f"Node {leader} answered without mentioning it.", node=leader.id_string)
         return error_for_code(code, api="Produce") if code else None
 
 

@@ -6,8 +6,8 @@ import random
 from collections import deque
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from spark_kafka_sink.admin.timer import Timer
 from spark_kafka_sink.client.api_versions import ApiVersions
+from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, KafkaClient
@@ -15,7 +15,31 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, KafkaTimeoutError
-from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.versions import Request
+
+
+class Timer:
+    """Runs out `timeout_ms` after it was made (org.apache.kafka.common.utils.Timer). Belongs to one thread."""
+
+    def __init__(self, clock: Clock, timeout_ms: int) -> None:
+        self._clock = clock
+        self.timeout_ms = timeout_ms
+        self.now_ms = clock.now_ms()
+        """The time as of the last `update`."""
+        self._deadline_ms = min(self.now_ms + timeout_ms, FOREVER_MS)
+
+    def update(self) -> None:
+        """Read the clock."""
+        self.now_ms = max(self._clock.now_ms(), self.now_ms)
+
+    @property
+    def remaining_ms(self) -> int:
+        return max(self._deadline_ms - self.now_ms, 0)
+
+    @property
+    def is_expired(self) -> bool:
+        return self.now_ms >= self._deadline_ms
+
 
 T = TypeVar("T")
 
@@ -271,7 +295,9 @@ class RequestClient:
         """Requests to a node whose connection failed will not be sent; those in flight the client has seen to."""
         for node in self._unsent.nodes():
             if self._client.connection_failed(node):
-                lost = DisconnectError(f"The connection to {node} failed before the request could be sent.")
+                lost = DisconnectError(
+                    f"The connection to {node} failed before the request could be sent.", node=node.id_string
+                )
                 error = self._client.authentication_error(node) or lost
                 for unsent in self._unsent.take_all(node):
                     unsent.future.fail(error)
@@ -279,7 +305,7 @@ class RequestClient:
     def _handle_pending_disconnects(self) -> None:
         while self._to_disconnect:
             node = self._to_disconnect.popleft()
-            error = DisconnectError(f"The connection to {node} was closed on request.")
+            error = DisconnectError(f"The connection to {node} was closed on request.", node=node.id_string)
             for unsent in self._unsent.take_all(node):
                 unsent.future.fail(error)
             self._client.disconnect(node.id_string)
@@ -295,8 +321,8 @@ def _error_of(response: ClientResponse) -> KafkaError | None:
         return response.authentication_error
     if response.timed_out:
         limit = f"{response.request.request_timeout_ms} ms"
-        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.")
+        return KafkaTimeoutError(f"{response.request} was not answered within {limit}.", node=response.destination)
     if response.disconnected:
         why = f": {response.protocol_error}" if response.protocol_error is not None else "."
-        return DisconnectError(f"{response.request} failed: the connection was lost{why}")
+        return DisconnectError(f"{response.request} failed: the connection was lost{why}", node=response.destination)
     return response.version_mismatch

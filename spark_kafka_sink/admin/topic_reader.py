@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
@@ -26,9 +26,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import (
+from spark_kafka_sink.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     READ_COMMITTED,
@@ -38,6 +36,7 @@ from spark_kafka_sink.protocol.requests import (
     ListOffsetsPartition,
     ListOffsetsRequest,
 )
+from spark_kafka_sink.protocol.versions import Message
 from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, DecodedBatch, DecodedRecord, decode_batches
 
 _ABORT_KEY_TYPE: Final = 0
@@ -45,7 +44,6 @@ _ABORT_KEY_TYPE: Final = 0
 _MAX_WAIT_MS: Final = 500
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
-_UNSTABLE_BACKOFF_MS: Final = 20
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
 """The decision topic takes 8 MiB a batch, which is 500,000 tasks. Decompressed, they have 5 times as many bytes with a
 transactional.id.prefix of 40 letters, and 16 times with the longest, of 200. A decision is one record.
@@ -141,7 +139,7 @@ class TopicReader:
                 failure = self._metadata.connection_failure
                 why = f" {failure}" if failure else " Create it, or correct the name."
                 raise UnknownTopicOrPartitionError(
-                    f"Topic {topic!r} was not found in the cluster within {self._timeout_ms} ms.{why}"
+                    f"Topic {topic!r} was not found in the cluster within {self._timeout_ms} ms.{why}", topic=topic
                 )
             self._client.await_metadata_update(patience.timer)
         return [TopicPartition(topic, info.partition) for info in infos]
@@ -166,7 +164,8 @@ class TopicReader:
                     if answer.error_code == 0:
                         found[topic_partition] = int(answer.offset)
                     else:
-                        patience.endure(_named(answer.error_code, topic_partition, "ListOffsets"))
+                        error = error_for_code(int(answer.error_code), api="ListOffsets")
+                        patience.endure(error.at(topic_partition=topic_partition))
             still_missing = [wanted for wanted in missing if wanted not in found]
             if still_missing:
                 patience.check(still_missing)
@@ -269,7 +268,8 @@ class TopicReader:
             if topic_partition not in unanswered:
                 continue
             if answer.error_code != 0:
-                patience.endure(_named(answer.error_code, topic_partition, "Fetch"))
+                error = error_for_code(int(answer.error_code), api="Fetch")
+                patience.endure(error.at(topic_partition=topic_partition))
                 continue
             unanswered.discard(topic_partition)
             records = _records(reading, topic_partition, answer, self._limits)
@@ -293,15 +293,11 @@ def _answers(
     body = future.value().body
     code = int(getattr(body, "error_code", 0))
     if code:
-        patience.endure(_named(code, f"Node {future.value().destination}", "Fetch"))  # no other has such a field
+        # only the answer to a Fetch has a code of its own
+        patience.endure(error_for_code(code, api="Fetch").at(node=future.value().destination))
     for topic in getattr(body, topics_field):
         for partition in topic.partitions:
             yield TopicPartition(str(getattr(topic, name_field)), int(partition.partition_index)), partition
-
-
-def _named(code: int, place: TopicPartition | str, api: str) -> KafkaError:
-    error = error_for_code(int(code), api=api)
-    return retold(error, f"{place}: {error}")
 
 
 def _records(
@@ -320,7 +316,7 @@ def _records(
                 found += [record for record in batch.records if position <= record.offset < end]
             position = max(position, batch.last_offset + 1)
     except CorruptBatchError as error:
-        raise CorruptBatchError(f"{topic_partition}: {error}") from error
+        raise error.at(topic_partition=topic_partition) from error
     reading.positions[topic_partition] = position
     return found
 
@@ -392,13 +388,14 @@ class TopicTail:
         wanted = [topic_partition]
         end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
         while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
-            self._clock.sleep_ms(min(_UNSTABLE_BACKOFF_MS, timer.remaining_ms))
+            self._clock.sleep_ms(min(COORDINATOR_BACKOFF_MS, timer.remaining_ms))
             timer.update()
             if timer.is_expired:
-                raise KafkaTimeoutError(
-                    f"{topic_partition}: a transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and"
-                    " what was committed behind it cannot be read. It ends with its own time-out."
+                late = KafkaTimeoutError(
+                    f"A transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and what was committed"
+                    " behind it cannot be read. It ends with its own timeout."
                 )
+                raise late.at(topic_partition=topic_partition)
         return stable
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -417,7 +414,8 @@ class TopicTail:
         for topic in sorted({each.topic for each in topic_partitions}):
             there = self._reader(timer, topic).partitions(topic)
             for missing in {each for each in topic_partitions if each.topic == topic}.difference(there):
-                raise UnknownTopicOrPartitionError(f"{missing}: the topic has {len(there)} partitions.")
+                absent = UnknownTopicOrPartitionError(f"The topic has {len(there)} partitions.")
+                raise absent.at(topic_partition=missing)
 
     def _read(
         self, topic_partition: TopicPartition, start: int, timer: Timer, isolation_level: int
@@ -429,7 +427,8 @@ class TopicTail:
                 found += chunk.records
                 timer.update()
                 if timer.is_expired:
-                    raise KafkaTimeoutError(f"{topic_partition} was not read to its end within {timer.timeout_ms} ms.")
+                    text = f"{topic_partition} was not read to its end within {timer.timeout_ms} ms."
+                    raise KafkaTimeoutError(text, topic_partition=topic_partition)
         return found
 
 
@@ -439,7 +438,7 @@ def _permission(operation: str) -> Iterator[None]:
     try:
         yield
     except TopicAuthorizationError as error:
-        raise TopicAuthorizationError(f"{error} To read, {operation} is enough.") from error
+        raise error.reworded(f"{error} To read, {operation} is enough.") from error
 
 
 # ---- which batches a reader may see ----------------------------------------------------------------------------------

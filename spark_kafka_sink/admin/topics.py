@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster
@@ -18,8 +17,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.protocol.requests import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
+from spark_kafka_sink.protocol.metadata import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
 
 ABSENCE_LIMIT_MS: Final = 10_000
 """A node that has just started may not know every topic yet."""
@@ -91,7 +89,8 @@ class TopicAbsence:
                 self._since_ms.pop(topic, None)
             elif now_ms - self._since_ms.setdefault(topic, now_ms) >= ABSENCE_LIMIT_MS:
                 raise UnknownTopicOrPartitionError(
-                    f"Topic {topic!r} is not in the cluster any more: no node has named it for {ABSENCE_LIMIT_MS} ms."
+                    f"Topic {topic!r} is not in the cluster any more: no node has named it for {ABSENCE_LIMIT_MS} ms.",
+                    topic=topic,
                 )
 
 
@@ -137,14 +136,18 @@ class TopicCreation:
             error = answer
             self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
             timer.update()
-        raise KafkaTimeoutError(f"The settings of topic {topic} were not read within {timer.timeout_ms} ms. {error}")
+        raise KafkaTimeoutError(
+            f"The settings of topic {topic} were not read within {timer.timeout_ms} ms. {error}", topic=topic
+        )
 
     def count(self, topic: str, timer: Timer) -> int:
         """The topic's number of partitions; 0 where the cluster does not have it. Raises KafkaTimeoutError."""
         self._metadata.add_topics([topic])
         if not self._client.await_metadata_update(timer):
             why = self._metadata.connection_failure or "No answer came."
-            raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}")
+            raise KafkaTimeoutError(
+                f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}", topic=topic
+            )
         return len(self._metadata.fetch().partitions_for_topic(topic))
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
@@ -171,7 +174,9 @@ class TopicCreation:
             if not self._client.await_metadata_update(timer):
                 last = self._metadata.connection_failure or last
             timer.update()
-        raise KafkaTimeoutError(f"Topic {topic} was neither found nor made within {timer.timeout_ms} ms. Last: {last}")
+        raise KafkaTimeoutError(
+            f"Topic {topic} was neither found nor made within {timer.timeout_ms} ms. Last: {last}", topic=topic
+        )
 
     def _ask_for_configs(
         self, request: DescribeTopicConfigsRequest, timer: Timer
@@ -182,15 +187,14 @@ class TopicCreation:
         future = self._client.send(node, request)
         if not self._client.poll_until(future, timer):
             self._client.disconnect_async(node)
-            return KafkaTimeoutError(f"Node {node} did not answer.")
+            return KafkaTimeoutError(f"Node {node} did not answer.", node=node.id_string)
         if future.failed():
             return future.error
         answer = next((each for each in future.value().body.results if each.resource_name == request.topic), None)
         if answer is None:
-            return UnknownTopicOrPartitionError(f"Node {node} did not mention the topic.")
+            return UnknownTopicOrPartitionError(f"Node {node} did not mention the topic.", node=node.id_string)
         if code := int(answer.error_code):
-            error = error_for_code(code, "", "DescribeConfigs", node.id_string)
-            return retold(error, f"Topic {request.topic}: {error}")
+            return error_for_code(code, "", "DescribeConfigs", node.id_string).at(topic=request.topic)
         return {str(config.name): None if config.value is None else str(config.value) for config in answer.configs}
 
     def _create(
@@ -207,15 +211,16 @@ class TopicCreation:
         future = self._client.send(node, request)
         if not self._client.poll_until(future, timer):
             self._client.disconnect_async(node)
-            return KafkaTimeoutError(f"Node {node} did not answer.")
+            return KafkaTimeoutError(f"Node {node} did not answer.", node=node.id_string)
         if future.failed():
             return future.error
         answer = next((each for each in future.value().body.topics if each.name == topic), None)
         if answer is None:
-            return UnknownTopicOrPartitionError(f"Node {node} was asked to create it, and did not mention it.")
+            return UnknownTopicOrPartitionError(
+                f"Node {node} was asked to create it, and did not mention it.", node=node.id_string
+            )
         if code := int(answer.error_code):
-            error = error_for_code(code, answer.error_message or "", "CreateTopics", node.id_string)
-            return retold(error, f"Topic {topic}: {error}")
+            return error_for_code(code, answer.error_message or "", "CreateTopics", node.id_string).at(topic=topic)
         return None
 
 

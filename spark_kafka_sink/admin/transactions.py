@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final, NamedTuple
 
 from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
@@ -32,15 +32,14 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
-    TRANSACTION,
+from spark_kafka_sink.protocol.metadata import TRANSACTION
+from spark_kafka_sink.protocol.transactions import (
     DescribeTransactionsRequest,
     EndTxnRequest,
+    InitProducerIdRequest,
     ListTransactionsRequest,
 )
-from spark_kafka_sink.protocol.messages import Message, to_ms
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request, to_ms
 
 _LISTING_ROUND_MS: Final = 2_000
 """How long brokers are asked at first before metadata is asked which of them are still there."""

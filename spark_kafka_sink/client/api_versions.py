@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from spark_kafka_sink.common.errors import UnsupportedVersionError, error_for_code
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Message, NodeApiVersions
 
 
 class ApiVersions:

@@ -7,6 +7,8 @@ from typing import Final, Self
 
 FOREVER_MS: Final = 2**63 - 1
 """A delay that no deadline reaches: "nothing but an event from the network will change this"."""
+COORDINATOR_BACKOFF_MS: Final = 20
+"""The first wait for a coordinator, which loads its state or completes a transaction: both take milliseconds."""
 
 
 class ExponentialBackoff:

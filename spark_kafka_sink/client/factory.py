@@ -16,10 +16,10 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import BootstrapResolutionError
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.network.resolver import canonical_names, resolve
 from spark_kafka_sink.network.sasl.login import AuthenticatorFactory
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.tls import transport_factory
+from spark_kafka_sink.network.transport import canonical_names, resolve
 
 CanonicalNames = Callable[[str], Sequence[str]]
 """Host → the full name of each of its addresses. Raises BootstrapResolutionError where it has none."""

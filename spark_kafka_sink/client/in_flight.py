@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
-from spark_kafka_sink.network.frames import NetworkSend
-from spark_kafka_sink.protocol.messages import Message, MessageType
+from spark_kafka_sink.network.channel import NetworkSend
+from spark_kafka_sink.protocol.versions import Message, MessageType
 
 
 @dataclass(slots=True)

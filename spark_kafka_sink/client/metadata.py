@@ -28,7 +28,7 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.protocol.requests import MetadataRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
 
 log = logging.getLogger(__name__)
 
@@ -347,10 +347,12 @@ class Metadata:
         self.maybe_raise_fatal_error()
         if unauthorized:
             names = ", ".join(sorted(unauthorized))
-            raise TopicAuthorizationError(f"Not authorized for {names}: grant WRITE and DESCRIBE on it.")
+            raise TopicAuthorizationError(
+                f"Not authorized for {names}: grant WRITE and DESCRIBE on it.", topic=min(unauthorized)
+            )
         if invalid:
             raise InvalidTopicError(
-                f"Not a valid topic name: {', '.join(map(repr, sorted(invalid)))}. {InvalidTopicError.sentence}"
+                f"Topic {', '.join(map(repr, sorted(invalid)))}: {InvalidTopicError.sentence}", topic=min(invalid)
             )
 
     # ---- inside ----------------------------------------------------------------------------------------------------

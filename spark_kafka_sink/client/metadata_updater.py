@@ -19,9 +19,8 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import MetadataRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 
 _MOST_TOLD: Final = 10
 """Topics or partitions that one line of the log names."""

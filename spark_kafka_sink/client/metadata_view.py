@@ -19,7 +19,7 @@ from spark_kafka_sink.common.cluster import (
     PartitionMetadata,
     TopicPartition,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message
 
 _FIRST_VERSION_WITH_RELIABLE_EPOCHS: Final = 9
 """Before it a broker may answer with the epoch of a leader that it has not caught up with (KAFKA-7738)."""

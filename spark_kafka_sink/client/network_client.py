@@ -29,14 +29,12 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
-from spark_kafka_sink.protocol.building import Request
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
-from spark_kafka_sink.protocol.messages import ApiKey, Message, request_type, to_ms
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
+from spark_kafka_sink.protocol.versions import ApiKey, Message, Request, request_type, to_ms
 
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
 _HINTS: Final = {
@@ -275,7 +273,7 @@ class NetworkClient:
         try:
             return versions.usable_version(request.request)
         except UnsupportedVersionError as error:
-            raise UnsupportedVersionError(f"Node {request.destination}: {error}") from None
+            raise error.at(node=request.destination) from None
 
     def _send_in_version(self, request: ClientRequest, version: int, is_internal: bool, now_ms: int) -> None:
         frame = request.request.encode(version, request.correlation_id, self._config.client_id)
@@ -342,7 +340,9 @@ class NetworkClient:
         node_id, request = receive.source, self._in_flight.oldest(receive.source)
         try:
             if request is None:
-                raise ProtocolError(f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.")
+                raise ProtocolError(
+                    f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.", node=node_id
+                )
             body = _read_response(request, receive.payload, node_id)
         except ProtocolError as error:
             raise _unreadable(error, self._states.place(node_id), request) from error
@@ -364,7 +364,8 @@ class NetworkClient:
         try:
             is_known = self._discovery.on_response(node_id, request.version, body)
         except KafkaError as error:
-            raise retold(error, f"Node {node_id} does not report which versions it supports: {error}") from error
+            text = f"Node {node_id} does not report which versions it supports: {error}"
+            raise error.reworded(text) from error
         if is_known:
             self._states.ready(node_id)
 
@@ -397,7 +398,7 @@ class NetworkClient:
             step, limit_ms = self._selector.setup_step(node_id), self._states.setup_timeout_ms(node_id)
             responses += self._close_connection(node_id, _stalled_at(step, node_id, limit_ms), now_ms)
         for node_id in self._in_flight.nodes_with_timed_out_requests(now_ms):
-            error = DisconnectError(f"Node {node_id} did not answer within the request's time-out.")
+            error = DisconnectError(f"Node {node_id} did not answer within the request's timeout.", node=node_id)
             responses += self._close_connection(node_id, _closed_for(error, timed_out=True), now_ms)
 
     def _handle_moved(self, responses: list[ClientResponse], now_ms: int) -> None:
@@ -517,10 +518,10 @@ def _log_level(state: ChannelState) -> int:
 def _stalled_at(step: SetupStep | None, node_id: str, limit_ms: int) -> _Loss:
     """The end of a connection that was not ready within the time of socket.connection.setup.timeout.ms."""
     if step is None or step is SetupStep.TCP:
-        error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.")
+        error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.", node=node_id)
         return _Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
     error = DisconnectError(
-        f"Node {node_id} is connected, but {step.value} did not end within {limit_ms} ms.{_HINTS[step]}"
+        f"Node {node_id} is connected, but {step.value} did not end within {limit_ms} ms.{_HINTS[step]}", node=node_id
     )
     return _Loss(ChannelState(ChannelKind.AUTHENTICATE, error), timed_out=True)
 
@@ -541,7 +542,8 @@ def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id
     correlation_id = correlation_id_of(payload)
     if correlation_id != request.request.correlation_id:
         raise ProtocolError(
-            f"Node {node_id} answered correlation id {correlation_id} where {request.request.correlation_id} was due."
+            f"Node {node_id} answered correlation id {correlation_id} where {request.request.correlation_id} was due.",
+            node=node_id,
         )
     return parse_response(request.request_type, payload)[1]
 

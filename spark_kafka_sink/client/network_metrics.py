@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_kafka_sink.common.windows import Reading, Sample, Windows, WindowsByKey, average, peak
-from spark_kafka_sink.network.selector_sample import SelectorSample
+from spark_kafka_sink.network.selector import SelectorSample
 
 NS_PER_MS: Final = 1_000_000
 

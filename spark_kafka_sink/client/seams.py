@@ -13,11 +13,10 @@ from typing import Protocol
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend, SetupStep
-from spark_kafka_sink.network.selector_sample import SelectorSample
+from spark_kafka_sink.network.channel import ChannelState, NetworkReceive, NetworkSend, SetupStep
+from spark_kafka_sink.network.selector import SelectorSample
 from spark_kafka_sink.network.transport import Address
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message, Request
 
 RequestCallback = Callable[["ClientResponse"], None]
 """Called once with the response, by the thread that polls, after everything else of that poll."""

@@ -1,1 +1,1 @@
-"""L0: what every room may use, made of the standard library alone."""
+"""The lowest layer: used by every other, made of the standard library only."""

@@ -1,8 +1,8 @@
 """Time as an argument.
 
-A loop's owner holds a `Clock` and reads it; everything below takes `now_ms`. Times are whole milliseconds of a
-monotonic clock and mean nothing outside the process; `wall_ms` is the time of day, for what others read or have said:
-the timestamps of records, decisions and reports, the end of a token.
+The owner of a loop holds a `Clock` and reads it; all code below takes `now_ms`. Times are whole milliseconds of a
+monotonic clock, without meaning outside the process. `wall_ms` is the time of day, for times that other parties read or
+give: timestamps of records, decisions and reports, and the end of a token.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ import time
 from typing import Final, Protocol
 
 NEVER_MS: Final = -(2**62)
-"""The time of something that has not happened yet; any wait counted from it is long over."""
+"""The time of an event that has not happened yet. Every wait since then is over."""
 
 
 class Clock(Protocol):
-    """The seam at which tests put a clock of their own."""
+    """The seam for the clock of a test."""
 
     def now_ms(self) -> int:
-        """Monotonic time in ms."""
+        """Return monotonic time in ms."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the epoch."""
         ...
 
     def sleep_ms(self, duration_ms: int) -> None:
-        """Let `duration_ms` pass."""
+        """Sleep for `duration_ms`."""
         ...
 
     def wait(self, condition: threading.Condition, timeout_ms: int) -> None:
-        """Wait on `condition`, which the caller holds, until notified or until `timeout_ms` have passed. May wake
-        early.
+        """Wait on `condition`, which the caller holds, until notified or until `timeout_ms` have passed.
+
+        May return early.
         """
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The clock of the machine."""
 
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
@@ -50,4 +51,4 @@ class SystemClock:
         time.sleep(duration_ms / 1000)
 
     def wait(self, condition: threading.Condition, timeout_ms: int) -> None:
-        condition.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX))  # beyond that it raises
+        condition.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX))  # a longer timeout would raise

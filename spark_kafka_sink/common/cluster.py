@@ -1,6 +1,6 @@
-"""The cluster as last heard of: frozen values, safe to hand from thread to thread.
+"""The cluster as of the last metadata: immutable values, safe to share between threads.
 
-`Cluster` is a snapshot with its indexes built once; a metadata update makes a new one. Mirrors
+`Cluster` is a snapshot whose indexes are built once; a metadata update makes a new one. Mirrors
 org.apache.kafka.common.Cluster.
 """
 
@@ -19,7 +19,7 @@ NO_LEADER_EPOCH = -1
 
 
 class TopicPartition(NamedTuple):
-    """A partition's name; hashable and cheap, the key of every per-partition table."""
+    """A partition's name: hashable and cheap, the key of every table of partitions."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class Node:
     port: int
     rack: str | None = None
     id_string: str = field(init=False, repr=False, compare=False)
-    """The id under which connections to this node are kept."""
+    """The id of connections to this node."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id_string", str(self.id))
@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """A partition as a metadata response tells of it: by node ids, with the leader's epoch (KIP-320)."""
+    """A partition in a metadata response: with the ids of its nodes and the epoch of its leader (KIP-320)."""
 
     topic_partition: TopicPartition
     leader_id: int | None
@@ -61,8 +61,9 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition with its nodes resolved. `leader` is None while there is none, or while the leader's address is not
-    known.
+    """A partition with its nodes.
+
+    `leader` is None without a leader, or while the address of the leader is not known.
     """
 
     topic: str
@@ -75,7 +76,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True)
 class Cluster:
-    """An immutable view of nodes and partitions; the indexes are computed at first use and then kept."""
+    """An immutable view of nodes and partitions. The indexes are built at first use and kept."""
 
     cluster_id: str | None = None
     nodes: tuple[Node, ...] = ()
@@ -88,18 +89,19 @@ class Cluster:
 
     @classmethod
     def empty(cls) -> Cluster:
-        """A cluster of which nothing is known."""
+        """Return a cluster without nodes and topics."""
         return cls()
 
     @classmethod
     def bootstrap(cls, addresses: Iterable[tuple[str, int]]) -> Cluster:
-        """Nodes -1, -2, … at `addresses`; no topic is known from it."""
+        """Return a cluster with nodes -1, -2, … at `addresses`, without topics."""
         nodes = tuple(Node(-1 - index, host, port) for index, (host, port) in enumerate(addresses))
         return cls(nodes=nodes, is_bootstrap_configured=True)
 
     def take_indexes(self, one: Cluster, other: Cluster) -> None:
-        """Put the indexes of this view together from those of two of the same nodes, each with topics of its own. For
-        whoever made it.
+        """Build the indexes of this view from those of two views of the same nodes, each with its own topics.
+
+        Only for the code that made this view.
         """
         for name in ("_info_by_topic_partition", "leaders", "_partitions_by_topic", "_available_partitions_by_topic"):
             vars(self)[name] = getattr(one, name) | getattr(other, name)
@@ -131,12 +133,12 @@ class Cluster:
 
     @cached_property
     def leaders(self) -> Mapping[TopicPartition, Node]:
-        """Who leads, for the partitions that have a leader."""
+        """The leader of each partition that has one."""
         return {place: info.leader for place, info in self._info_by_topic_partition.items() if info.leader is not None}
 
     @cached_property
     def topics(self) -> frozenset[str]:
-        """Topics with at least one known partition."""
+        """The topics with at least one known partition."""
         return frozenset(self._partitions_by_topic)
 
     def partition_info(self, topic_partition: TopicPartition) -> PartitionInfo | None:
@@ -146,18 +148,18 @@ class Cluster:
         return self.leaders.get(topic_partition)
 
     def partitions_for_topic(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """All partitions of the topic by number, or () where it is not known."""
+        """Return all partitions of the topic by number, or () if the topic is not known."""
         return self._partitions_by_topic.get(topic, ())
 
     def available_partitions_for_topic(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """The partitions that have a leader."""
+        """Return the partitions that have a leader."""
         return self._available_partitions_by_topic.get(topic, ())
 
     def partitions_for_node(self, node_id: int) -> tuple[TopicPartition, ...]:
-        """The partitions that the node leads."""
+        """Return the partitions that the node leads."""
         return self._partitions_by_node.get(node_id, ())
 
     def partition_count_for_topic(self, topic: str) -> int | None:
-        """How many partitions the topic has, or None where it is not known."""
+        """Return the number of partitions, or None if the topic is not known."""
         infos = self._partitions_by_topic.get(topic)
         return len(infos) if infos is not None else None

@@ -1,9 +1,9 @@
 """The producer's settings: one table, and the rules between them.
 
 A row of the table is a field of `ProducerConfig`: Kafka's key with dots for underscores, its type, default, check and
-meaning. Values may come as text (Spark hands every option over as text) or typed. Nothing is ignored: an unknown key
-is an error, which names the nearest known one if that is near, and a key that only means something to the Java client
-is an error that says so. Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
+meaning. Values may be text (as all options of Spark) or typed. No setting is ignored. An unknown key is an error, which
+names the nearest known key if one is near. A key that has a meaning only for the Java client is an error that says so.
+Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from spark_kafka_sink.common import option_parsers as parsers
+from spark_kafka_sink.common import options as parsers
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.nearest import nearest
-from spark_kafka_sink.common.option_table import OptionRow, field_name_of, key_of, option, parse_value, row_of, table_of
-from spark_kafka_sink.common.security_config import JAVA_ONLY_SECURITY, SecurityConfig
-
-INT_MAX: Final = 2**31 - 1
-LONG_MAX: Final = 2**63 - 1
-
-_ms = parsers.between(0, LONG_MAX)
-_int_ms = parsers.between(0, INT_MAX)
+from spark_kafka_sink.common.options import (
+    INT_MAX,
+    LONG_MAX,
+    OptionRow,
+    field_name_of,
+    key_of,
+    nearest,
+    option,
+    parse_value,
+    row_of,
+    table_of,
+)
+from spark_kafka_sink.common.security import JAVA_ONLY_SECURITY, SecurityConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(SecurityConfig):
-    """Every setting, typed and checked. Make one with `from_mapping`."""
+    """All settings, typed and checked. Made by `from_mapping`."""
 
     bootstrap_servers: tuple[tuple[str, int], ...] = field(
         metadata={
@@ -85,38 +89,40 @@ class ProducerConfig(SecurityConfig):
         "int",
         "How often a batch is sent again. Leave it, and set delivery.timeout.ms.",
     )
-    retry_backoff_ms: int = option(_ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580).")
-    retry_backoff_max_ms: int = option(_ms, 1_000, "long", "The longest pause before a retry.")
+    retry_backoff_ms: int = option(
+        parsers.long_ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580)."
+    )
+    retry_backoff_max_ms: int = option(parsers.long_ms, 1_000, "long", "The longest pause before a retry.")
     delivery_timeout_ms: int = option(
-        _int_ms,
+        parsers.int_ms,
         120_000,
         "int",
         "A record is acknowledged or fails within this time of its send. Defaults to linger.ms + request.timeout.ms if"
         " that is more.",
     )
-    request_timeout_ms: int = option(_int_ms, 30_000, "int", "How long an answer to one request may take.")
-    linger_ms: int = option(_ms, 5, "long", "How long a batch that is not full waits for more records.")
+    request_timeout_ms: int = option(parsers.int_ms, 30_000, "int", "How long an answer to one request may take.")
+    linger_ms: int = option(parsers.long_ms, 5, "long", "How long a batch that is not full waits for more records.")
     batch_size: int = option(
-        _int_ms,
+        parsers.int_ms,
         262_144,
         "int",
         "Bytes of a full batch, expected after compression; before it the batch holds up to 3.3 times as much. Kafka's"
         " own default is 16384.",
     )
     max_request_size: int = option(
-        _int_ms,
+        parsers.int_ms,
         1_048_576,
         "int",
         "Bytes of the largest request, expected after compression, and of the largest record before compression.",
     )
     buffer_memory: int = option(
-        _ms,
+        parsers.long_ms,
         33_554_432,
         "long",
         "Bytes of records that may wait for their acknowledgement. A send waits while it is full.",
     )
     max_block_ms: int = option(
-        _ms,
+        parsers.long_ms,
         60_000,
         "long",
         "How long a send may wait for metadata and for buffer.memory, and a transactional call for its end. In"
@@ -145,13 +151,13 @@ class ProducerConfig(SecurityConfig):
         parsers.boolean, True, "boolean", "Send more of the records without a key to brokers that keep up (KIP-794)."
     )
     partitioner_availability_timeout_ms: int = option(
-        _ms,
+        parsers.long_ms,
         0,
         "long",
         "Records without a key go to no partition whose broker has taken nothing for this long; 0 turns that off.",
     )
     metadata_max_age_ms: int = option(
-        _ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
+        parsers.long_ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
     )
     metadata_max_idle_ms: int = option(
         parsers.between(5_000, LONG_MAX), 300_000, "long", "A topic that nobody wrote to for this long is forgotten."
@@ -164,26 +170,29 @@ class ProducerConfig(SecurityConfig):
         " trying the known brokers.",
     )
     metadata_recovery_rebootstrap_trigger_ms: int = option(
-        _ms,
+        parsers.long_ms,
         300_000,
         "long",
         "With rebootstrap: start again from bootstrap.servers when metadata could not be refreshed for this long"
         " (KIP-1102).",
     )
     reconnect_backoff_ms: int = option(
-        _ms, 50, "long", "Pause before the first reconnect to a broker; it doubles, with jitter."
+        parsers.long_ms, 50, "long", "Pause before the first reconnect to a broker; it doubles, with jitter."
     )
     reconnect_backoff_max_ms: int = option(
-        _ms, 1_000, "long", "The longest pause before a reconnect. Defaults to reconnect.backoff.ms if that is more."
+        parsers.long_ms,
+        1_000,
+        "long",
+        "The longest pause before a reconnect. Defaults to reconnect.backoff.ms if that is more.",
     )
     socket_connection_setup_timeout_ms: int = option(
-        _ms,
+        parsers.long_ms,
         10_000,
         "long",
         "How long the first attempt to connect, with TLS and login, may take; it doubles, with jitter.",
     )
     socket_connection_setup_timeout_max_ms: int = option(
-        _ms, 30_000, "long", "The longest that an attempt to connect may take."
+        parsers.long_ms, 30_000, "long", "The longest that an attempt to connect may take."
     )
     connections_max_idle_ms: int = option(
         parsers.between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."
@@ -197,10 +206,9 @@ class ProducerConfig(SecurityConfig):
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> ProducerConfig:
-        """Check and parse `settings`, Kafka's keys (dots) to text or typed values.
+        """Check and parse `settings`, a mapping from Kafka's keys (dots) to text or typed values.
 
-        Raises ConfigError: unknown key, malformed value, missing bootstrap.servers, or settings that contradict each
-        other.
+        Raises ConfigError for an unknown key, a malformed value, a missing bootstrap.servers, or a contradiction.
         """
         table = table_of(cls)
         for key in settings:
@@ -220,16 +228,16 @@ class ProducerConfig(SecurityConfig):
 
     @classmethod
     def keys(cls) -> frozenset[str]:
-        """Every key that `from_mapping` takes."""
+        """Return every key that `from_mapping` takes."""
         return frozenset(table_of(cls))
 
     def canonical(self) -> tuple[tuple[str, object], ...]:
-        """Hashable identity: two configurations with equal settings have equal canonical forms."""
+        """Return a hashable identity: equal for configurations with equal settings."""
         return tuple((key_of(f.name), getattr(self, f.name)) for f in fields(self))
 
     @property
     def compression_level(self) -> int | None:
-        """The level of the codec in use, or None where it has none (or its own default was asked for)."""
+        """The level of the codec in use, or None if it has no levels or its default is set."""
         levels = {
             "gzip": None if self.compression_gzip_level == -1 else self.compression_gzip_level,
             "lz4": None if self.compression_lz4_level == 9 else self.compression_lz4_level,
@@ -324,13 +332,15 @@ LIBRDKAFKA: Final[Mapping[str, str]] = {
     "ssl.certificate.location": "ssl.keystore.location",
     "ssl.key.location": "ssl.keystore.location",
 }
-"""What is nearest in meaning to librdkafka's settings, where their names are nearer to others."""
+"""Settings of librdkafka → the setting of Kafka with the same meaning, where another name is more similar."""
 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
-    """As Kafka has it: idempotence that nobody asked for gives way to settings that rule it out (KIP-679), a delivery
-    time-out that nobody asked for to a longer linger or request time-out, and a longest pause before a reconnect to a
-    longer first one."""
+    """Set the defaults that depend on other settings, as Kafka does.
+
+    Idempotence is off by default if another setting rules it out (KIP-679). delivery.timeout.ms is at least linger.ms
+    plus request.timeout.ms. The longest pause before a reconnect is at least the first one.
+    """
     rules_it_out = (
         parsed.get("acks", -1) != -1
         or parsed.get("retries", INT_MAX) == 0
@@ -356,7 +366,7 @@ def _unknown_key(key: object, known: Collection[str]) -> str:
 
 
 def describe_options() -> list[OptionRow]:
-    """The table as rows for a reader: in its own order, security last."""
+    """Return the rows of the table for documents: in their order, security last."""
     security = table_of(SecurityConfig)
     rows = {key: row_of(key, f.metadata) for key, f in table_of(ProducerConfig).items()}
     return [rows[key] for key in rows if key not in security] + [rows[key] for key in security]

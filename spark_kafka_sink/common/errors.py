@@ -1,20 +1,25 @@
-"""Every error the package raises, one tree under `KafkaError`.
+"""Every error that the package raises, one tree under `KafkaError`. No state; any thread.
 
 The names are Kafka's own with `Error` for `Exception` (org.apache.kafka.common.errors; `KafkaTimeoutError` keeps its
-prefix so that it does not hide the builtin). A class says by attributes what to do about it: `retriable` (sending
-again may succeed), `invalid_metadata` (and our view of the cluster is out of date), `fatal` (the producer can do no
-more; one that knows better says so of the error itself). Each takes one text and pickles, for Spark's driver to see.
+prefix so that it does not hide the builtin). The attributes of a class say what to do: `retriable` (sending again may
+succeed), `invalid_metadata` (our metadata is out of date), `fatal` (the producer cannot go on; an instance may differ
+from its class). The attributes of an instance are facts: the topic-partition, the node, the setting, the error code.
+Code decides by these and never by the text. Each error pickles, because Spark sends it from a worker to the driver.
 
-`error_for_code` turns a broker's error code into its class, or into a `BrokerError` or an `UnknownServerError` that
-carries the code.
+`error_for_code` turns a broker's error code into an error (protocol guide, "Error Codes"). A code without a class of
+its own becomes a `BrokerError`, an unknown code an `UnknownServerError`; both carry the code.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from collections.abc import Mapping
+from typing import ClassVar, Final, TypeVar
 
-from spark_kafka_sink.common.error_sentences import sentence_for
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.peer_text import one_line
+
+E = TypeVar("E", bound="KafkaError")
 
 
 class KafkaError(Exception):
@@ -30,8 +35,89 @@ class KafkaError(Exception):
     advice: ClassVar[str] = ""
     """What to change, where the brokers' own text for the code does not say it."""
 
-    def __init__(self, message: str = "") -> None:
+    topic: str | None = None
+    topic_partition: TopicPartition | None = None
+    node: str | None = None
+    """The broker's id as text."""
+    setting: str | None = None
+    """The option to change, by the name that the user gave."""
+    heading: str = ""
+    """The places that `at` has added, for the head of the text."""
+    hint: str = ""
+    """A sentence for the end of the text: what else may be the cause."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        topic: str | None = None,
+        topic_partition: TopicPartition | None = None,
+        node: str | None = None,
+        setting: str | None = None,
+    ) -> None:
+        """Take the text, and the facts that the text names already."""
         super().__init__(message or self.sentence or type(self).__name__)
+        if topic_partition is not None:
+            self.topic_partition, self.topic = topic_partition, topic_partition.topic
+        if topic is not None:
+            self.topic = topic
+        if node is not None:
+            self.node = node
+        if setting is not None:
+            self.setting = setting
+
+    def __str__(self) -> str:
+        return f"{self.heading}{self.args[0]}{self.hint}"
+
+    @property
+    def text(self) -> str:
+        """What happened, without the places that `at` has added."""
+        return str(self.args[0])
+
+    def at(
+        self: E, *, topic: str | None = None, topic_partition: TopicPartition | None = None, node: str | None = None
+    ) -> E:
+        """Return a copy with one more fact, which its text begins with. Return the error itself if it has that fact.
+
+        Give one of the three. An error with a topic-partition has its topic too.
+        """
+        if (topic or self.topic, topic_partition or self.topic_partition, node or self.node) == (
+            self.topic,
+            self.topic_partition,
+            self.node,
+        ):
+            return self
+        located = self.copied()
+        if topic_partition is not None:
+            place = str(topic_partition)
+            located.topic_partition, located.topic = topic_partition, topic_partition.topic
+        elif topic is not None:
+            place = f"Topic {one_line(topic)}"
+            located.topic = topic
+        else:
+            place = f"Node {node}"
+            located.node = node
+        located.heading = f"{place}: {self.heading}"
+        return located
+
+    def reworded(self: E, text: str, *, retriable: bool = True) -> E:
+        """Return an error with the same class and facts that says `text`. If not `retriable`, its cause must not be
+        sent again, whatever its class says.
+        """
+        found = type(self)(text)
+        found.__dict__.update(self.__dict__)
+        found.heading = found.hint = ""
+        found.retriable = retriable and self.retriable
+        return found
+
+    def copied(self: E) -> E:
+        """Return a copy for one of the many callers that it is raised to: one object would collect the tracebacks of
+        all, from any thread, and keep their frames alive.
+        """
+        own = copy.copy(self).with_traceback(self.__traceback__)
+        own.__cause__, own.__context__ = self.__cause__, self.__context__
+        own.__suppress_context__ = self.__suppress_context__  # setting a cause has set it
+        return own
 
     @classmethod
     def advised(cls, text: str) -> str:
@@ -260,6 +346,8 @@ class IllegalSaslStateError(AuthenticationError):
 class UnsupportedVersionError(KafkaError):
     error_code = 35
     sentence = "The server does not speak a version of this request that we speak."
+    oldest_release: str | None = None
+    """The oldest release of Kafka that serves the option which is set, where the error names it."""
 
 
 class TopicExistsError(KafkaError):
@@ -405,6 +493,97 @@ class RebootstrapRequiredError(KafkaError):
     sentence = "The server asks the client to start again from bootstrap.servers."
 
 
+# ---- codes without a class: the text says what they mean -------------------------------------------------------------
+
+_SENTENCES: Final[Mapping[int, str]] = {
+    4: "The size of a fetch is not valid (INVALID_FETCH_SIZE).",
+    8: "The broker is not available (BROKER_NOT_AVAILABLE): it is starting, or it is shutting down.",
+    11: "The controller's epoch is older than the broker's (STALE_CONTROLLER_EPOCH).",
+    12: "The text committed with an offset is longer than the broker's offset.metadata.max.bytes.",
+    22: "The group's generation is another one by now (ILLEGAL_GENERATION): its partitions were assigned anew.",
+    23: "The group's members have no protocol in common (INCONSISTENT_GROUP_PROTOCOL).",
+    24: "The group's name is not valid: it must not be empty.",
+    25: "The group has no such member (UNKNOWN_MEMBER_ID): it left, or its session.timeout.ms is over.",
+    26: "The session timeout is outside the broker's limits (INVALID_SESSION_TIMEOUT).",
+    27: "The group is assigning its partitions anew (REBALANCE_IN_PROGRESS).",
+    28: "The offsets of one commit are more than a record of __consumer_offsets may hold: commit fewer of them.",
+    37: "The number of partitions is not valid.",
+    38: "The replication factor is not valid: it is larger than the number of brokers, or 0.",
+    39: "The assignment of replicas is not valid.",
+    40: "A setting of the topic is not valid.",
+    41: "The server is not the controller any more (NOT_CONTROLLER).",
+    43: "The topic's message.format.version is too old (UNSUPPORTED_FOR_MESSAGE_FORMAT): an idempotent producer"
+    " needs 0.11 or newer. Raise message.format.version of the topic, or set enable.idempotence=false.",
+    44: "The server's policy (create.topic.policy.class.name) refuses it.",
+    54: "The broker has no security features (SECURITY_DISABLED): it has no authorizer.",
+    55: "Not attempted, because another part of the request was refused (OPERATION_NOT_ATTEMPTED).",
+    57: "The broker has no such log folder (LOG_DIR_NOT_FOUND).",
+    60: "The partition is being reassigned (REASSIGNMENT_IN_PROGRESS).",
+    61: "The broker has no delegation.token.secret.key (DELEGATION_TOKEN_AUTH_DISABLED).",
+    62: "The broker does not know the delegation token (DELEGATION_TOKEN_NOT_FOUND).",
+    63: "The delegation token belongs to another user (DELEGATION_TOKEN_OWNER_MISMATCH).",
+    64: "This listener takes no requests for delegation tokens (DELEGATION_TOKEN_REQUEST_NOT_ALLOWED).",
+    65: "Not authorized for the delegation token (DELEGATION_TOKEN_AUTHORIZATION_FAILED).",
+    66: "The delegation token is expired (DELEGATION_TOKEN_EXPIRED): get a new one.",
+    67: "The type of the principal is not valid (INVALID_PRINCIPAL_TYPE).",
+    68: "The group still has members (NON_EMPTY_GROUP).",
+    69: "The group does not exist (GROUP_ID_NOT_FOUND).",
+    70: "The broker does not know the fetch session (FETCH_SESSION_ID_NOT_FOUND).",
+    71: "The epoch of the fetch session is not valid (INVALID_FETCH_SESSION_EPOCH).",
+    73: "The broker deletes no topics (TOPIC_DELETION_DISABLED): delete.topic.enable is false.",
+    77: "The broker's epoch is older than the controller's (STALE_BROKER_EPOCH).",
+    79: "The group wants a member id first (MEMBER_ID_REQUIRED).",
+    80: "The preferred leader is not available (PREFERRED_LEADER_NOT_AVAILABLE).",
+    81: "The group is full (GROUP_MAX_SIZE_REACHED): group.max.size of the broker.",
+    82: "Another member with the same group.instance.id has taken over (FENCED_INSTANCE_ID).",
+    83: "No replica may become leader (ELIGIBLE_LEADERS_NOT_AVAILABLE).",
+    84: "The partition needs no election (ELECTION_NOT_NEEDED).",
+    85: "The partition is not being reassigned (NO_REASSIGNMENT_IN_PROGRESS).",
+    86: "The group reads the topic (GROUP_SUBSCRIBED_TO_TOPIC).",
+    89: "The quota on changes of topics and partitions is used up (THROTTLING_QUOTA_EXCEEDED): try again later.",
+    91: "The broker does not know the resource (RESOURCE_NOT_FOUND).",
+    92: "The resource exists already (DUPLICATE_RESOURCE).",
+    93: "The credential is not acceptable (UNACCEPTABLE_CREDENTIAL).",
+    94: "The controllers know different voters (INCONSISTENT_VOTER_SET).",
+    95: "The version of the update is not valid (INVALID_UPDATE_VERSION).",
+    96: "The features could not be updated (FEATURE_UPDATE_FAILED).",
+    97: "A broker could not read the principal that another sent (PRINCIPAL_DESERIALIZATION_FAILURE).",
+    98: "The snapshot does not exist (SNAPSHOT_NOT_FOUND).",
+    99: "The position is outside the snapshot (POSITION_OUT_OF_RANGE).",
+    101: "Another broker has the same node.id (DUPLICATE_BROKER_REGISTRATION).",
+    102: "The broker is not registered (BROKER_ID_NOT_REGISTERED).",
+    104: "The broker belongs to another cluster (INCONSISTENT_CLUSTER_ID).",
+    106: "The fetch session knows the topic by another id (FETCH_SESSION_TOPIC_ID_ERROR).",
+    107: "The replica cannot join the in-sync replicas (INELIGIBLE_REPLICA).",
+    108: "A new leader was elected meanwhile (NEW_LEADER_ELECTED).",
+    109: "The offset is in tiered storage (OFFSET_MOVED_TO_TIERED_STORAGE).",
+    110: "The group has fenced this member's epoch (FENCED_MEMBER_EPOCH).",
+    111: "Another member still holds the group.instance.id (UNRELEASED_INSTANCE_ID).",
+    112: "The broker has no such assignor (UNSUPPORTED_ASSIGNOR).",
+    113: "The member's epoch is old (STALE_MEMBER_EPOCH).",
+    114: "The address is a controller's where a broker's is needed, or the reverse (MISMATCHED_ENDPOINT_TYPE): check"
+    " bootstrap.servers.",
+    115: "The server does not serve this type of endpoint (UNSUPPORTED_ENDPOINT_TYPE).",
+    116: "The controller's id is not known (UNKNOWN_CONTROLLER_ID).",
+    117: "The broker does not know the metrics subscription (UNKNOWN_SUBSCRIPTION_ID).",
+    118: "The metrics sent are larger than the broker takes (TELEMETRY_TOO_LARGE).",
+    119: "The controller refuses the broker's registration (INVALID_REGISTRATION).",
+    121: "The record's state does not allow its acknowledgement (INVALID_RECORD_STATE).",
+    122: "The share session does not exist (SHARE_SESSION_NOT_FOUND).",
+    123: "The epoch of the share session is not valid (INVALID_SHARE_SESSION_EPOCH).",
+    124: "The share group's state has another epoch (FENCED_STATE_EPOCH).",
+    125: "The voter's key is another one (INVALID_VOTER_KEY).",
+    126: "The voter is there already (DUPLICATE_VOTER).",
+    127: "The voter does not exist (VOTER_NOT_FOUND).",
+    128: "The regular expression is not valid (INVALID_REGULAR_EXPRESSION).",
+    130: "The streams topology is not valid (STREAMS_INVALID_TOPOLOGY).",
+    131: "The epoch of the streams topology is not valid (STREAMS_INVALID_TOPOLOGY_EPOCH).",
+    132: "The streams topology is old (STREAMS_TOPOLOGY_FENCED).",
+    133: "The broker holds no more share sessions (SHARE_SESSION_LIMIT_REACHED).",
+}
+"""A code that no request of this client should meet has a short sentence with its name."""
+
+
 def _classes_below(parent: type[KafkaError]) -> list[type[KafkaError]]:
     return [each for child in parent.__subclasses__() for each in (child, *_classes_below(child))]
 
@@ -424,7 +603,7 @@ def error_for_code(error_code: int, message: str = "", api: str = "", node: str 
     error_class = _CLASS_BY_CODE.get(error_code)
     if error_class is not None:
         return error_class(error_class.advised(one_line(message)))
-    sentence = sentence_for(error_code)
+    sentence = _SENTENCES.get(error_code)
     error: KafkaError
     if sentence is not None:
         error = BrokerError(one_line(message) or sentence)
@@ -435,4 +614,5 @@ def error_for_code(error_code: int, message: str = "", api: str = "", node: str 
             f" which this client does not know. {text}"
         )
     error.error_code = error_code
+    error.node = node or None
     return error

@@ -1,6 +1,6 @@
-"""A producer's id and epoch, and a transaction that is open under them. Plain values.
+"""A producer's id and epoch, and an open transaction of that producer. Plain values.
 
-A coordinator checks nothing else: whoever has these values can end the transaction (KIP-98, KIP-890).
+A coordinator checks only these values: any process that has them can end the transaction (KIP-98, KIP-890).
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from typing import Final, NamedTuple
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """A coordinator gives both. A newer producer of the same transactional id has a higher epoch, or another id."""
+    """A producer id and epoch, given by a coordinator.
+
+    A newer producer of the same transactional id has a higher epoch, or another id.
+    """
 
     producer_id: int
     epoch: int
@@ -23,7 +26,10 @@ NO_PRODUCER: Final = ProducerIdAndEpoch(-1, -1)
 
 
 class OpenTransaction(NamedTuple):
-    """What it takes to end a transaction. `transaction_version` is the one under which it was begun (1 or 2)."""
+    """The values that end a transaction.
+
+    The transaction began under `transaction_version`, 1 or 2.
+    """
 
     transactional_id: str
     producer_id: int
@@ -36,7 +42,7 @@ class OpenTransaction(NamedTuple):
 
     @property
     def producer(self) -> ProducerIdAndEpoch:
-        """The producer that began it. Compare this to learn whether another producer has taken over."""
+        """The producer that began the transaction. Compare it to find out whether another producer has taken over."""
         return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
 
     def with_producer(self, producer: ProducerIdAndEpoch) -> OpenTransaction:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class Secret:
-    """Text that shows itself to nobody who does not ask for it by name.
+    """Text that only `reveal` shows.
 
-    It pickles with its text, because Spark carries options to its executors so.
+    It pickles with its text, because Spark sends options to its executors by pickle.
     """
 
     __slots__ = ("_text",)

@@ -1,4 +1,4 @@
-"""The name and version of this package, as brokers hear them (KIP-511)."""
+"""The name and version of this package, which brokers get with ApiVersions (KIP-511)."""
 
 from __future__ import annotations
 

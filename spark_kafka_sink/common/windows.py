@@ -1,8 +1,7 @@
-"""Counts with a memory of the last while: totals since the start, and sums and peaks over two windows of 30 s, Kafka's
-default.
+"""Counts over time: totals since the start, and sums and peaks over two windows of 30 s, as by default in Kafka.
 
-One thread writes a `Windows`, or several under one lock; any thread reads it without that lock. A reader may find one
-count of an event and not yet another: every count by itself is right. Reference:
+One thread writes a `Windows`, or several under one lock. Any thread reads it without that lock. A reader may see one
+count of an event before another; each count by itself is right. Reference:
 org.apache.kafka.common.metrics.stats.SampledStat, Rate.
 """
 
@@ -20,13 +19,14 @@ WINDOW_MS: Final = 30_000
 _KEPT_MS: Final = 3 * WINDOW_MS
 """A sample counts until all of it is older than metrics.num.samples = 2 windows."""
 EXPIRY_MS: Final = 3_600_000
-"""How long the metrics of an idle topic or node are kept (INACTIVE_SENSOR_EXPIRATION_TIME_SECONDS)."""
+"""The time that metrics of an idle topic or node are kept (INACTIVE_SENSOR_EXPIRATION_TIME_SECONDS)."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """What was counted from `start_ms` on, for one window. A subclass adds its counts, which begin at 0: sums, and
-    peaks, which are named `max_...`.
+    """The counts of one window from `start_ms` on.
+
+    A subclass adds its counts, which begin at 0: sums, and peaks with names `max_...`.
     """
 
     start_ms: int
@@ -37,8 +37,9 @@ S = TypeVar("S", bound=Sample)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[S]):
-    """`total` since the start, its peaks without meaning; `recent` in the windows that count, which took
-    `window_s` seconds.
+    """`total` since the start, whose peaks have no meaning; `recent` over the windows that count.
+
+    These windows took `window_s` seconds.
     """
 
     total: S
@@ -47,7 +48,7 @@ class Reading(Generic[S]):
 
 
 class Windows(Generic[S]):
-    """Samples one after the other; those that no longer count are summed up."""
+    """Consecutive samples. Old ones are added up."""
 
     def __init__(self, sample_class: type[S]) -> None:
         self._sample_class = sample_class
@@ -56,7 +57,7 @@ class Windows(Generic[S]):
         self._past_and_kept: tuple[S, tuple[S, ...]] = (sample_class(NEVER_MS), (self._newest,))
 
     def at(self, now_ms: int) -> S:
-        """The sample to count in. For the writer alone; keep it no longer than for one event."""
+        """Return the sample to count in. Only for the writer, and only for one event."""
         newest = self._newest
         if now_ms - newest.start_ms < WINDOW_MS:
             return newest
@@ -70,10 +71,9 @@ class Windows(Generic[S]):
         return self._newest
 
     def read(self, now_ms: int) -> Reading[S]:
-        """What there is now. Any thread.
+        """Return the current counts. Any thread.
 
-        As in Kafka, a rate is over the time since the oldest sample began, and over one window more where that is less
-        than one.
+        As in Kafka, a rate is over the time since the oldest sample began, plus one window if that is less than one.
         """
         past, kept = self._past_and_kept
         recent = [sample for sample in kept if _counts(sample, now_ms)]
@@ -83,7 +83,7 @@ class Windows(Generic[S]):
         return Reading(self._merged([past, *kept]), self._merged(recent), window_ms / 1000)
 
     def is_idle(self, now_ms: int) -> bool:
-        """Nothing was counted for EXPIRY_MS. Any thread."""
+        """Return whether nothing was counted for EXPIRY_MS. Any thread."""
         return now_ms - self._newest.start_ms - WINDOW_MS >= EXPIRY_MS
 
     def _merged(self, samples: Iterable[S]) -> S:
@@ -96,10 +96,10 @@ class Windows(Generic[S]):
 
 
 class WindowsByKey(Generic[S]):
-    """A `Windows` for each key, such as a topic. A key that was not counted for EXPIRY_MS is forgotten, and its totals
-    with it, so that not more keys are kept than are in use.
+    """A `Windows` for each key, such as a topic.
 
-    Threads as for `Windows`: a reader sees the keys of one moment.
+    A key without counts for EXPIRY_MS is forgotten with its totals, so that the number of keys is limited. Threads as
+    for `Windows`: a reader sees the keys of one moment.
     """
 
     def __init__(self, sample_class: type[S]) -> None:
@@ -107,16 +107,16 @@ class WindowsByKey(Generic[S]):
         self._by_key: dict[str, Windows[S]] = {}
 
     def at(self, key: str, now_ms: int) -> S:
-        """The sample of `key` to count in, as `Windows.at`."""
+        """Return the sample of `key` to count in, as `Windows.at`."""
         windows = self._by_key.get(key)
         if windows is None:
             windows = Windows(self._sample_class)
-            # Another dict each time: a reader may be going over the old one.
+            # A new dict, because a reader may be iterating over the old one.
             self._by_key = {**self._in_use(now_ms), key: windows}
         return windows.at(now_ms)
 
     def read(self, now_ms: int) -> dict[str, Reading[S]]:
-        """What there is now of each key in use. Any thread."""
+        """Return the current counts of each key in use. Any thread."""
         return {key: windows.read(now_ms) for key, windows in self._in_use(now_ms).items()}
 
     def _in_use(self, now_ms: int) -> dict[str, Windows[S]]:
@@ -124,12 +124,12 @@ class WindowsByKey(Generic[S]):
 
 
 def average(amount: float, count: int) -> float:
-    """The mean, NaN where there was nothing."""
+    """Return the mean, or NaN for no events."""
     return amount / count if count else math.nan
 
 
 def peak(highest: float, count: int) -> float:
-    """The maximum, NaN where there was nothing."""
+    """Return the maximum, or NaN for no events."""
     return float(highest) if count else math.nan
 
 

@@ -1,6 +1,6 @@
-"""`python -m spark_kafka_sink.local`: a Kafka to try things on.
+"""`python -m spark_kafka_sink.local` starts a Kafka to try things with.
 
-Prints its bootstrap servers on stdout, and runs until it is interrupted (Ctrl-C, SIGTERM).
+It prints the bootstrap servers on stdout, and runs until Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 when it was interrupted, 1 when the broker did not start or ended by itself."""
+    """Return exit code 0 after Ctrl-C or SIGTERM, 1 if the broker did not start or ended by itself."""
     chosen = _parse(arguments)
-    # Also where the parent shell made us ignore Ctrl-C, as it does with a command in the background.
+    # A shell lets a command in the background ignore Ctrl-C; this sets a handler there too.
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -1,6 +1,6 @@
-"""Who may log in to an embedded cluster, and who may do what: changed while it runs, over its PLAINTEXT listener.
+"""Users and permissions of an embedded cluster, changed while it runs, over its PLAINTEXT listener.
 
-A change is waited for until every server shows it; decisions there follow within the same moment.
+A change returns when every server shows it. From then on the servers decide by it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _POLL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """One thing that one principal may do, from anywhere.
+    """Permission of one principal for one operation, from any host.
 
     principal: such as `User:alice`, or `User:CN=alice` by certificate. operation: Kafka's name in lower case (`write`,
     `describe`, `idempotent_write`, ...). resource: `topic`, `group`, `cluster`, `transactional_id`,
-    `delegation_token`. name: the resource's; `*` for every one. is_prefix: for every name that begins so.
+    `delegation_token`. name: of the resource; `*` for all. is_prefix: for all names that begin with `name`.
     """
 
     principal: str
@@ -60,7 +60,7 @@ class Permission:
         return _PREFIXED if self.is_prefix else _LITERAL
 
     def as_filter(self) -> dict[str, Any]:
-        """The fields by which requests find it again."""
+        """Return the fields of a filter that matches only this permission."""
         return {
             "resource_type_filter": i8(_RESOURCES[self.resource]),
             "resource_name_filter": self.name,
@@ -73,7 +73,7 @@ class Permission:
 
 
 class AccessAdmin:
-    """Raises LocalBrokerError where no server answers or a change does not arrive, and the error of a server's code."""
+    """Raises LocalBrokerError if no server answers or a change does not arrive, and the error of a server's code."""
 
     def __init__(self, bootstrap_servers: str, *, timeout_s: float = 30.0) -> None:
         self._admin = Admin(bootstrap_servers, timeout_s=timeout_s)

@@ -1,7 +1,6 @@
-"""Just enough of an administrator's client to prepare and inspect topics: kio's messages over a blocking socket, one
-per request.
+"""A small admin client that creates, deletes and describes topics: kio's messages, over one blocking socket a request.
 
-PLAINTEXT only. The versions are ones that Kafka 3.0 to 4.3 all speak.
+PLAINTEXT only. Kafka 3.0 to 4.3 all support the versions that it uses.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class PartitionDescription:
 class TopicDescription:
     name: str
     partitions: tuple[PartitionDescription, ...]
-    """In order of the partition's number."""
+    """Ordered by partition number."""
 
 
 class Admin:
@@ -105,7 +104,7 @@ class Admin:
         )
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Leaders and replicas of a topic, which this does not create."""
+        """Return leaders and replicas of a topic. A topic that does not exist is not created."""
         topic = _only_topic(self.ask(_metadata_request(name), MetadataResponse))
         check(topic.error_code, f"topic {name} cannot be described: {topic.error_code.name}")
         partitions = (
@@ -168,7 +167,7 @@ def _only_topic(response: MetadataResponse) -> MetadataResponseTopic:
 
 
 def check(code: ErrorCode, message: str) -> None:
-    """Raise the error of a server's code, where there is one, with `message`."""
+    """Raise the error of a server's code with `message`. Code 0 raises nothing."""
     if code != ErrorCode.none:
         raise error_for_code(int(code), message)
 
@@ -180,7 +179,7 @@ def _milliseconds(seconds: float) -> i32Timedelta:
 def _exchange(
     server: str, payload: HeaderV2RequestPayload, response_type: type[Response], timeout_s: float
 ) -> Response:
-    """One request and its answer on a connection of their own. Raises OSError."""
+    """Send one request on a connection of its own, and return the response. Raises OSError."""
     header = RequestHeader(
         request_api_key=payload.__api_key__,
         request_api_version=payload.__version__,

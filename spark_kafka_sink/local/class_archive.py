@@ -1,7 +1,6 @@
-"""Class data archives (JDK's AppCDS): a broker starts in about half the time when its classes are mapped instead of
-parsed.
+"""Class data archives (JDK's AppCDS). A broker that maps its classes instead of parsing them starts in half the time.
 
-Made once per Java and set of jars, by a broker of its own that starts and stops; kept in the cache.
+An archive is made once for each Java and set of jars, by a broker that starts and stops for it. It stays in the cache.
 """
 
 from __future__ import annotations
@@ -17,29 +16,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.jars import exclusive
-from spark_kafka_sink.local.java import Java
-from spark_kafka_sink.local.jvm import Jvm
-from spark_kafka_sink.local.lock import sha256_of
+from spark_kafka_sink.local.jars import exclusive, sha256_of
+from spark_kafka_sink.local.jvm import Java, Jvm
 from spark_kafka_sink.local.node import Node, new_cluster_id
-from spark_kafka_sink.local.ports import ReservedPort
-from spark_kafka_sink.local.properties import NodeAddress, server_properties
+from spark_kafka_sink.local.properties import NodeAddress, ReservedPort, server_properties
 from spark_kafka_sink.local.watchdog import Watchdog
 
 _TIMEOUT_S = 120.0
 _ROOM = 128 << 20
-"""Bytes. An archive takes 50 million."""
+"""Bytes that must be free. An archive has 50 million."""
 
 
 def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
-    """The same Jvm with an archive, which is made first if the cache has none for this Java and these jars.
+    """Return the same Jvm with an archive. If the cache has none for this Java and these jars, make it first.
 
-    A Java that cannot make one is noted by an empty file and goes without. What failed for another reason, as a full
-    disk, is tried again at the next start.
+    A Java that cannot make an archive gets an empty file as a note, and runs without. After another failure, such as a
+    full disk, the next start tries again.
     """
     archive = cache / "class-archives" / f"{_fingerprint(jvm.java, jvm.jars)}.jsa"
     if not _is_intact(archive):
-        if not os.access(cache, os.W_OK):  # filled by somebody else; its jars are enough
+        if not os.access(cache, os.W_OK):  # another user filled it; the jars are enough
             return jvm
         with exclusive(cache, "the broker's classes"):
             if not _is_intact(archive):
@@ -52,9 +48,9 @@ def with_class_archive(jvm: Jvm, cache: Path) -> Jvm:
 
 
 def drop_class_archive(archive: Path) -> str:
-    """Let no JVM start with this archive again, since one crashed with it; return what to tell the user.
+    """Drop an archive with which a JVM crashed, so that no JVM starts with it again. Return a text for the user.
 
-    An empty file stays in its place, as for a Java that makes none. Running JVMs keep what they have mapped.
+    An empty file replaces it, as for a Java that cannot make one. Running JVMs keep their mapping.
     """
     note = archive.with_suffix(".dropped")
     try:
@@ -70,8 +66,8 @@ def drop_class_archive(archive: Path) -> str:
 
 
 def _is_intact(archive: Path) -> bool:
-    """Whether the archive has the SHA-256 and size that were written beside it: a JVM that maps a damaged one crashes.
-    An empty file, the note of a Java that makes none, needs no checksum.
+    """Return whether the archive has the SHA-256 and size in its checksum file: a JVM that maps a damaged one crashes.
+    An empty file, the note of a Java that cannot make one, needs no checksum.
     """
     try:
         size = archive.stat().st_size
@@ -85,7 +81,7 @@ def _checksum_file(archive: Path) -> Path:
 
 
 def _fingerprint(java: Java, jars: Sequence[Path]) -> str:
-    """A new one for every change that makes a JVM refuse an archive: its own build, and the jars' paths and times."""
+    """Return a value that differs whenever a JVM would refuse the archive: by its build, or a jar's path or time."""
     launcher = java.path.resolve()
     parts = [java.version, str(launcher), str(launcher.stat().st_mtime_ns)]
     parts += [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
@@ -126,7 +122,7 @@ def _make(jvm: Jvm, archive: Path) -> None:
 
 
 def _has_room(fresh: Path) -> bool:
-    """Whether it is not for want of disk that there is no archive: any Java fails then, with the same exit code."""
+    """Return whether the disk has room for an archive. On a full disk every Java fails, with the same exit code."""
     try:
         fresh.write_bytes(bytes(_ROOM))
     except OSError as error:
@@ -138,11 +134,11 @@ def _has_room(fresh: Path) -> bool:
 
 
 def _takes_the_option(java: Java, fresh: Path) -> bool:
-    """Whether this Java starts when it is asked for an archive, which is then one of nothing, and is not kept."""
+    """Return whether this Java starts with the option for an archive. The archive it makes is deleted."""
     command: list[str | Path] = [java.path, f"-XX:ArchiveClassesAtExit={fresh}", "-version"]
     try:
         return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
-        return True  # it says nothing of the option, and may pass
+        return True  # says nothing about the option, and may pass
     finally:
         fresh.unlink(missing_ok=True)

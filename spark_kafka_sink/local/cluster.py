@@ -1,4 +1,4 @@
-"""EmbeddedKafka: a real Kafka cluster of one or three nodes on this machine. Used from one thread at a time."""
+"""EmbeddedKafka: a real Kafka cluster of one or three nodes on this machine. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.admin import Admin, TopicDescription
 from spark_kafka_sink.local.class_archive import drop_class_archive, with_class_archive
 from spark_kafka_sink.local.jars import cache_dir, fetch_jars
-from spark_kafka_sink.local.java import find_java
-from spark_kafka_sink.local.jvm import TUNINGS, Jvm
+from spark_kafka_sink.local.jvm import CURRENT, TUNINGS, Jvm, find_java, find_release
 from spark_kafka_sink.local.node import Node, new_cluster_id
-from spark_kafka_sink.local.ports import HOST, ReservedPort
-from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, refuse_owned, server_properties
-from spark_kafka_sink.local.releases import CURRENT, find_release
+from spark_kafka_sink.local.properties import (
+    HOST,
+    NodeAddress,
+    PropertyValue,
+    ReservedPort,
+    refuse_owned,
+    server_properties,
+)
 from spark_kafka_sink.local.security import BrokerSecurity
 from spark_kafka_sink.local.watchdog import Watchdog
 
@@ -30,26 +34,22 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 
 class EmbeddedKafka:
-    """Apache Kafka in KRaft mode, each node broker and controller in a JVM of its own, on free ports of the loopback
-    interface.
+    """Apache Kafka in KRaft mode on free ports of the loopback interface. Each node is broker and controller, in a JVM
+    of its own.
 
-    A context manager: entering starts it, leaving stops it. Whatever way this process ends, its JVMs end with it.
+    As a context manager it starts and stops the cluster. The JVMs end with this process, however it ends.
 
-    version: the Kafka release, "4.3.1" or "3.9.1".
-    nodes: 1 or 3. Node ids count from 1. With three, internal topics have three replicas, of which two must be in sync.
-    properties: broker properties for every node, over Kafka's defaults (topics are auto-created, with one partition).
-    features: levels of finalized features to format with, such as {"transaction.version": 1}; else what this Kafka
-    release prefers.
-    advertised: by node id, the `host:port` of a proxy in front of it, such as a test's that disturbs the way to the
-    broker. The node has a second listener then, at `proxied_address`, which tells its clients the proxy's address; the
-    nodes themselves, and the clients of `bootstrap_servers`, talk past the proxies.
-    security: listeners that speak TLS or want a login, beside the PLAINTEXT one; see `secured_servers`.
-    log_dirs: how many folders each node spreads its partitions over, as a broker does over disks.
-    data_dir: where the data lives. Kept at stop and used again by the next cluster there, one at a time; None for a
-    temporary folder, removed at stop.
-    tuned_for: "start", for a start in a second or two; the broker's code then stays slow, that of TLS most. Or, for
-    measurements, "throughput": the JVM flags of Kafka's own start script, with every compiler.
-    start_timeout_s: how long formatting and starting may take, in seconds, without the downloads of the first time.
+    version: the Kafka release, "4.3.1" or "3.9.1". nodes: 1 or 3, with ids from 1. With three, internal topics have
+    three replicas, and two must be in sync. properties: broker properties for every node, over Kafka's defaults (topics
+    are auto-created, with one partition). features: levels of finalized features, such as {"transaction.version": 1};
+    others as the release prefers. advertised: by node id, the `host:port` of a proxy in front of the node, as for a
+    test that disturbs connections. The node then has a second listener at `proxied_address`, which advertises the
+    proxy. The nodes, and the clients of `bootstrap_servers`, do not use the proxies. security: listeners with TLS or
+    login, beside the PLAINTEXT one; see `secured_servers`. log_dirs: the number of folders for a node's partitions,
+    like a broker's disks. data_dir: the folder of the data. A later cluster may use it again; two at once may not.
+    None: a temporary folder, which is removed at stop. tuned_for: "start" starts in a second or two, but the broker
+    then runs slowly, most of all with TLS. "throughput", for measurements, uses the JVM flags of Kafka's own start
+    script, with all compilers. start_timeout_s: the limit for formatting and starting, in seconds, without downloads.
 
     Raises LocalBrokerError.
     """
@@ -103,12 +103,12 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` of every node, comma-separated, whether it runs or not."""
+        """`host:port` of all nodes, comma-separated, including nodes that do not run."""
         self._require_started()
         return ",".join(node.address.bootstrap_server for node in self._nodes.values())
 
     def secured_servers(self, listener: str) -> str:
-        """`host:port` of a secured listener, of every node, comma-separated."""
+        """Return `host:port` of a secured listener on all nodes, comma-separated."""
         self._require_started()
         if self._security is None or listener not in self._security.listeners:
             raise LocalBrokerError(f"There is no secured listener {listener}: name it in `security`.")
@@ -120,14 +120,13 @@ class EmbeddedKafka:
 
     @property
     def running(self) -> bool:
-        """Whether the cluster was started and every node's JVM is there."""
+        """Whether the cluster was started and the JVMs of all nodes run."""
         return bool(self._nodes) and all(node.running for node in self._nodes.values())
 
     def start(self) -> None:
-        """Fetch the jars if need be, format new data folders, start every node and wait until each knows all the
-        others.
+        """Fetch missing jars, format new data folders, start all nodes, and wait until each node knows the others.
 
-        On failure everything is ended and removed but the logs: the error names their folder.
+        On failure all processes end and all files are removed except the logs. The error names their folder.
         """
         if self._nodes:
             raise LocalBrokerError("This embedded cluster is started already.")
@@ -154,7 +153,7 @@ class EmbeddedKafka:
             crash = self._drop_archive_of_crash()
             self.stop()
             raise LocalBrokerError(f"{error}{crash}\nLogs: {logs}") from error
-        except OSError as error:  # of a folder that cannot be made, a disk that is full
+        except OSError as error:  # such as a folder that cannot be made, or a full disk
             self.stop()
             raise LocalBrokerError(f"The cluster's files cannot be written: {error}") from error
         except BaseException:
@@ -162,14 +161,14 @@ class EmbeddedKafka:
             raise
 
     def stop(self) -> None:
-        """End every node. A temporary data folder goes with them; one to be kept is closed in order first. In a forked
-        child it does nothing: the watchdog would let go of the parent's nodes.
+        """End all nodes. A temporary data folder is removed. Nodes with a folder to keep shut down in order first. In a
+        forked child it does nothing, because the nodes belong to the parent.
         """
         if os.getpid() != self._process_id:
             return
         running = [node for node in self._nodes.values() if node.running]
         if self._data_dir is not None:
-            # All at once: the last ones of three find no quorum to say goodbye to, and are killed when the time is up.
+            # All at once. The last ones of three have no quorum to shut down with, and are killed at the deadline.
             deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
             for node in running:
                 node.terminate()
@@ -186,12 +185,12 @@ class EmbeddedKafka:
             port.release()
         self._ports.clear()
         if self._claim is not None:
-            fcntl.flock(self._claim, fcntl.LOCK_UN)  # a child that was forked holds the file open as well
+            fcntl.flock(self._claim, fcntl.LOCK_UN)  # a forked child may hold the file open
             self._claim.close()
             self._claim = None
 
     def save_logs(self, target: Path | None = None) -> Path:
-        """Copy every node's log and configuration to `target`, or to a new temporary folder; gives the folder."""
+        """Copy the logs and configuration of all nodes to `target`, or to a temporary folder, and return the folder."""
         try:
             target = target or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-logs-"))
             for node in self._nodes.values():
@@ -207,8 +206,8 @@ class EmbeddedKafka:
     # ---- single nodes ------------------------------------------------------------------------------------------------
 
     def start_node(self, *node_ids: int) -> None:
-        """Start nodes that were stopped or killed, on their ports and data, and wait until each is a live member again:
-        all at once, because fewer than half of them are no quorum.
+        """Start nodes that were stopped or killed, with their ports and data, and wait until each is a live member.
+        They start together, because a minority is no quorum.
         """
         nodes = [self._node(node_id) for node_id in node_ids]
         deadline = time.monotonic() + self._start_timeout_s
@@ -221,7 +220,7 @@ class EmbeddedKafka:
             raise LocalBrokerError(f"{error}{self._drop_archive_of_crash()}\nLogs: {self._saved_logs()}") from error
 
     def stop_node(self, node_id: int) -> None:
-        """Shut a node down in order (SIGTERM); killed if that takes more than 30 s."""
+        """Shut a node down in order (SIGTERM). It is killed after 30 s."""
         node = self._node(node_id)
         node.terminate()
         node.await_end()
@@ -240,11 +239,11 @@ class EmbeddedKafka:
         self._node(node_id).suspend()
 
     def resume_node(self, node_id: int) -> None:
-        """Let a suspended node go on (SIGCONT)."""
+        """Resume a suspended node (SIGCONT)."""
         self._node(node_id).resume()
 
     def node_running(self, node_id: int) -> bool:
-        """Whether the node's JVM is there, suspended or not."""
+        """Return whether the node's JVM exists, suspended or not."""
         return self._node(node_id).running
 
     def node_pid(self, node_id: int) -> int:
@@ -256,7 +255,7 @@ class EmbeddedKafka:
         return self._node(node_id).address.bootstrap_server
 
     def log_dirs(self, node_id: int) -> tuple[Path, ...]:
-        """Where the node keeps its partitions; the cluster's metadata is in the first."""
+        """Return the folders of the node's partitions. The first one also has the cluster's metadata."""
         return self._node(node_id).log_dirs
 
     def proxied_address(self, node_id: int) -> str:
@@ -289,7 +288,7 @@ class EmbeddedKafka:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _drop_archive_of_crash(self) -> str:
-        """Drop the class archive if a JVM crashed with it, which could happen again at each start; what to tell."""
+        """Drop the class archive if a JVM crashed with it, and return a text for the user."""
         archive = self._archive
         if archive is None or not any(node.has_crashed for node in self._nodes.values()):
             return ""
@@ -299,7 +298,9 @@ class EmbeddedKafka:
         return f"\n{drop_class_archive(archive)}"
 
     def _claim_data(self) -> None:
-        """Before a file is written there: another cluster's nodes could not start again with this one's ports."""
+        """Lock the data folder before a file is written there. Another cluster's nodes could not restart with our
+        ports.
+        """
         if self._data_dir is None:
             return
         self._data_dir.mkdir(parents=True, exist_ok=True)
@@ -345,7 +346,7 @@ class EmbeddedKafka:
             node.await_format(deadline)
 
     def _saved_logs(self) -> Path | LocalBrokerError:
-        """Where they are, or why nowhere: who reports another error must not lose it to a full disk."""
+        """Return the folder of the logs, or why there is none. A full disk must not hide the error that is reported."""
         try:
             return self.save_logs()
         except LocalBrokerError as error:

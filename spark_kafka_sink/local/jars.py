@@ -1,38 +1,192 @@
-"""Puts the jars of a lock file on this machine: fetched once, verified on every use, safe for processes that fetch at
-once.
+"""The jars of a broker: lock files that name them, and a cache that holds them.
+
+Each jar is fetched once and verified on every use. Several processes may fetch at the same time.
+
+A lock file says which jars make up a set, by Maven coordinate, size and SHA-256. It is JSON beside this module
+(`kafka.lock.json`), written by `python -m spark_kafka_sink.local.relock`. jgo resolves coordinates and downloads jars,
+from its own repositories: its default and those of the user's jgo configuration file. It is imported only when a jar
+has to be fetched.
 
 The cache is a folder laid out like a Maven repository and shared by all locks. A jar enters it by an atomic rename
-after its SHA-256 has been checked, so what lies there is whole; it is hashed again on every start (45 MB take about 30
+after its SHA-256 has been checked, so each jar there is whole. It is hashed again on every start (45 MB take about 30
 ms).
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.lock import KAFKA_LOCK, JarLock, LockedJar, sha256_of
-from spark_kafka_sink.local.maven import Progress, download_jar, fetch_progress
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
+
+
+KAFKA_LOCK = Path(__file__).with_name("kafka.lock.json")
+"""Apache Kafka's server with its runtime dependencies and the binding that lets it write a log."""
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class LockedJar:
+    coordinate: str
+    """`group:artifact:version`."""
+    sha256: str
+    size: int
+    """Bytes."""
+
+    @property
+    def path(self) -> Path:
+        """The jar's path in a Maven repository."""
+        group, artifact, version = self.coordinate.split(":")
+        return Path(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+
+    def is_intact(self, path: Path) -> bool:
+        """Whether `path` holds exactly the locked bytes."""
+        return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
+
+
+@dataclass(frozen=True, slots=True)
+class JarLock:
+    name: str
+    """The lock file's name without its endings. Messages use it for the set."""
+    roots: tuple[str, ...]
+    """The requested coordinates."""
+    with_dependencies: bool
+    """Whether the set includes the roots' runtime dependencies."""
+    jars: tuple[LockedJar, ...]
+    """In class path order: the roots first."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all jars."""
+        return sum(jar.size for jar in self.jars)
+
+    @classmethod
+    def read(cls, path: Path) -> JarLock:
+        """Read a lock file. Raises LocalBrokerError, naming the file, if it is missing or is not a lock."""
+        remedy = "Restore it from the repository, or make it again with `python -m spark_kafka_sink.local.relock`."
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            jars = tuple(LockedJar(jar["coordinate"], jar["sha256"], int(jar["size"])) for jar in content["jars"])
+            lock = cls(lock_name(path), tuple(content["roots"]), bool(content["with_dependencies"]), jars)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise LocalBrokerError(f"{path} is not a readable lock file ({error!r}). {remedy}") from error
+        for jar in jars:
+            if jar.coordinate.count(":") != 2 or len(jar.sha256) != 64:
+                raise LocalBrokerError(f"{path}: {jar} is not `group:artifact:version` with a SHA-256. {remedy}")
+        if not jars:
+            raise LocalBrokerError(f"{path} lists no jar. {remedy}")
+        return lock
+
+    def write(self, path: Path) -> None:
+        content = {
+            "roots": list(self.roots),
+            "with_dependencies": self.with_dependencies,
+            "jars": [asdict(jar) for jar in self.jars],
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def lock_name(path: Path) -> str:
+    """`kafka` of `kafka.lock.json`."""
+    return path.name.removesuffix(".lock.json")
+
+
+# ---- what jgo does ---------------------------------------------------------------------------------------------------
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Takes a file's name and size in bytes. Returns a context, whose value takes the number of bytes as they arrive."""
+
+_TIMEOUT_S = 60
+
+
+def _context(folder: Path, progress: Progress | None = None) -> MavenContext:
+    try:
+        from jgo.config import GlobalSettings
+        from jgo.maven import MavenContext, PythonResolver
+    except ModuleNotFoundError as error:
+        raise LocalBrokerError(
+            f"Jars have to be fetched and {error.name} is not installed: pip install 'spark-kafka-sink[local]'."
+        ) from error
+    context = MavenContext(resolver=PythonResolver(progress_callback=progress), repo_cache=folder, timeout=_TIMEOUT_S)
+    context.remote_repos.update(GlobalSettings.load().repositories)
+    return context
+
+
+def download_jar(coordinate: str, folder: Path, progress: Progress | None = None) -> Path:
+    """Download one jar, without its dependencies, below `folder`. Raises OSError or RuntimeError, as jgo does."""
+    return _context(folder, progress).create_dependency(coordinate).artifact.resolve()
+
+
+def resolve_jars(roots: Iterable[str], *, with_dependencies: bool, folder: Path) -> list[tuple[str, Path]]:
+    """Download the roots, and their runtime dependencies if asked for, below `folder`. Return coordinates and files.
+
+    The roots are resolved as the dependencies of a Maven project. By default jgo would import each root as a bill of
+    materials, and one root's parent would decide versions of another: Log4j's parent manages an old kafka-clients.
+    """
+    context = _context(folder)
+    dependencies = [context.create_dependency(f"{root}!") for root in roots]
+    if with_dependencies:
+        inputs, needed = context.resolver.resolve(dependencies)
+        dependencies = [*inputs, *needed]
+    return [(f"{each.groupId}:{each.artifactId}:{each.version}", each.artifact.resolve()) for each in dependencies]
+
+
+@contextmanager
+def fetch_progress(title: str, total_bytes: int) -> Iterator[Progress]:
+    """Show one bar on stderr for a set of jars, or a line at the end if stderr is not a terminal."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bars
+    except ModuleNotFoundError as error:
+        raise LocalBrokerError(
+            f"Jars have to be fetched and {error.name} is not installed: pip install 'spark-kafka-sink[local]'."
+        ) from error
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(title, total=total_bytes)
+
+        @contextmanager
+        def file_progress(name: str, _size: int) -> Iterator[Callable[[int], None]]:
+            bars.update(task, description=f"{title}: {name}")
+            yield lambda count: bars.update(task, advance=count)
+
+        yield file_progress
+        bars.update(task, description=title)
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
 
 Download = Callable[[str, Path, Progress], Path]
-"""Takes a coordinate, an empty folder and where to report; gives the path of the jar that it put below the folder."""
+"""Takes a coordinate, an empty folder and a progress. Puts the jar below the folder, and returns its path."""
 
 _ATTEMPTS = 3
 _PAUSE_S = 1.0
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """`SPARK_KAFKA_SINK_CACHE`, else `spark_kafka_sink` in the user's cache folder (XDG_CACHE_HOME or ~/.cache).
+    """Return `SPARK_KAFKA_SINK_CACHE`, else `spark_kafka_sink` in the user's cache folder (XDG_CACHE_HOME or ~/.cache).
 
-    Raises LocalBrokerError where `~` stands for nothing, as for a user id that the machine does not know.
+    Raises LocalBrokerError if there is no home folder, as for a user id that the machine does not know.
     """
     chosen = environment.get("SPARK_KAFKA_SINK_CACHE")
     folder = Path(chosen or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "spark_kafka_sink"))
@@ -51,15 +205,14 @@ def fetch_jars(
     download: Download = download_jar,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Path]:
-    """The paths of a lock's jars, in class path order, each with the locked SHA-256.
+    """Return the paths of a lock's jars, in class path order. Each jar has the locked SHA-256.
 
-    Jars that are missing from the cache or damaged there are fetched first; with none missing no network is used.
-    Raises LocalBrokerError if a jar cannot be fetched or comes with another SHA-256 than the lock's, or if Java could
-    not find it there.
+    Jars that are missing or damaged are fetched first. If there are none, the network is not used. Raises
+    LocalBrokerError if a jar cannot be fetched or has another SHA-256, or if Java could not find it in the cache.
     """
     lock = JarLock.read(lock_path)
     cache = cache or cache_dir()
-    if os.pathsep in str(cache):  # which nothing escapes in a class path
+    if os.pathsep in str(cache):  # a class path cannot escape it
         raise LocalBrokerError(
             f"Java finds no jars in {cache}: there is a {os.pathsep!r} in its path. Name another one by"
             " SPARK_KAFKA_SINK_CACHE."
@@ -75,9 +228,9 @@ def fetch_jars(
 
 @contextmanager
 def exclusive(cache: Path, what: str) -> Iterator[None]:
-    """Hold the cache's lock, which goes with the process that holds it; say so on stderr if another process has it.
+    """Hold the cache's lock, which a process loses when it ends. Say so on stderr if another process holds it.
 
-    Raises LocalBrokerError for an OSError, also for one of what is done meanwhile: a disk may be full by then.
+    Raises LocalBrokerError for each OSError, also of the work under the lock, such as a full disk.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -111,7 +264,7 @@ def _fetch(
             print(f"{folder / jar.path} is damaged (its SHA-256 is not the lock's): fetching it again", file=sys.stderr)
     size = sum(jar.size for jar in wanted)
     print(f"Fetching {len(wanted)} jars ({size / 1e6:.0f} MB) of the {lock.name} set into {folder}", file=sys.stderr)
-    # Only the holder of the cache's lock makes such folders: one that is here was left by a process that was killed.
+    # Only the holder of the cache's lock makes such folders. A killed process left those that exist now.
     for left in cache.glob("fetch-*"):
         shutil.rmtree(left, ignore_errors=True)
     with (
@@ -138,7 +291,7 @@ def _download(
     while len(failures) < _ATTEMPTS:
         if failures:
             sleep(_PAUSE_S * len(failures))
-        # A folder of its own: a download that broke off leaves half a jar, which jgo would take for a whole one.
+        # A new folder for each attempt: jgo would take half a jar of an interrupted download for a whole one.
         place = Path(tempfile.mkdtemp(dir=scratch))
         try:
             return download(jar.coordinate, place, progress)

@@ -1,4 +1,4 @@
-"""One node of a cluster: its folder, its files and its JVM. Used from one thread at a time."""
+"""One node of a cluster: its folder, its files and its JVM. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _POLL_S = 0.02
 _STOP_TIMEOUT_S = 30.0
 _TAIL_LINES = 25
 _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
-"""Exit codes of a JVM that crashed: it aborts when it could still write its hs_err.log."""
+"""Exit codes of a JVM that crashed. SIGABRT: it could still write its hs_err.log."""
 
 
 def new_cluster_id() -> str:
-    """22 characters, as Kafka's Uuid prints itself; one that begins with a dash would read as an option."""
+    """Return 22 characters, as Kafka's Uuid prints itself. A leading dash would look like an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
 
 
 class Node:
-    """A broker and controller in one JVM, which can be ended and started again on the same ports and data."""
+    """A broker and controller in one JVM. It can be stopped and started again with the same ports and data."""
 
     def __init__(self, address: NodeAddress, folder: Path, jvm: Jvm, watchdog: Watchdog, log_dirs: int = 1) -> None:
         self.address = address
         self.log_dirs = tuple(folder / name for name in ("data", *(f"data-{n}" for n in range(2, log_dirs + 1))))
         self.folder = folder
         self.log_file = folder / "server.log"
-        """Everything the node's JVMs printed, Kafka's log among it."""
+        """All output of the node's JVMs, including Kafka's log."""
         self._jvm = jvm
         self._watchdog = watchdog
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def cluster_id(self) -> str | None:
-        """The cluster that the data folder was formatted for; None before it is."""
+        """The cluster id of the data folder; None before it is formatted."""
         with contextlib.suppress(FileNotFoundError):
             for line in (self.data / "meta.properties").read_text(encoding="utf-8").splitlines():
                 if line.startswith("cluster.id="):
@@ -65,13 +65,13 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Whether the JVM is there, suspended or not."""
+        """Whether the JVM exists, suspended or not."""
         self._reap()
         return self._process is not None
 
     @property
     def has_crashed(self) -> bool:
-        """Whether the last JVM ended by a fault of its own, and by nobody's order."""
+        """Whether the last JVM crashed."""
         return not self.running and self._exit_code in _CRASHES
 
     @property
@@ -95,7 +95,7 @@ class Node:
         (self.folder / release.log_file).write_text(release.log_configuration, encoding="ascii")
 
     def begin_format(self, cluster_id: str, features: Mapping[str, int], more: Sequence[str] = ()) -> None:
-        """Start Kafka's own tool that formats the data folder, with `more` arguments; `await_format` waits for it."""
+        """Start Kafka's tool that formats the data folder, with `more` arguments. `await_format` waits for it."""
         levels = [part for name, level in features.items() for part in ("--feature", f"{name}={level}")]
         properties = str(self.folder / "server.properties")
         self._launch(
@@ -113,7 +113,7 @@ class Node:
         )
 
     def await_format(self, deadline: float) -> None:
-        """Raises LocalBrokerError with what the tool printed if it fails."""
+        """Wait for the tool. Raises LocalBrokerError with its output if it fails."""
         process = self._require_process()
         try:
             code = process.wait(max(0.0, deadline - time.monotonic()))
@@ -139,15 +139,15 @@ class Node:
         self._launch(self._jvm.command(SERVER_CLASS, properties, folder=self.folder, write_archive=write_archive))
 
     def await_start(self, deadline: float) -> None:
-        """Wait until the broker says it has started and answers as a live member of its cluster.
+        """Wait until the broker has logged its start and answers as a live member of its cluster.
 
-        `deadline` is on time.monotonic's scale. Raises LocalBrokerError with the end of the log if the JVM ends or
-        time runs out.
+        `deadline` is a value of time.monotonic. Raises LocalBrokerError with the end of the log if the JVM ends or the
+        deadline passes.
         """
         self._await(self._is_up, "did not start", deadline)
 
     def await_members(self, members: set[int], deadline: float) -> None:
-        """As `await_start`, until the broker takes just these to be alive."""
+        """Wait, as `await_start` does, until the broker takes exactly these members to be alive."""
         self._await(lambda: self._living() == members, f"does not see the brokers {sorted(members)}", deadline)
 
     def terminate(self) -> None:
@@ -156,21 +156,21 @@ class Node:
         self._require_process().send_signal(signal.SIGTERM)
 
     def await_end(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
-        """Wait for a broker that is shutting down; kill it when the time is up."""
+        """Wait for a broker that shuts down. Kill it after `timeout_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._require_process().wait(timeout_s)
         if self.running:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, which also ends a suspended process, and reap it."""
+        """Kill the JVM (SIGKILL), even if it is suspended, and wait for its end."""
         self._require_process().kill()
         self._await_end()
 
     def suspend(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers. Returns when every thread of the JVM has stopped."""
+        """Suspend the JVM (SIGSTOP): connections stay open and nothing answers. Returns when all threads stopped."""
         process = self._require_process()
-        if self._suspended:  # the kernel tells of a stop once
+        if self._suspended:  # the kernel reports a stop only once
             return
         process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(ChildProcessError):  # it ended before
@@ -178,12 +178,12 @@ class Node:
         self._suspended = True
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Resume the JVM (SIGCONT)."""
         self._require_process().send_signal(signal.SIGCONT)
         self._suspended = False
 
     def log_tail(self) -> str:
-        """The last lines of the log since the JVM's latest start."""
+        """Return the last lines of the log since the last start of the JVM."""
         lines = self._log_since_start().splitlines()
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (it printed nothing)"
 

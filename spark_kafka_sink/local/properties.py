@@ -1,14 +1,39 @@
-"""What a node is told in its server.properties. No I/O."""
+"""A node's ports, and its server.properties."""
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.ports import HOST
 from spark_kafka_sink.local.security import BrokerSecurity
+
+HOST = "127.0.0.1"
+
+
+class ReservedPort:
+    """A TCP port of the loopback interface, reserved also between a node's stop and its next start.
+
+    On Linux this socket is bound with SO_REUSEADDR and does not listen. The broker can bind and listen beside it,
+    because Java sets that option too, and the kernel assigns the port to no other socket. Without the reservation, a
+    client that keeps connecting to a killed broker may get the broker's port as its source port, and connect to itself.
+    On other systems the port is only known to have been free.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((HOST, 0))
+        self.number: int = self._socket.getsockname()[1]
+        if sys.platform != "linux":
+            self._socket.close()
+
+    def release(self) -> None:
+        self._socket.close()
+
 
 PropertyValue = str | int | float | bool
 
@@ -29,39 +54,39 @@ OWNED_PROPERTIES = frozenset(
         "metadata.log.dir",
     }
 )
-"""What a cluster sets for each node and nobody can override."""
+"""Properties that a cluster sets for each node. They cannot be overridden."""
 
-# What differs from Kafka's defaults, and why. A cluster's own properties override these.
+# Defaults that differ from Kafka's, and why. A cluster's properties override them.
 _TEST_DEFAULTS: Mapping[str, PropertyValue] = {
     # A consumer group starts at once instead of waiting 3 s for more members.
     "group.initial.rebalance.delay.ms": 0,
-    # A killed broker that comes back is refused as a duplicate until its old session has run out (9 s by default).
+    # A restarted broker is refused as a duplicate until its old session has expired (9 s by default).
     "broker.session.timeout.ms": 3000,
     "broker.heartbeat.interval.ms": 500,
-    # 50 partitions each by default: their files take longer to make than a test takes to run.
+    # Creating the files of 50 partitions each, the default, takes longer than a test.
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
     "share.coordinator.state.topic.num.partitions": 4,
-    # Kafka deletes what has a timestamp older than a week: half a minute after the start, then every five minutes.
+    # By default Kafka deletes records with timestamps older than a week, soon after the start.
     "log.retention.ms": -1,
-    # 128 MB of a small heap by default.
+    # 128 MB by default, which is much of a small heap.
     "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where one node is to be found."""
+    """The ports of one node."""
 
     node_id: int
     port: int
     controller_port: int
     proxied_port: int | None = None
-    """Of the listener for clients that come through a proxy."""
+    """Port of the listener for clients of a proxy."""
     advertised: str | None = None
-    """`host:port` of that proxy, which the listener tells its clients."""
+    """`host:port` of that proxy, which the listener advertises."""
     secured_ports: Mapping[str, int] = field(default_factory=dict)
-    """Of the listeners that are secured, by their names."""
+    """Ports of the secured listeners, by name."""
 
     @property
     def bootstrap_server(self) -> str:
@@ -83,7 +108,7 @@ def server_properties(
     extra: Mapping[str, PropertyValue],
     security: BrokerSecurity | None = None,
 ) -> dict[str, str]:
-    """All properties of one node, broker and controller in one process; `extra` overrides the defaults for tests."""
+    """Return all properties of one node, which is broker and controller. `extra` overrides the defaults for tests."""
     replicas = len(cluster)
     in_sync = max(1, replicas - 1)
     merged: dict[str, PropertyValue] = {
@@ -99,7 +124,7 @@ def server_properties(
         "node.id": node.node_id,
         "controller.quorum.voters": ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in cluster),
         "controller.listener.names": "CONTROLLER",
-        # By their names in the node's folder, where its JVM runs: nothing escapes a comma in a path.
+        # Names relative to the JVM's folder, because a comma in a path cannot be escaped.
         "log.dirs": ",".join(each.name for each in log_dirs),
         **_listeners(node, security.listeners if security is not None else {}),
     }
@@ -107,7 +132,7 @@ def server_properties(
 
 
 def _listeners(node: NodeAddress, secured: Mapping[str, str]) -> dict[str, PropertyValue]:
-    """The broker's own, on which the nodes talk to each other undisturbed, and beside it those for special clients."""
+    """Return the PLAINTEXT listener, which the nodes use, and those of proxied and secured clients."""
     ports = {"PLAINTEXT": node.port, **node.secured_ports}
     protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **secured}
     advertised = {name: f"{HOST}:{port}" for name, port in ports.items()}
@@ -123,7 +148,7 @@ def _listeners(node: NodeAddress, secured: Mapping[str, str]) -> dict[str, Prope
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """A java.util.Properties file, in ASCII."""
+    """Return a java.util.Properties file, in ASCII."""
     return "".join(f"{_escape(key, ' :=')}={_escape(value)}\n" for key, value in properties.items())
 
 
@@ -136,7 +161,7 @@ _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def _escape(text: str, separators: str = "") -> str:
     escaped = "".join(_escape_character(character, separators) for character in text)
-    # Leading blanks would be dropped, and a leading # or ! would make a comment of the line.
+    # Java drops leading blanks, and takes a line with a leading # or ! for a comment.
     return f"\\{escaped}" if escaped[:1] in (" ", "#", "!") else escaped
 
 

@@ -28,14 +28,14 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError, UnknownTopicOrPartitionError
 from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.cluster import EmbeddedKafka
-from spark_kafka_sink.local.releases import OLD
+from spark_kafka_sink.local.jvm import OLD
 
 _CLUSTERS = pytest.StashKey[list[tuple[EmbeddedKafka, Path]]]()
 _LONGEST_TOPIC_STEM = 60
 
 
 def _remember(node: pytest.Item | pytest.Collector, kafka: EmbeddedKafka, folders: pytest.TempPathFactory) -> None:
-    """Keep the cluster's logs if a test fails that uses it."""
+    """Keep the cluster's logs if a test that uses it fails."""
     node.stash.setdefault(_CLUSTERS, []).append((kafka, folders.mktemp("kafka-logs")))
 
 
@@ -78,7 +78,7 @@ def kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def old_kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    """An embedded broker of the oldest release in the table, for the whole session."""
+    """An embedded broker of the oldest supported release, for the whole session."""
     with EmbeddedKafka(version=OLD.version) as kafka:
         _remember(request.session, kafka, tmp_path_factory)
         yield Admin(kafka.bootstrap_servers)
@@ -124,7 +124,7 @@ def own_kafka(
 def module_kafka(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., EmbeddedKafka]]:
-    """As `own_kafka`, for a fixture of the module whose tests leave every node as they found it."""
+    """`own_kafka` for one module: its tests share the cluster and leave every node as they found it."""
     yield from _cluster_starter(request, tmp_path_factory)
 
 
@@ -150,12 +150,12 @@ def pytest_runtest_makereport(
         uses_shared = any(isinstance(value, Admin) for value in getattr(item, "funcargs", {}).values())
         nodes = [node for node in item.listchain() if uses_shared or node is not item.session]
         for kafka, folder in (each for node in nodes for each in node.stash.get(_CLUSTERS, [])):
-            if not kafka.node_ids:  # the test, or its module, has stopped it: its logs went with it
+            if not kafka.node_ids:  # the test or its module has stopped it, and its logs are gone
                 continue
             target = folder / re.sub(r"[^a-zA-Z0-9._-]+", "-", item.name)[:_LONGEST_TOPIC_STEM]
             try:
                 saved = str(kafka.save_logs(target))
-            except LocalBrokerError as error:  # raised here it would end the whole run
+            except LocalBrokerError as error:  # an error here would end the whole run
                 saved = str(error)
             report.sections.append(("Kafka logs", saved))
     return report

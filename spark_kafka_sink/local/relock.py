@@ -1,6 +1,6 @@
-"""Makes a lock file anew: `python -m spark_kafka_sink.local.relock kafka`.
+"""The command that makes a lock file again: `python -m spark_kafka_sink.local.relock kafka`.
 
-Without coordinates the lock's own roots are resolved again. With some, they become its roots:
+Without coordinates it resolves the lock's roots again. Coordinates become the new roots:
 
     ... relock kafka org.apache.kafka:kafka_2.13:4.3.1 org.apache.logging.log4j:log4j-slf4j-impl:2.25.4
 
@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
-from spark_kafka_sink.local.lock import KAFKA_LOCK, JarLock, LockedJar, sha256_of
-from spark_kafka_sink.local.maven import resolve_jars
+from spark_kafka_sink.local.jars import KAFKA_LOCK, JarLock, LockedJar, resolve_jars, sha256_of
 
 
 def make_lock(name: str, roots: Sequence[str], *, with_dependencies: bool) -> JarLock:
-    """Resolve the roots, download every jar of the set into a folder that is thrown away, and note size and SHA-256."""
+    """Resolve the roots, download all jars into a temporary folder, and return a lock with their sizes and SHA-256."""
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve_jars(roots, with_dependencies=with_dependencies, folder=Path(folder))
         jars = tuple(LockedJar(coordinate, sha256_of(path), path.stat().st_size) for coordinate, path in resolved)
@@ -32,7 +31,7 @@ def make_lock(name: str, roots: Sequence[str], *, with_dependencies: bool) -> Ja
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m spark_kafka_sink.local.relock", description="Make a lock file anew."
+        prog="python -m spark_kafka_sink.local.relock", description="Make a lock file again."
     )
     parser.add_argument("name", help="the lock's name: NAME.lock.json beside this module")
     parser.add_argument(

@@ -1,7 +1,7 @@
-"""How an embedded broker is secured: listeners for clients that speak TLS or log in, users, who may do what. No I/O.
+"""The security of an embedded broker: listeners with TLS or login, users, permissions. No I/O.
 
-A broker keeps its PLAINTEXT listener beside them, for its own talk and for administration: it is on the loopback
-interface of a test. A broker tuned for a fast start, as it is by default, is slow at TLS (some 15 MB/s).
+The broker keeps its PLAINTEXT listener beside them, for the nodes and for administration: it listens only on the
+loopback interface. A broker that is tuned for a fast start, the default, is slow at TLS: about 15 MB/s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWN_LISTENERS: Final = frozenset({"PLAINTEXT", "CONTROLLER", "PROXIED"})
 
 @dataclass(frozen=True, slots=True)
 class BrokerKerberos:
-    """Who the brokers are to Kerberos: a principal such as `kafka/127.0.0.1@REALM`, with its keytab and a krb5.conf."""
+    """The brokers' Kerberos identity: a principal such as `kafka/127.0.0.1@REALM`, with its keytab and a krb5.conf."""
 
     principal: str
     keytab: Path
@@ -42,20 +42,16 @@ class BrokerKerberos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSecurity:
-    """What to secure. Raises LocalBrokerError where something is missing.
+    """What to secure. Raises LocalBrokerError if something is missing.
 
-    listeners: name (such as MTLS, in capitals) → SSL, SASL_PLAINTEXT or SASL_SSL. Each has a port of its own on every
-    node: `EmbeddedKafka.secured_servers(name)`.
-    keystore: file of the brokers' private key (PKCS#8, not encrypted) and certificate chain, in PEM.
-    truststore: file of the authorities of clients' certificates, in PEM.
-    certificate_wanted: listeners that let in only clients with a certificate.
-    mechanisms: what the SASL listeners offer.
-    users: names and passwords, for PLAIN and SCRAM.
-    token_keys: file or URL of a JWKS, the keys that sign tokens for OAUTHBEARER; without, unsigned tokens are taken.
-    token_audience: what tokens must be for, where they are signed.
-    kerberos: for GSSAPI among the mechanisms.
-    authorizes: nobody may do what was not granted (`AccessAdmin.grant`), but for `super_users` ("User:admin") and the
-    PLAINTEXT listener.
+    listeners: name (in capitals, such as MTLS) → SSL, SASL_PLAINTEXT or SASL_SSL. Each has its own port on every node:
+    `EmbeddedKafka.secured_servers(name)`. keystore: file of the brokers' private key (PKCS#8, not encrypted) and
+    certificate chain, in PEM. truststore: file of the authorities of clients' certificates, in PEM. certificate_wanted:
+    listeners that accept only clients with a certificate. mechanisms: the mechanisms of the SASL listeners. users:
+    names and passwords, for PLAIN and SCRAM. token_keys: file or URL of a JWKS with the keys that sign OAUTHBEARER
+    tokens. Without it, the broker accepts unsigned tokens. token_audience: the audience that signed tokens must have.
+    kerberos: must be given if GSSAPI is one of the mechanisms. authorizes: clients may do only what was granted
+    (`AccessAdmin.grant`), except for `super_users` ("User:admin") and clients of the PLAINTEXT listener.
     """
 
     listeners: Mapping[str, str]
@@ -85,7 +81,7 @@ class BrokerSecurity:
             raise LocalBrokerError("The mechanism GSSAPI needs `kerberos`: who are the brokers?")
 
     def properties(self) -> dict[str, str | int]:
-        """What every node of the cluster is told, but for the listeners' ports."""
+        """Return the properties of every node, without the listeners' ports."""
         found: dict[str, str | int] = {"sasl.enabled.mechanisms": ",".join(self.mechanisms)}
         for purpose, store in (("keystore", self.keystore), ("truststore", self.truststore)):
             if store is not None:
@@ -103,7 +99,7 @@ class BrokerSecurity:
         return found
 
     def system_properties(self) -> dict[str, str]:
-        """What the JVM is told on its command line."""
+        """Return the system properties of the JVM."""
         found = {}
         if self.token_keys is not None:
             found["org.apache.kafka.sasl.oauthbearer.allowed.urls"] = _url(self.token_keys)
@@ -112,7 +108,7 @@ class BrokerSecurity:
         return found
 
     def format_arguments(self) -> list[str]:
-        """What the tool that formats a data folder is told: the users of SCRAM."""
+        """Return the arguments of the tool that formats a data folder: the users of SCRAM."""
         offered = [mechanism for mechanism in self.mechanisms if mechanism in _SCRAM]
         return [
             part
@@ -149,12 +145,12 @@ class BrokerSecurity:
 
 
 def salted_password(password: str, mechanism: str, salt: bytes) -> bytes:
-    """What a broker keeps of a password, for SCRAM_ITERATIONS (RFC 5802, Hi)."""
+    """Return the value that a broker stores for a password, with SCRAM_ITERATIONS (RFC 5802, Hi)."""
     return hashlib.pbkdf2_hmac(_SCRAM[mechanism], password.encode(), salt, SCRAM_ITERATIONS)
 
 
 def _quoted(text: str) -> str:
-    """For a login configuration, whose reader in Java knows every escape of JSON but \\u."""
+    """Quote a text for a login configuration. Its parser in Java knows all escapes of JSON except \\u."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -163,8 +159,8 @@ def _url(keys: Path | str) -> str:
 
 
 def _credential(name: str, password: str, mechanism: str) -> str:
-    """As the tool takes it. Salted already, because the tool would cut a password at its commas. `ps` shows its command
-    while it runs, and a salted password is enough to log in: give a test broker no password that is used elsewhere.
+    """Return a user's credential for the tool. It is salted here, because the tool cuts a password at its commas. `ps`
+    shows the tool's command, and a salted password is enough to log in: do not use a real password for a test broker.
     """
     salt = os.urandom(16)
     text = {

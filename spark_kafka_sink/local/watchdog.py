@@ -1,8 +1,8 @@
-"""Ends the broker's processes and removes its folder when this process ends, in whatever way it does.
+"""Ends the broker's processes and removes its folder when this process ends, however it ends.
 
-A shell reads from a pipe whose other end this process holds. The end of the pipe (a close, an exit, kill -9 of this
-process) makes it kill -9 what still runs and remove the folder. It lives in a session of its own, so that Ctrl-C in a
-terminal reaches this process alone, which then stops the broker in order.
+A shell reads from a pipe, and this process holds the other end. When the pipe closes (by a close, an exit, or kill -9
+of this process), the shell kills the processes that still run and removes the folder. The shell has its own session, so
+that Ctrl-C in a terminal reaches only this process, which then stops the broker in order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO
 from weakref import WeakSet
 
-# Lines are "+ PID" for a process to end, "- PID" for one that has ended, and "." where no more will come: a child that
-# was forked meanwhile may hold the pipe open. The folder may resist for as long as a
-# killed JVM is still writing into it.
+# Lines: "+ PID" is a process to end, "- PID" one that has ended, and "." is the last line, because a forked child may
+# hold the pipe open. Removing the folder may fail while a killed JVM still writes into it.
 _GUARD = """
 pids=
 while read -r sign pid; do
@@ -37,14 +36,14 @@ for attempt in 1 2 3 4 5 6 7 8 9 10; do
 done
 exit 1
 """
-# The child itself says its pid before it becomes the JVM: however this process ends, there is no moment in which the
-# JVM runs and the guard does not know it. `exec` keeps the pid.
+# The child writes its own pid before it becomes the JVM, so the guard always knows a JVM that runs. `exec` keeps the
+# pid.
 _ANNOUNCE = 'echo "+ $$" >&0; exec "$@" </dev/null'
 _GUARD_TIMEOUT_S = 30
 
 
 def _environment() -> dict[str, str]:
-    """In the locale C Python's paths are UTF-8 all the same, but Java's are ASCII, and it would find no others."""
+    """Return the environment of the JVM. In the C locale Python's paths are UTF-8, but Java's would be ASCII."""
     return {**os.environ, "LC_ALL": "C.UTF-8"} if sys.getfilesystemencoding() == "utf-8" else dict(os.environ)
 
 
@@ -52,7 +51,7 @@ _open: WeakSet[Watchdog] = WeakSet()
 
 
 def _let_go() -> None:
-    """In a forked child: with the pipe open there the guard would not see this process end."""
+    """Close the pipes in a forked child. Otherwise the guard would not see the parent end."""
     for watchdog in _open:
         watchdog._pipe.close()
 
@@ -64,7 +63,7 @@ class Watchdog:
     """Guards the processes that it starts. Not thread-safe."""
 
     def __init__(self, doomed_folder: Path | None) -> None:
-        """Start the guard. It removes `doomed_folder`, if one is given, when its work ends."""
+        """Start the guard. At its end it removes `doomed_folder`, if one is given."""
         self._folder = str(doomed_folder or "")
         read_end, write_end = os.pipe()
         self._pipe = os.fdopen(write_end, "wb", buffering=0)
@@ -80,7 +79,7 @@ class Watchdog:
         _open.add(self)
 
     def spawn(self, command: Sequence[str | Path], *, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start a guarded process in `folder`; what it prints goes to `output`. Its pid is the command's own."""
+        """Start a guarded process in `folder`, with its output in `output`. The process has the command's pid."""
         process = subprocess.Popen(
             ["/bin/sh", "-c", _ANNOUNCE, "sh", *command],
             stdin=self._pipe,
@@ -90,11 +89,11 @@ class Watchdog:
             cwd=folder,
             env=_environment(),
         )
-        self._tell(f"+ {process.pid}")  # before a close that comes at once
+        self._tell(f"+ {process.pid}")  # in case `close` comes before the child has written its pid
         return process
 
     def forget(self, pid: int) -> None:
-        """Call when a process has been reaped: its pid may belong to somebody else from now on."""
+        """Call when a process was reaped: the system may use its pid again."""
         self._tell(f"- {pid}")
 
     def close(self) -> None:
@@ -106,7 +105,7 @@ class Watchdog:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tell(self, line: str) -> None:
-        if self._pipe.closed:  # in a forked child, whose processes these are not
+        if self._pipe.closed:  # in a forked child, which does not own the processes
             return
-        with contextlib.suppress(BrokenPipeError):  # the guard was killed: there is nobody to tell
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             self._pipe.write(f"{line}\n".encode())

@@ -1,26 +1,107 @@
-"""One connection's bytes: whole frames out of a `NetworkSend`, whole frames into a `NetworkReceive`; and before them,
-and between them when a session is renewed, those of its authenticator. Owned by the selector's thread.
+"""One connection of the selector. The selector's thread owns it.
+
+Also what passes between the selector and its user: frames to send, frames received, and how a connection ended.
+
+Before its user's frames, and between them when a session is renewed, a channel carries those of its authenticator.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, KafkaError, ProtocolError
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, is_of_authentication
 from spark_kafka_sink.network.transport import WOULD_BLOCK, Transport
 
 _SIZE: Final = struct.Struct(">i")
 _SMALLEST_FRAME: Final = 4
-"""A correlation id. What cannot hold one is no response."""
+"""Bytes of a correlation id, which every response has."""
 _TLS_ALERT: Final = b"\x15\x03"
-"""How a TLS listener begins its answer to what is no TLS (RFC 8446, 5.1)."""
+"""The first bytes of a TLS listener's answer to a client without TLS (RFC 8446, 5.1)."""
 _LARGEST_OF_AUTHENTICATION: Final = 512 * 1024
-"""Until the peer is who it should be it is not given more memory than this."""
+"""Bytes of the largest frame that is read before the peer is authenticated."""
 _IOV_MAX: Final = 1024
-"""Most buffers one sendmsg takes on Linux and BSD (POSIX IOV_MAX)."""
+"""The most buffers that one sendmsg takes on Linux and BSD (POSIX IOV_MAX)."""
+
+
+class ChannelKind(Enum):
+    """The state of a connection when it ended (org.apache.kafka.common.network.ChannelState)."""
+
+    NOT_CONNECTED = auto()
+    AUTHENTICATE = auto()
+    READY = auto()
+    EXPIRED = auto()
+    FAILED_SEND = auto()
+    AUTHENTICATION_FAILED = auto()
+    LOCAL_CLOSE = auto()
+
+
+class SetupStep(Enum):
+    """What a new connection waits for before it takes requests. Errors show the value."""
+
+    TCP = "the TCP connection"
+    TLS = "the TLS handshake"
+    SASL = "the SASL login"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """How a connection ended. `error` says why, naming node and address."""
+
+    kind: ChannelKind
+    error: KafkaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReceive:
+    """One whole frame without its size. The receiver owns the payload."""
+
+    source: str
+    payload: bytes | bytearray
+
+
+class NetworkSend:
+    """One whole frame to send, as a list of buffers. They must not change until it is `completed`."""
+
+    __slots__ = ("_first", "_pending", "destination", "remaining", "size")
+
+    def __init__(self, destination: str, buffers: Iterable[memoryview]) -> None:
+        self.destination = destination
+        self._pending = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        self._first = 0
+        self.size = sum(map(len, self._pending))
+        self.remaining = self.size
+        """Bytes that the socket has not taken yet."""
+
+    def __repr__(self) -> str:
+        return f"NetworkSend(to {self.destination!r}, {self.remaining} of {self.size} bytes left)"
+
+    @property
+    def completed(self) -> bool:
+        return self.remaining == 0
+
+    def head(self, limit: int) -> list[memoryview]:
+        """The next buffers to send, at most `limit` of them."""
+        return self._pending[self._first : self._first + limit]
+
+    def advance(self, count: int) -> None:
+        """The socket took `count` bytes. Buffers that were sent whole are released."""
+        self.remaining -= count
+        pending, first = self._pending, self._first
+        while count:
+            length = pending[first].nbytes
+            if count < length:
+                pending[first] = pending[first][count:]
+                break
+            count -= length
+            first += 1
+        self._first = first
+        if not self.remaining:
+            self._pending, self._first = [], 0
 
 
 class Channel:
@@ -46,21 +127,21 @@ class Channel:
         self.transport = transport
         self.interest = 0
         self.is_connected = False
-        """TCP's handshake is done, and TLS's where there is one: no byte of ours goes before."""
+        """The handshakes of TCP and of TLS, if it is used, are done. This client sends nothing before."""
         self.is_closed = False
         self.is_authenticated = authenticator is None
-        """Once, at least; the session may be under renewal."""
+        """The connection was authenticated once. Its session may be in renewal."""
         self.failed_send: KafkaError | None = None
-        """Why nothing can be sent any more, while what came before is still being read."""
+        """Why sending failed. Frames that came before are still read."""
         self.send: NetworkSend | None = None
         self.has_tcp = False
-        """TCP's handshake is done; TLS's may be under way."""
+        """The TCP handshake is done. The TLS handshake may still run."""
         self.is_counted = False
         """The selector has counted its authentication."""
         self._authenticator = authenticator
-        self._own_send: NetworkSend | None = None  # the authenticator's
-        self._held: NetworkSend | None = None  # waits until the session is renewed
-        self._offered: NetworkSend | None = None  # the transport has seen its bytes, and may want them again
+        self._own_send: NetworkSend | None = None  # of the authenticator
+        self._held: NetworkSend | None = None  # waits for the session's renewal
+        self._offered: NetworkSend | None = None  # the transport saw its bytes, and may need the same ones again
         self._max_receive_size = max_receive_size
         self._size_bytes = bytearray(_SIZE.size)
         self._frame: bytearray | None = None
@@ -68,8 +149,8 @@ class Channel:
         self._filled = 0
 
     def shake_hands(self) -> int:
-        """The socket is ready: go on with TCP's handshake, and then with TLS's. Gives the readiness to wait for, 0 when
-        the channel is connected. Raises OSError, and what the transport raises.
+        """Continue the TCP handshake, then the TLS handshake, on a socket that is ready. Returns the readiness to wait
+        for, 0 when the channel is connected. Raises OSError, and what the transport raises.
         """
         if not self.has_tcp:
             self.transport.finish_connect()
@@ -82,14 +163,14 @@ class Channel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a send may be given."""
+        """Whether `send` may be set."""
         authenticator = self._authenticator
         is_content = authenticator is None or authenticator.is_complete
         return self.is_connected and self.failed_send is None and is_content
 
     @property
     def setup_step(self) -> SetupStep | None:
-        """What the connection still waits for; None once it has been ready."""
+        """What the connection still waits for; None once it was ready."""
         if not self.has_tcp:
             return SetupStep.TCP
         if not self.is_connected:
@@ -102,27 +183,27 @@ class Channel:
 
     @property
     def has_send(self) -> bool:
-        """A send was given and is not gone; perhaps it waits for the session's renewal."""
+        """A frame of the user is not sent yet. It may wait for the session's renewal."""
         return self._held is not None or (self.send is not None and self.send is not self._own_send)
 
     @property
     def is_sending(self) -> bool:
-        """A send is on its way, and nothing in its way but the socket."""
+        """A frame is being sent, and only the socket can delay it."""
         return self.send is not None and self.is_ready
 
     @property
     def is_held_up(self) -> bool:
-        """Whether the authenticator is at work, or has just ended and a send waits for that."""
+        """Whether the authenticator works, or has just ended while a frame waits for it."""
         return self.is_connected and (self.is_authenticating or self._held is not None)
 
     def authenticate(self) -> None:
-        """The peer can be spoken to. Raises what the authenticator raises."""
+        """Start the authentication; the channel is connected. Raises what the authenticator raises."""
         if self._authenticator is not None:
             self._authenticator.begin()
 
     def prepare(self, now_ms: int) -> None:
-        """Let the authenticator speak before anybody else: one whose session is about to end begins anew when there is
-        something to send, which waits (KIP-368). Raises what it raises.
+        """Give the authenticator precedence over the user's frames. If the session is about to end and there is a frame
+        to send, the frame waits for a new authentication (KIP-368). Raises what the authenticator raises.
         """
         authenticator = self._authenticator
         if authenticator is None:
@@ -132,7 +213,7 @@ class Channel:
         send = self.send
         if send is not None and send is not self._own_send and authenticator.is_due(now_ms):
             if send is self._offered:
-                return  # it has begun to go, though perhaps no byte is counted yet, and must go whole
+                return  # the transport has begun to send it, and must send it whole
             self._held, self.send = send, None
             authenticator.begin()
         if self.send is None:
@@ -143,8 +224,8 @@ class Channel:
                 self.send, self._held = self._held, None
 
     def take(self, receive: NetworkReceive, now_ms: int) -> bool:
-        """Give the frame to the authenticator if it is for it, and say whether it was. What was in flight when the
-        session's renewal began is not. Raises what the authenticator raises.
+        """Pass the frame to the authenticator if it is for it, and return whether it was. Responses to requests that
+        were in flight when the renewal began are not. Raises what the authenticator raises.
         """
         authenticator = self._authenticator
         if authenticator is None or authenticator.is_complete:
@@ -158,7 +239,7 @@ class Channel:
     # ---- bytes -----------------------------------------------------------------------------------------------------
 
     def write(self) -> NetworkSend | None:
-        """Send what the socket takes; the frame when all of it is gone, unless it is the authenticator's. Raises
+        """Send what the socket takes. Returns the frame when it is sent whole, unless it is the authenticator's. Raises
         OSError.
         """
         send = self.send
@@ -181,10 +262,10 @@ class Channel:
         return send
 
     def read(self) -> NetworkReceive | None:
-        """Take what has come; the frame when all of it is there. Reads no further than one frame.
+        """Read what has come, at most to the end of one frame. Returns the frame when it is complete.
 
-        The frame's size is checked before a buffer is made for it. Raises OSError where the connection failed,
-        DisconnectError where the peer closed it, ProtocolError where the size is none of a response.
+        The size is checked before a buffer is allocated. Raises OSError if the connection failed, DisconnectError if
+        the peer closed it, ProtocolError if no response can have that size.
         """
         if self._frame is None:
             if not self._fill():
@@ -210,7 +291,7 @@ class Channel:
         return "Is this a Kafka listener, and one for this security.protocol?"
 
     def _fill(self) -> bool:
-        """Whether the buffer in hand is full after one look at the socket."""
+        """Read once into the current buffer, and return whether it is full."""
         count = self.transport.recv_into(self._view[self._filled :])
         if count == WOULD_BLOCK:
             return False
@@ -227,7 +308,7 @@ class Channel:
         return "." if self.is_authenticated else " before it had authenticated us. Is it a SASL listener?"
 
     def state(self, error: KafkaError | None) -> ChannelState:
-        """How the connection ends, now, for `error`."""
+        """Return the state in which the connection ends because of `error`."""
         if isinstance(error, AuthenticationError):
             return ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
         if self.failed_send is not None:

@@ -1,11 +1,11 @@
-"""Many connections in one thread, none of which blocks. Mirrors org.apache.kafka.common.network.Selector.
+"""Many non-blocking connections in one thread. Mirrors org.apache.kafka.common.network.Selector.
 
-`poll` does what the sockets allow and leaves what happened in four results, valid until the next poll: sends that
-went out whole, frames that came in whole, connections made, connections lost. A channel hands over at most one frame
-a poll, so that none starves another.
+`poll` does what the sockets allow and fills four results, which are valid until the next poll: frames that went out
+whole, frames that came in whole, connections made, connections lost. A channel hands over at most one frame a poll, so
+that no channel starves another.
 
-One thread owns the selector; `wakeup` may be called from any. A forked child may close it, which lets go of
-descriptors and touches nothing that the parent uses; anything else it must not do.
+One thread owns the selector; any thread may call `wakeup`. A forked child may only close it. That closes the child's
+descriptors and leaves the parent's connections as they are.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import select
 import selectors
 import socket
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import AuthenticationError, DisconnectError, IllegalStateError, KafkaError
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.channel import Channel
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
-from spark_kafka_sink.network.idle_connections import IdleConnections
+from spark_kafka_sink.common.windows import Sample, Windows
+from spark_kafka_sink.network.channel import Channel, ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
-from spark_kafka_sink.network.selector_sample import SelectorSample
 from spark_kafka_sink.network.transport import READ, WRITE, Address, PlainTransport, TransportFactory
 
 _log = logging.getLogger(__name__)
@@ -43,6 +42,56 @@ AuthenticatorFactory = Callable[[str, str, Callable[[], None]], SaslAuthenticato
 """(description, host, wakeup) → the authenticator of a new connection."""
 
 
+@dataclass(slots=True)
+class SelectorSample(Sample):
+    """Times in ms: `wait_ms` within select, `io_ms` in the rest of the polls."""
+
+    selects: int = 0
+    wait_ms: int = 0
+    io_ms: int = 0
+    connections: int = 0
+    """Connections whose TCP handshake was done."""
+    closed: int = 0
+    """Closed by either side, including those that were never made."""
+    authentications: int = 0
+    """Successful logins, or TLS handshakes without a login. Renewals of a session do not count."""
+    failed_authentications: int = 0
+
+
+class IdleConnections:
+    """Times of last use by connection id, least recently used first."""
+
+    def __init__(self, max_idle_ms: int) -> None:
+        """A `max_idle_ms` below 0 means no limit."""
+        self._max_idle_ms = max_idle_ms
+        self._last_active_ms: OrderedDict[str, int] = OrderedDict()
+
+    def touch(self, connection_id: str, now_ms: int) -> None:
+        self._last_active_ms[connection_id] = now_ms
+        self._last_active_ms.move_to_end(connection_id)
+
+    def forget(self, connection_id: str) -> None:
+        self._last_active_ms.pop(connection_id, None)
+
+    def time_to_next(self, now_ms: int, at_most_ms: int) -> int:
+        """Return the ms until a connection has been idle too long: 0 to `at_most_ms`."""
+        if self._max_idle_ms >= 0 and self._last_active_ms:
+            oldest_ms = next(iter(self._last_active_ms.values()))
+            at_most_ms = min(at_most_ms, oldest_ms + self._max_idle_ms - now_ms)
+        return max(at_most_ms, 0)
+
+    def expired(self, now_ms: int) -> list[tuple[str, int]]:
+        """Return the connections that were idle too long, each with its idle time in ms."""
+        found: list[tuple[str, int]] = []
+        if self._max_idle_ms < 0:
+            return found
+        for connection_id, active_ms in self._last_active_ms.items():
+            if now_ms - active_ms < self._max_idle_ms:
+                break
+            found.append((connection_id, now_ms - active_ms))
+        return found
+
+
 class Selector:
     """The connections of one client, by connection id (a node's id as text)."""
 
@@ -53,8 +102,8 @@ class Selector:
         make_authenticator: AuthenticatorFactory | None = None,
         make_transport: TransportFactory = PlainTransport,
     ) -> None:
-        """`connections_max_idle_ms` below 0 keeps idle connections for ever. With `make_authenticator` a connection is
-        ready when its authenticator is content.
+        """`connections_max_idle_ms` below 0 keeps idle connections for ever. With `make_authenticator`, a connection is
+        ready when its authenticator is complete.
         """
         self._clock = clock
         self._make_authenticator = make_authenticator
@@ -71,9 +120,9 @@ class Selector:
         self._channels: dict[str, Channel] = {}
         self._idle = IdleConnections(connections_max_idle_ms)
         self._to_write: list[Channel] = []  # sends given since the last poll
-        self._buffered: set[Channel] = set()  # have bytes to read of which the poller knows nothing
-        self._to_drain: list[Channel] = []  # sending failed; what the peer sent before is still handed over
-        self._lost: dict[str, ChannelState] = {}  # to be reported by the next poll
+        self._buffered: set[Channel] = set()  # TLS holds bytes of theirs that the poller cannot see
+        self._to_drain: list[Channel] = []  # sending failed; frames that came before it are still read
+        self._lost: dict[str, ChannelState] = {}  # the next poll reports them
         self.counts = Windows(SelectorSample)
         self.completed_sends: list[NetworkSend] = []
         self.completed_receives: list[NetworkReceive] = []
@@ -83,10 +132,10 @@ class Selector:
     # ---- connections -----------------------------------------------------------------------------------------------
 
     def connect(self, connection_id: str, address: Address, send_buffer: int = -1, receive_buffer: int = -1) -> None:
-        """Start to connect. A later poll reports it as `connected` or `disconnected`, also where
-        the attempt fails at once.
+        """Start to connect. A later poll reports the connection as `connected` or `disconnected`, even if the attempt
+        fails at once.
 
-        Buffer sizes in bytes, -1 for the system's own. Raises IllegalStateError where the id is in use.
+        Buffer sizes are bytes, -1 for the system's default. Raises IllegalStateError if the id is in use.
         """
         self._check_usable()
         if connection_id in self._channels or connection_id in self._lost:
@@ -106,21 +155,21 @@ class Selector:
                 authenticator = self._make_authenticator(description, address.host, self.wakeup)
             channel = Channel(connection_id, description, transport, MAX_RECEIVE_SIZE, authenticator)
             self._watch(channel, WRITE)
-        except BaseException:  # the caller hears of it, and no socket is left
+        except BaseException:  # the caller gets the error, and no socket is left
             transport.close()
             raise
         self._channels[connection_id] = channel
         self._idle.touch(channel.id, self._clock.now_ms())
 
     def close(self, connection_id: str) -> None:
-        """Close one connection, if there is one. It is not reported as disconnected: who closes it knows."""
+        """Close one connection, if there is one. The next poll does not report it, because the caller knows."""
         self._lost.pop(connection_id, None)
         channel = self._channels.get(connection_id)
         if channel is not None:
             self._drop(channel)
 
     def close_all(self) -> None:
-        """Close every connection and the selector itself. Harmless when done twice, and in a forked child."""
+        """Close every connection and the selector itself. May be called twice, and in a forked child."""
         self._is_closed = True
         for channel in list(self._channels.values()):
             self._drop(channel)
@@ -131,24 +180,24 @@ class Selector:
 
     @property
     def connection_count(self) -> int:
-        """Connections now, those being made included. From any thread."""
+        """The number of connections, including those that are being made. Any thread may read it."""
         return len(self._channels)
 
     def is_channel_ready(self, connection_id: str) -> bool:
-        """Whether a send to this connection may be given."""
+        """Whether `send` takes a frame for this connection."""
         channel = self._channels.get(connection_id)
         return channel is not None and channel.is_ready
 
     def setup_step(self, connection_id: str) -> SetupStep | None:
-        """What a connection waits for before it is ready; None where it has been ready, or is not there."""
+        """Return what a connection waits for before it is ready; None if it was ready once, or does not exist."""
         channel = self._channels.get(connection_id)
         return None if channel is None else channel.setup_step
 
     # ---- sending and polling ---------------------------------------------------------------------------------------
 
     def send(self, send: NetworkSend) -> None:
-        """Queue a frame for the next poll. Raises IllegalStateError without a ready connection, or while its last
-        send is under way.
+        """Queue a frame for the next poll. Raises IllegalStateError if the connection is not ready, or if its last
+        frame is not sent yet.
         """
         self._check_usable()
         channel = self._channels.get(send.destination)
@@ -160,27 +209,27 @@ class Selector:
         self._to_write.append(channel)
 
     def poll(self, timeout_ms: int) -> None:
-        """Wait until something happens, `wakeup`, or `timeout_ms`; then fill the four results anew."""
+        """Wait for an event, for `wakeup` or for `timeout_ms`, and fill the four results with what happened."""
         self._check_usable()
         self.completed_sends = []
         self.completed_receives = []
         self.connected = []
         self.disconnected, self._lost = self._lost, {}
         self._was_woken = False
-        # A new send mostly fits the socket's buffer, and then costs no interest in writing and no look at the poller.
+        # A new frame mostly fits the socket's buffer. Then the poller need not watch the socket for room.
         to_write, self._to_write = self._to_write, []
         now_ms = self._clock.now_ms()
         for channel in to_write:
             self._shielded(self._write, channel, now_ms)
         deadline_ms = now_ms + timeout_ms
-        # A frame larger than the socket's buffer goes out in pieces, of which nobody needs to hear. It comes to an end:
-        # nobody gives another send meanwhile.
+        # A frame larger than the socket's buffer goes out in pieces, and the caller need not hear of each piece. The
+        # loop ends, because no other frame can be queued meanwhile.
         while self._poll_once(deadline_ms - now_ms, now_ms):
             now_ms = self._clock.now_ms()
 
     def _poll_once(self, timeout_ms: int, now_ms: int) -> bool:
-        """Whether some sends went on, and nothing else happened. A `timeout_ms` below 0 is 0."""
-        to_drain, self._to_drain = self._to_drain, []  # before the events, whose channels have had their turn to read
+        """Return whether frames went on and nothing else happened. A `timeout_ms` below 0 counts as 0."""
+        to_drain, self._to_drain = self._to_drain, []  # before the events: those channels were read just now
         buffered, self._buffered = self._buffered, set()
         began_ms, select_ms = now_ms, self._clock.now_ms()
         events = self._select(0 if to_drain or buffered else self._bounded_timeout(timeout_ms, now_ms))
@@ -202,13 +251,13 @@ class Selector:
         return bool(events) and not is_to_be_told and all(channel.is_sending for channel in events)
 
     def wakeup(self) -> None:
-        """Make the poll under way, or the next one, return at once. From any thread; no effect once closed."""
+        """Make the current poll, or the next one, return at once. Any thread may call it. No effect once closed."""
         if self._is_woken or self._is_closed or os.getpid() != self._process_id:
             return
         try:
             self._is_woken = True
             self._wakeup_writer.send(b"\0")
-        except OSError as error:  # closed meanwhile, or full, and then the poll wakes anyway
+        except OSError as error:  # closed meanwhile; or full, and then the poll wakes anyway
             _log.debug("Wake-up not sent: %s", error)
         except BaseException:  # Ctrl-C: the flag without its byte would keep every later wake-up from being sent
             self._is_woken = False
@@ -241,7 +290,7 @@ class Selector:
 
     def _take_wakeup(self) -> None:
         self._wakeup_reader.recv(64)
-        # Only now: a wake-up between the two finds this poll awake, and must not leave the flag set without its byte.
+        # After the read: a wake-up in between finds this poll awake, and must not leave the flag set without its byte.
         self._is_woken = False
         self._was_woken = True
 
@@ -255,8 +304,8 @@ class Selector:
             self._shielded(self._write, channel, now_ms)
 
     def _shielded(self, step: Callable[[Channel, int], object], channel: Channel, now_ms: int) -> bool:
-        """Take a step of one channel, and say what it says. An exception of an unexpected kind costs that connection
-        only (Selector.pollSelectionKeys).
+        """Run a step of one channel and return its result. An unexpected exception closes only that connection
+        (Selector.pollSelectionKeys).
         """
         try:
             return bool(step(channel, now_ms))
@@ -358,9 +407,10 @@ class Selector:
         return not any(other.is_sending for other in self._channels.values() if other is not channel)
 
     def _write_on(self, channel: Channel) -> NetworkSend | None:
-        """The rest of a frame that is larger than the socket's buffer, while its peer takes it at once. Nothing else is
-        looked at for so long: answers and wake-ups in mid-frame would each be another turn of the client, with a
-        fraction of the work in it.
+        """Send the rest of a frame that is larger than the socket's buffer, while the peer takes it at once.
+
+        Meanwhile the poll handles nothing else. Each response or wake-up would otherwise cost the client another turn
+        with little work in it.
         """
         room = select.poll()
         room.register(channel.transport.fileno(), select.POLLOUT)
@@ -373,7 +423,7 @@ class Selector:
         return done
 
     def _drain_failed(self, to_drain: list[Channel], now_ms: int) -> None:
-        """Hand over what the peer sent before sending to it failed, a frame a poll; then the connection is lost."""
+        """Read the frames that the peer sent before sending to it failed, one a poll; then drop the connection."""
         for channel in to_drain:
             if channel.is_closed:
                 continue
@@ -411,7 +461,7 @@ class Selector:
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:
-            return  # a forked child shares the parent's poller: what it took out would be out for the parent too
+            return  # a forked child shares the parent's poller, and would change what the parent watches
         if not channel.interest:
             self._poller.register(channel.transport, interest, channel)
         elif interest:

@@ -1,8 +1,8 @@
-"""TLS over a socket that does not block, at the transport's seam. Owned by the selector's thread.
+"""TLS over a non-blocking socket, as a `Transport`, and the errors of its failures. The selector's thread owns it.
 
-OpenSSL works on the socket itself: measured against a pair of memory buffers, which leave large writes to one system
-call, it carries as much and costs a quarter less. It writes records of 16 KiB at most, each by a call; small buffers
-are joined up to that size, and larger ones go in as they are.
+OpenSSL works on the socket itself. It writes records of at most 16 KiB, each by one system call. Small buffers are
+joined up to that size, and larger ones are passed as they are. A pair of memory buffers, which leaves large writes to
+one system call, was measured: it carries as much and costs a third more.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from spark_kafka_sink.common.errors import SslAuthenticationError
-from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthenticationError
+from spark_kafka_sink.common.security import SecurityConfig
 from spark_kafka_sink.network.tls_context import tls_context
-from spark_kafka_sink.network.tls_failures import handshake_failure, later_failure
 from spark_kafka_sink.network.transport import (
     READ,
     WOULD_BLOCK,
@@ -33,24 +32,24 @@ _RECORD: Final = 16_384
 
 
 class TlsTransport:
-    """TCP with encryption, to a peer whose certificate is for the address's host."""
+    """TLS over TCP, to a peer whose certificate must be for the address's host."""
 
     __slots__ = ("_description", "_failure", "_has_ended", "_host", "_socket")
 
     def __init__(
         self, address: Address, description: str, send_buffer: int, receive_buffer: int, context: ssl.SSLContext
     ) -> None:
-        """Starts to connect. Raises OSError where it fails at once, SslAuthenticationError for a host that no
-        certificate can be for, as a broken broker may announce.
+        """Start to connect. Raises OSError if it fails at once, SslAuthenticationError if no certificate can be for the
+        host, which a broken broker may announce.
         """
         self._host = (address.host or str(address.sockaddr[0])).rstrip(".")
         self._description = description
         self._failure: OSError | None = None
-        """Met behind good bytes, which are handed over first; perhaps the peer says nothing more, ever."""
+        """An error that came after good bytes. The caller gets the bytes first; the peer may never send more."""
         self._has_ended = False
-        """The same of the peer's farewell, after which TCP may stay open."""
+        """The peer's close_notify came after good bytes. TCP may stay open after it."""
         try:
-            self._host.encode("idna")  # as the next line does, which leaks its socket where that fails
+            self._host.encode("idna")  # the next call encodes it too, but leaks its socket if that fails
             self._socket = context.wrap_socket(
                 open_socket(address, send_buffer, receive_buffer),
                 server_hostname=self._host,
@@ -77,13 +76,13 @@ class TlsTransport:
         except ssl.SSLWantWriteError:
             return WRITE
         except OSError as error:
-            # A cipher suite is agreed on by the peer's first message.
+            # There is a cipher once the peer's first message has come.
             has_spoken = self._socket.cipher() is not None
             raise handshake_failure(error, self._description, self._host, has_spoken) from None
         return 0
 
     def recv_into(self, buffer: memoryview) -> int:
-        """As much as there is: OpenSSL gives one record a call."""
+        """Read all that has come. OpenSSL returns one record a call."""
         tls, filled = self._socket, 0
         try:
             if self._failure is not None:
@@ -95,8 +94,8 @@ class TlsTransport:
                     break
                 filled += count
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            # Wanting to write: an answer to the peer's new key (RFC 8446, 4.6.3) that the socket does not take now. It
-            # goes with our next bytes, which are on their way: they are what fills the socket.
+            # SSLWantWriteError: the answer to the peer's new key (RFC 8446, 4.6.3) does not fit the socket now. It goes
+            # with the next bytes; some are waiting, because they have filled the socket.
             return filled or WOULD_BLOCK
         except OSError as error:
             if not filled:
@@ -108,8 +107,8 @@ class TlsTransport:
         return self._socket.pending() > 0 or self._has_ended or self._failure is not None
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """OpenSSL keeps the record that the socket did not take whole, and wants the same bytes again. So they come:
-        nothing counts as sent before it is, and what is sent next begins where this ended.
+        """If the socket does not take a record whole, OpenSSL keeps it and needs the same bytes again. It gets them:
+        those bytes do not count as sent, so the next call begins with them.
         """
         tls, sent = self._socket, 0
         try:
@@ -124,17 +123,19 @@ class TlsTransport:
         return sent
 
     def close(self) -> None:
-        # Without TLS's own farewell: in a forked child it would end the parent's connection.
+        # Without close_notify: in a forked child it would end the parent's connection.
         self._socket.close()
 
 
 def transport_factory(config: SecurityConfig) -> TransportFactory:
-    """TLS where the settings want it. Raises ConfigError where their files cannot be used."""
+    """Return transports with TLS if security.protocol asks for it. Raises ConfigError if a file cannot be used."""
     return partial(TlsTransport, context=tls_context(config)) if config.uses_tls else PlainTransport
 
 
 def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The same bytes, small buffers joined into records; what begins at a piece's first byte is cut the same way."""
+    """Return the same bytes, with small buffers joined into records. A call that begins at a piece's first byte cuts
+    the same pieces.
+    """
     small: list[memoryview] = []
     room = _RECORD
     for buffer in buffers:
@@ -153,3 +154,113 @@ def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
             small, room = [rest], _RECORD - rest.nbytes
     if small:
         yield memoryview(b"".join(small))
+
+
+# ---- what a failure means --------------------------------------------------------------------------------------------
+
+_WRONG_NAME: Final = frozenset({62, 64})
+_EXPIRED: Final = 10
+_NOT_YET_VALID: Final = 9
+_UNKNOWN_AUTHORITY: Final = frozenset({2, 7, 18, 19, 20, 21})
+"""OpenSSL's numbers for the faults of a certificate (X509_V_ERR_*)."""
+
+_NO_TLS: Final = (
+    "does not speak TLS: what came back is something else. If this is a PLAINTEXT listener, set"
+    " security.protocol=PLAINTEXT (or SASL_PLAINTEXT); else use the port of its SSL listener."
+)
+_OURS_REFUSED: Final = (
+    "refuses our certificate ({reason}): set ssl.keystore.location (or ssl.keystore.key and"
+    " ssl.keystore.certificate.chain) to a valid one of an authority in the broker's truststore."
+)
+_NO_COMMON_GROUND: Final = (
+    "has no TLS version or cipher suite in common with us ({reason}): look at ssl.enabled.protocols and"
+    " ssl.cipher.suites, here and there. TLS below 1.2 is never spoken."
+)
+_OUR_NAME_REFUSED: Final = "knows nothing of the name by which we connect ({reason}): correct bootstrap.servers."
+
+_SAID_NOTHING: Final = (
+    "It had said nothing: where that is so every time, this is a PLAINTEXT listener; then set"
+    " security.protocol=PLAINTEXT (or SASL_PLAINTEXT), or use the port of its SSL listener."
+)
+_WANTS_CERTIFICATE: Final = (
+    "Where that is so every time, it may want a certificate of ours, or another one: see ssl.keystore.location."
+)
+
+_FINAL: Final = {
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "PACKET_LENGTH_TOO_LONG": _NO_TLS,
+    "RECORD_LAYER_FAILURE": _NO_TLS,
+    "HTTP_REQUEST": _NO_TLS,
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": _OURS_REFUSED,
+    "SSLV3_ALERT_NO_CERTIFICATE": _OURS_REFUSED,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _OURS_REFUSED,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _OURS_REFUSED,
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": _OURS_REFUSED,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": _OURS_REFUSED,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _OURS_REFUSED,
+    "TLSV1_ALERT_UNKNOWN_CA": _OURS_REFUSED,
+    "TLSV1_ALERT_ACCESS_DENIED": _OURS_REFUSED,
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": _NO_COMMON_GROUND,
+    "TLSV1_ALERT_PROTOCOL_VERSION": _NO_COMMON_GROUND,
+    "TLSV1_ALERT_INSUFFICIENT_SECURITY": _NO_COMMON_GROUND,
+    "UNSUPPORTED_PROTOCOL": _NO_COMMON_GROUND,
+    "NO_PROTOCOLS_AVAILABLE": _NO_COMMON_GROUND,
+    "TLSV1_UNRECOGNIZED_NAME": _OUR_NAME_REFUSED,
+    "TLSV1_ALERT_UNRECOGNIZED_NAME": _OUR_NAME_REFUSED,
+}
+"""OpenSSL's reason → the text after the node's name. These failures are final: a new connection would fail as well."""
+_OURS: Final = frozenset(reason for reason, text in _FINAL.items() if text is _OURS_REFUSED)
+_PASSING: Final = frozenset({"TLSV1_ALERT_INTERNAL_ERROR", "TLSV1_ALERT_USER_CANCELLED"})
+"""Alerts of a failure that may pass."""
+
+
+def handshake_failure(error: OSError, description: str, host: str, has_spoken: bool) -> KafkaError:
+    """Return the error of a failed handshake. `description` names the node, `host` is the name that its certificate
+    must have, and `has_spoken` says whether the node sent anything.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return SslAuthenticationError(f"{description} is not to be trusted: {_distrust(error, host)}")
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    if reason in _FINAL:
+        return SslAuthenticationError(f"{description} {_FINAL[reason].format(reason=_words(reason))}")
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or not isinstance(error, ssl.SSLError):
+        hint = _WANTS_CERTIFICATE if has_spoken else _SAID_NOTHING
+        return DisconnectError(f"{description} ended the connection during the TLS handshake. {hint}")
+    if reason in _PASSING:
+        return DisconnectError(f"{description} broke the TLS handshake off ({_words(reason)}).")
+    return SslAuthenticationError(f"{description}: the TLS handshake failed ({_words(reason)}).")
+
+
+def later_failure(error: OSError, description: str) -> KafkaError:
+    """Return the error of a failure after the handshake. In TLS 1.3 the peer checks this client's certificate then."""
+    if not isinstance(error, ssl.SSLError):
+        return DisconnectError(f"{description}: {error.strerror or error}.")
+    if error.reason in _OURS:
+        return SslAuthenticationError(f"{description} {_OURS_REFUSED.format(reason=_words(error.reason))}")
+    return DisconnectError(f"{description}: TLS failed ({_words(error.reason)}).")
+
+
+def _distrust(error: ssl.SSLCertVerificationError, host: str) -> str:
+    if error.verify_code in _WRONG_NAME:
+        return (
+            f"its certificate is not for {host}. Connect by a name that is in it (bootstrap.servers, and the broker's"
+            f" advertised.listeners), or have one issued with {host} among its alternative names; the common name does"
+            " not count. An empty ssl.endpoint.identification.algorithm turns the check off."
+        )
+    if error.verify_code == _EXPIRED:
+        return (
+            "its certificate, or that of an authority above it, has expired. Have it renewed, here too if it is in"
+            " ssl.truststore.location or ssl.truststore.certificates, if this machine's clock is right."
+        )
+    if error.verify_code == _NOT_YET_VALID:
+        return "its certificate, or that of an authority above it, is not valid yet. Is this machine's clock right?"
+    if error.verify_code in _UNKNOWN_AUTHORITY:
+        return (
+            f"its certificate is of an authority that we do not know ({error.verify_message}). Put that authority's"
+            " certificate into ssl.truststore.location or ssl.truststore.certificates."
+        )
+    return f"its certificate does not do ({error.verify_message})."
+
+
+def _words(reason: str | None) -> str:
+    return (reason or "no reason given").replace("_", " ").lower()

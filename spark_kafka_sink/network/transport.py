@@ -1,4 +1,4 @@
-"""A socket that does not block, as a channel needs it. TLS stands at the same seam."""
+"""A non-blocking socket, as a channel needs it, and the addresses of a host. TLS implements the same protocol."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from spark_kafka_sink.common.errors import BootstrapResolutionError
+from spark_kafka_sink.common.peer_text import one_line
+
 _CONNECTING = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR})
 WOULD_BLOCK: Final = -1
 READ: Final = selectors.EVENT_READ
@@ -16,8 +19,8 @@ WRITE: Final = selectors.EVENT_WRITE
 
 
 class Address(NamedTuple):
-    """Where to connect: what `socket.socket` and `connect` take, and the host by the name that was asked for, which the
-    peer has to prove.
+    """Where to connect: the arguments of `socket.socket` and `connect`, and the configured host name, for which TLS
+    checks the certificate.
     """
 
     family: int
@@ -31,32 +34,32 @@ class Address(NamedTuple):
 
 class Transport(Protocol):
     """Bytes in and out of one connection. Every method may raise OSError, which ends the connection, or a KafkaError
-    that says more: AuthenticationError where a new connection would end the same way.
+    with more detail: AuthenticationError if a new connection would end the same way.
     """
 
     def fileno(self) -> int: ...
 
     def finish_connect(self) -> None:
-        """Called when the connection attempt has an outcome; raises it where it is a failure."""
+        """Called when the attempt to connect has ended. Raises its error if it failed."""
         ...
 
     def handshake(self) -> int:
-        """After that, called until it gives 0: else the readiness of the socket (READ, WRITE) that it waits for. Before
-        it is done nothing is sent or received for the user.
+        """Called after that, until it returns 0. Otherwise it returns the readiness of the socket (READ, WRITE) that it
+        waits for. Nothing is sent or received for the user before it is done.
         """
         ...
 
     def recv_into(self, buffer: memoryview) -> int:
-        """How many bytes came: 0 where the peer is done, WOULD_BLOCK where there are none now."""
+        """Return the number of bytes read: 0 if the peer has closed, WOULD_BLOCK if there are none now."""
         ...
 
     def has_buffered(self) -> bool:
-        """Whether bytes can be had of which a look at the socket tells nothing."""
+        """Whether there are bytes to read although the socket has none, as in a TLS buffer."""
         ...
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """How many bytes the socket took: WOULD_BLOCK where it takes none now. What it did not take has to come again,
-        first and unchanged.
+        """Return the number of bytes that the socket took, or WOULD_BLOCK if it takes none now. The next call must
+        begin with the rest, unchanged.
         """
         ...
 
@@ -64,12 +67,12 @@ class Transport(Protocol):
 
 
 TransportFactory = Callable[[Address, str, int, int], Transport]
-"""(address, description of the node for errors, SO_SNDBUF, SO_RCVBUF) → a transport that connects. Raises OSError where
-that fails at once, AuthenticationError where it could never do."""
+"""(address, description of the node for errors, SO_SNDBUF, SO_RCVBUF) → a transport that connects. Raises OSError if
+that fails at once, AuthenticationError if it can never succeed."""
 
 
 def open_socket(address: Address, send_buffer: int, receive_buffer: int) -> socket.socket:
-    """A socket, not connected yet. Buffer sizes in bytes, -1 for the system's own. Raises OSError."""
+    """Return a socket that is not connected. Buffer sizes are bytes, -1 for the system's default. Raises OSError."""
     made = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
@@ -86,12 +89,12 @@ def open_socket(address: Address, send_buffer: int, receive_buffer: int) -> sock
 
 
 def begin_connect(made: socket.socket, address: Address) -> None:
-    """Raises OSError where it fails at once; the socket is closed then."""
+    """Start to connect. If that fails at once, close the socket and raise OSError."""
     try:
         code = made.connect_ex(address.sockaddr)
         if code and code not in _CONNECTING:
             raise OSError(code, os.strerror(code))
-    except OverflowError as error:  # a port beyond 65535, as a broken broker may announce
+    except OverflowError as error:  # a port above 65535, which a broken broker may announce
         made.close()
         raise OSError(errno.EINVAL, str(error)) from error
     except BaseException:
@@ -100,7 +103,7 @@ def begin_connect(made: socket.socket, address: Address) -> None:
 
 
 def raise_connect_error(connected: socket.socket) -> None:
-    """Raises OSError where the attempt to connect has failed."""
+    """Raise OSError if the attempt to connect has failed."""
     code = connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         raise OSError(code, os.strerror(code))
@@ -112,7 +115,7 @@ class PlainTransport:
     __slots__ = ("_socket",)
 
     def __init__(self, address: Address, _: str, send_buffer: int, receive_buffer: int) -> None:
-        """Starts to connect. Buffer sizes as in `open_socket`. Raises OSError where it fails at once."""
+        """Start to connect. Buffer sizes are as in `open_socket`. Raises OSError if it fails at once."""
         self._socket = open_socket(address, send_buffer, receive_buffer)
         begin_connect(self._socket, address)
 
@@ -141,6 +144,46 @@ class PlainTransport:
             return WOULD_BLOCK
 
     def close(self) -> None:
-        # No shutdown: in a forked child it would end the parent's connection, while close lets go of the descriptor
-        # alone.
+        # No shutdown: in a forked child it would end the parent's connection. A close only closes the child's
+        # descriptor.
         self._socket.close()
+
+
+_MAX_PORT = 65535
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """Return each address of the name once, in the system's order of preference. Blocks as long as the system's
+    resolver does.
+
+    Raises BootstrapResolutionError, naming the host, if it has no address.
+    """
+    shown = one_line(host)  # the name may come from a broker
+    if not 0 < port <= _MAX_PORT:
+        raise BootstrapResolutionError(f"{shown}:{port} cannot be resolved: a port is a number from 1 to {_MAX_PORT}.")
+    if not host:
+        raise BootstrapResolutionError(f":{port} cannot be resolved: there is no host.")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise BootstrapResolutionError(f"{shown}:{port} cannot be resolved: {one_line(str(error))}") from error
+    return list(dict.fromkeys(Address(family, sockaddr, host) for family, _, _, _, sockaddr in found))
+
+
+def canonical_names(host: str) -> list[str]:
+    """Return the full name of each address of the host, by reverse DNS, or the address itself if it has no name.
+
+    For client.dns.lookup=resolve_canonical_bootstrap_servers_only. Raises BootstrapResolutionError, naming the host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise BootstrapResolutionError(f"{host} cannot be resolved: {error}") from error
+    return list(dict.fromkeys(_full_name(sockaddr) for _, _, _, _, sockaddr in found))
+
+
+def _full_name(sockaddr: tuple[Any, ...]) -> str:
+    try:
+        return socket.getnameinfo(sockaddr, 0)[0]
+    except OSError:  # a DNS failure does not prove that there is no name
+        return str(sockaddr[0])

@@ -1,1 +1,1 @@
-"""L4: the producer. Starts one thread, the Sender's."""
+"""The producer. It starts one thread, the Sender."""

@@ -1,10 +1,9 @@
-"""The bound on memory: bytes of records that wait to be acknowledged.
+"""The limit of buffer.memory: bytes of records that wait to be acknowledged.
 
-It counts bytes and hands out none. Encoded records are immutable buffers that live as long as someone holds them, so
-the memory of a batch on the wire cannot be used again early (KAFKA-19012 cannot happen here); what the pool bounds is
-how many such bytes there are: of a batch that was compressed the compressed ones, for its records are gone then. Any
-thread may call; waiters are served in the order in which they came
-(org.apache.kafka.clients.producer.internals.BufferPool).
+The pool counts bytes and hands out no buffers. Encoded records are immutable buffers that exist as long as an object
+refers to them, so the memory of a batch in flight cannot be reused too early (KAFKA-19012 cannot happen here). For a
+compressed batch the compressed bytes count, because its records are freed. Any thread may call. Waiting threads are
+served in order (org.apache.kafka.clients.producer.internals.BufferPool).
 """
 
 from __future__ import annotations
@@ -21,15 +20,17 @@ from spark_kafka_sink.common.windows import Sample, Windows
 
 @dataclass(slots=True)
 class WaitSample(Sample):
-    """Time in ms that callers waited for memory, theirs added up, and how many waited in vain."""
+    """The ms that callers waited for memory, in sum, and the number of callers that got none."""
 
     wait_ms: int = 0
     exhausted: int = 0
 
 
 class Grant:
-    """Memory that a send or a batch has. It is changed in one statement with what it comes from or goes to, for Ctrl-C
-    comes between others; `BufferPool.take_back` may be asked wherever that was, and again.
+    """Memory that a send or a batch has.
+
+    One statement changes it and its source or target, because Ctrl-C may come between two statements.
+    `BufferPool.take_back` may be called from anywhere, and more than once.
     """
 
     __slots__ = ("size",)
@@ -39,17 +40,17 @@ class Grant:
 
 
 class BufferPool:
-    """`total_memory` bytes, given out and taken back.
+    """A pool of `total_memory` bytes.
 
-    `on_wait` hears of each caller that has to wait. It is called under the pool's lock, so that nobody is overtaken
-    meanwhile, and takes none and waits for nothing itself; what it raises ends the wait.
+    `on_wait` is called for each caller that has to wait, under the lock of the pool, so that no other caller gets
+    ahead. It must not wait and take no memory. If it raises, the wait ends.
     """
 
     def __init__(self, total_memory: int, clock: Clock, on_wait: Callable[[], None] = lambda: None) -> None:
         self.total_memory = total_memory
         self._clock = clock
         self._on_wait = on_wait
-        self._lock = threading.RLock()  # of a Lock a Condition lets go in Python: Ctrl-C there leaves it to nobody
+        self._lock = threading.RLock()  # a Condition releases a Lock in Python code, where Ctrl-C would leave it taken
         self._available = total_memory
         self._waiters: deque[threading.Condition] = deque()
         self._closed = False
@@ -66,16 +67,17 @@ class BufferPool:
 
     @property
     def queued(self) -> int:
-        """How many callers wait for memory. Read without the lock: the Sender asks in every loop and an old answer
-        does no harm.
+        """The number of callers that wait for memory.
+
+        Read without the lock: the Sender asks in every turn, and an old value does no harm.
         """
         return len(self._waiters)
 
     def allocate(self, size: int, max_block_ms: int, grant: Grant) -> int:
-        """Take `size` bytes into `grant`, waiting up to `max_block_ms` for them. Returns how long it waited, in ms.
+        """Take `size` bytes into `grant`. Wait up to `max_block_ms` for them. Return the ms waited.
 
-        Raises RecordTooLargeError when they could never be had, BufferExhaustedError when they could not be had in
-        time, and ProducerClosedError when the pool is closed meanwhile.
+        Raises RecordTooLargeError if the pool is smaller, BufferExhaustedError if time runs out, and
+        ProducerClosedError if the pool is closed meanwhile.
         """
         if size > self.total_memory:
             raise RecordTooLargeError(
@@ -90,7 +92,7 @@ class BufferPool:
             return self._wait_for(size, max_block_ms, grant)
 
     def _wait_for(self, size: int, max_block_ms: int, grant: Grant) -> int:
-        """Gather `size` bytes as they come free. Caller holds the lock."""
+        """Collect `size` bytes as they become free. The caller holds the lock."""
         turn = threading.Condition(self._lock)
         started_ms = now_ms = self._clock.now_ms()
         try:
@@ -118,24 +120,24 @@ class BufferPool:
             self.take_back(grant)
             raise
         finally:
-            if turn in self._waiters:  # not where Ctrl-C came first
+            if turn in self._waiters:  # unless Ctrl-C came first
                 self._waiters.remove(turn)
             self._notify_first()
 
     def exchange(self, grant: Grant, size: int) -> None:
-        """Take back `grant` for one of `size` bytes, be they free or not; who waits goes on waiting for others."""
+        """Replace `grant` by one of `size` bytes, even if none are free. Waiting threads go on waiting."""
         with self._lock:
             self._available, grant.size = self._available + grant.size - size, size
             self._notify_first()
 
     def take_back(self, grant: Grant) -> None:
-        """Take back `grant`, or what of it has not moved to another one: all, some or none of it."""
+        """Take back `grant`: all of it, or the part that did not move to another grant."""
         with self._lock:
             self._available, grant.size = self._available + grant.size, 0
             self._notify_first()
 
     def close(self) -> None:
-        """Wake every waiter; each raises ProducerClosedError."""
+        """Close the pool. Every waiting thread raises ProducerClosedError."""
         with self._lock:
             self._closed = True
             for turn in self._waiters:
@@ -147,11 +149,10 @@ class BufferPool:
 
 
 class SharedAllocation:
-    """Memory that several batches hold together, as slices of one encoded block do: given back when the last lets go
-    of it.
+    """Memory that several batches hold together, such as slices of one encoded block. The last holder gives it back.
 
-    `give_back` may be called more than once, and gives back once. So every call here may be made again where Ctrl-C or
-    a fault ended it. A holder is added while another one is there that the same thread lets go.
+    `give_back` may be called more than once, and gives back once. So each call here may be repeated after Ctrl-C or a
+    fault. A holder is added only while there is another one, which the same thread releases.
     """
 
     __slots__ = ("_give_back", "_holders")
@@ -164,7 +165,7 @@ class SharedAllocation:
         self._holders.add(holder)
 
     def release(self, holder: object) -> None:
-        """`holder` lets go, if it has not."""
+        """Release the share of `holder`, if it has one."""
         self._holders.discard(holder)
         if not self._holders:
             self._give_back()

@@ -1,8 +1,8 @@
-"""What a caller of `send` holds, and what a batch tells.
+"""The outcomes of sends: futures and callbacks of records, and the result of a batch.
 
-A `BatchResult` is one event for all records of a batch; futures look their share up in it. Any thread may wait; the
-Sender thread sets. When a batch is split, its futures are bound to the parts before its own result is set, so whoever
-wakes finds where to wait next.
+A `BatchResult` is one event for all records of a batch; each future looks up its own part. Any thread may wait; the
+Sender thread sets the result. If a batch is split, its futures are bound to the parts before its own result is set, so
+that a waiting thread goes on with the part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError
-from spark_kafka_sink.common.retold import copied
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +21,10 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. `offset` is -1 when the broker did not tell (acks=0, or a duplicate that it had already).
+    """The place of a record. `offset` is -1 if the broker gave none (acks=0, or a duplicate).
 
     A callback of a record that failed gets the topic and the partition, and -1 for all other numbers. The partition is
-    -1 too where the send failed before a partition was chosen.
+    -1 too if the send failed before a partition was chosen.
     """
 
     topic: str
@@ -39,8 +38,9 @@ class RecordMetadata(NamedTuple):
 
 
 class RunMetadata(NamedTuple):
-    """Where a run of rows that went into one batch is: `record_count` consecutive offsets from `base_offset` on
-    (-1: not known). Rows of one `send_columns` call, or of consecutive ones with the very same callback.
+    """The place of a run of rows in one batch: `record_count` consecutive offsets from `base_offset` on (-1: unknown).
+
+    The rows are from one `send_columns` call, or from consecutive calls with the same callback.
     """
 
     topic: str
@@ -48,22 +48,24 @@ class RunMetadata(NamedTuple):
     base_offset: int
     record_count: int
     timestamp_ms: int
-    """Log-append time, or -1 where the records keep their own."""
+    """Log-append time, or -1 if the records keep their own."""
     serialized_size: int
-    """Encoded bytes before compression. Where a split, or errors of single records, cut what went into one batch: the
-    share by rows; of rows that failed unsent it may be a bound.
+    """Encoded bytes before compression.
+
+    After a split, or errors of single records, a share by rows. For rows that failed before they were sent, perhaps an
+    upper bound.
     """
 
 
 RecordCallback = Callable[[RecordMetadata, KafkaError | None], None]
-"""The error alone tells whether the record failed: the metadata is never None (as in the Java client's Callback)."""
+"""A callback. Only the error says whether the record failed: the metadata is never None (as in the Java client)."""
 RunCallback = Callable[[RunMetadata, KafkaError | None], None]
 Harmless = type[BaseException]
-"""What a callback may raise without harm."""
+"""The exceptions of a callback that are only logged."""
 
 
 class BatchResult:
-    """How a batch ended."""
+    """The result of a batch."""
 
     __slots__ = (
         "_waiting", "base_offset", "error", "is_done", "log_append_time_ms", "record_errors", "topic_partition",
@@ -77,8 +79,10 @@ class BatchResult:
         self.record_errors: dict[int, KafkaError] = {}
         self.is_done = False
         self._waiting: list[threading.Lock] = []
-        """Of those who wait, each its own, held until the end. Not an event, which is Python around a lock: Ctrl-C in
-        there raises RuntimeError, or leaves the lock taken.
+        """One lock for each waiting thread, held until the end.
+
+        Not an event, which is Python code around a lock: Ctrl-C in that code raises RuntimeError, or leaves the lock
+        taken.
         """
 
     def set(
@@ -94,23 +98,24 @@ class BatchResult:
         self.record_errors = record_errors
 
     def mark_done(self) -> None:
-        """Wake the threads that wait, after the callbacks: a flush that returns has seen them all run. May be called
-        again: it wakes those that a fault kept from being woken.
+        """Wake the waiting threads, after the callbacks, so that a flush returns after all of them.
+
+        May be called again, and then wakes the threads that a fault left waiting.
         """
         self.is_done = True
-        for gate in tuple(self._waiting):  # a copy: a thread that gives up takes its own away
-            if gate.locked():  # by us still, or by the thread that has woken
+        for gate in tuple(self._waiting):  # a copy, because a thread that gives up removes its lock
+            if gate.locked():  # the thread waits, or has just taken the lock and will not use it again
                 gate.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether the batch has ended within that time."""
+        """Wait for the end of the batch. Return whether it came within that time."""
         if self.is_done:
             return True
         gate = threading.Lock()
         gate.acquire()
         self._waiting.append(gate)
         try:
-            # `mark_done` looks for gates after it has said so, we ask after ours can be seen: one sees the other.
+            # `mark_done` sets the flag and then reads the gates. Here the gate comes first, then the flag is read.
             return self.is_done or gate.acquire(timeout=-1 if timeout_s is None else max(0, timeout_s))
         finally:
             self._waiting.remove(gate)
@@ -123,7 +128,7 @@ class BatchResult:
 
 
 class FutureRecordMetadata:
-    """The outcome of one `send`."""
+    """The future of one `send`."""
 
     __slots__ = ("_index", "_key_size", "_result", "_timestamp_ms", "_value_size")
 
@@ -136,7 +141,7 @@ class FutureRecordMetadata:
 
     @classmethod
     def failed(cls, topic_partition: TopicPartition, error: KafkaError) -> FutureRecordMetadata:
-        """The future of a send that did not get as far as a batch."""
+        """Return the future of a send that failed before it had a batch."""
         future = cls(-1, -1, -1)
         result = BatchResult(topic_partition)
         result.set(-1, None, error, {})
@@ -145,7 +150,7 @@ class FutureRecordMetadata:
         return future
 
     def bind(self, result: BatchResult, index: int) -> None:
-        """The record is number `index` of the batch behind `result`."""
+        """Bind the future to record number `index` of the batch of `result`."""
         self._index = index
         self._result = result
 
@@ -153,8 +158,9 @@ class FutureRecordMetadata:
         return self._result is not None and self._result.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait up to `timeout` seconds, anew when the record's batch is split. Raises a copy of the send's KafkaError,
-        or KafkaTimeoutError when there is no outcome yet.
+        """Return the metadata of the record. Wait up to `timeout` seconds, and again if the batch is split.
+
+        Raises a copy of the error of the send, or KafkaTimeoutError if it has not ended.
         """
         result = self._result
         while result is not None:
@@ -164,18 +170,18 @@ class FutureRecordMetadata:
                 )
             if result is self._result:
                 break
-            result = self._result  # the batch was split: go on with the part
+            result = self._result  # the batch was split: wait for the part
         error = self.exception()
         if error is not None:
-            raise copied(error)
+            raise error.copied()
         return self.metadata()
 
     def exception(self) -> KafkaError | None:
-        """The error of a send that has ended, or None."""
+        """Return the error of a send that has ended, or None."""
         return self._result.error_of(self._index) if self._result is not None else None
 
     def metadata(self) -> RecordMetadata:
-        """Return what the callback of a send that has ended is told, whether it failed or not."""
+        """Return the metadata for the callback of a send that has ended, failed or not."""
         result = self._result
         assert result is not None
         topic, partition = result.topic_partition
@@ -187,7 +193,7 @@ class FutureRecordMetadata:
 
 
 class RecordThunk:
-    """A record's future with its callback."""
+    """The future of a record, with its callback."""
 
     __slots__ = ("callback", "first", "future")
     record_count = 1
@@ -202,14 +208,15 @@ class RecordThunk:
         self.future.bind(result, first)
 
     def fire(self, harmless: Harmless = BaseException) -> None:
-        """Call the callback, once however often this is called. One that raises harms nobody; on the caller's own
-        thread only Exceptions are `harmless`, for Ctrl-C is the caller's to hear.
+        """Call the callback, but only once. An exception of it is logged.
+
+        On the thread of the caller only Exceptions are `harmless`: Ctrl-C is raised.
         """
         callback = self.callback
         if callback is None:
             return
         metadata, error = self.future.metadata(), self.future.exception()
-        self.callback = None  # from here on it counts as called
+        self.callback = None  # now it counts as called
         try:
             callback(metadata, error)
         except harmless:
@@ -231,24 +238,25 @@ class RunThunk:
         self.first = 0
         self._result: BatchResult | None = None
         self._calls: list[tuple[RunMetadata, KafkaError | None]] | None = None
-        """What the callback has yet to be told, the last first."""
+        """The calls that are still to be made, the last first."""
 
     def bind(self, result: BatchResult, first: int) -> None:
         self.first = first
         self._result = result
 
     def ends_at(self, index: int) -> bool:
-        """Whether record number `index` of the batch is the next."""
+        """Return whether record number `index` of the batch is the next one."""
         return self.first + self.record_count == index
 
     def extend(self, record_count: int, serialized_size: int) -> None:
-        """The rows that come next in the batch are the callback's too."""
+        """Add the next rows of the batch to the run."""
         self.record_count += record_count
         self.serialized_size += serialized_size
 
     def fire(self, harmless: Harmless = BaseException) -> None:
-        """Call the callback: once, or where single records failed (KIP-467) once for each stretch of one outcome;
-        called again, only what is left. As for what it raises see `RecordThunk.fire`.
+        """Call the callback once, or once for each stretch of rows with the same outcome (KIP-467).
+
+        Called again, it makes the calls that are left. See `RecordThunk.fire` for exceptions.
         """
         if self._calls is None:
             self._calls = self._due_calls()
@@ -286,7 +294,7 @@ class RunThunk:
         return stretches
 
     def part(self, first: int, last: int) -> RunThunk:
-        """The thunk of rows `first` to `last` (in the batch) of this run, for a part of a split batch."""
+        """Return the thunk of rows `first` to `last` (in the batch) of this run, for a part of a split batch."""
         count = last - first
         return RunThunk(self.callback, count, self.serialized_size * count // self.record_count)
 

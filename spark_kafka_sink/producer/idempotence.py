@@ -26,9 +26,8 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
 
 log = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ class SequenceTable(dict[TopicPartition, PartitionSequences]):
 
 
 class ProducerIdentity:
-    """What brokers know a producer by. `retry_backoff` paces InitProducerId. Implements `DrainRules`."""
+    """The identity of a producer at brokers. `retry_backoff` paces InitProducerId. Implements `DrainRules`."""
 
     is_completing = False
 
@@ -189,7 +188,7 @@ class ProducerIdentity:
         error.fatal = True  # also where its class says otherwise
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
-        """Say why records of the partition may not go yet, if a broker has refused what they wait for."""
+        """Return why records of the partition must wait, if a broker refused something that they wait for."""
         if self.producer.is_valid or self._refusal is None:
             return None
         return f"the producer has no producer id; the last answer was: {self._refusal}"
@@ -219,7 +218,7 @@ class ProducerIdentity:
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
-            if batch.base_sequence:  # what is said of it from now on is of its new number; a 0 cannot be a gap
+            if batch.base_sequence:  # later answers are about its new number; a 0 cannot be a gap
                 batch.sequence_has_been_reset = False
             return
         entry = self.sequences[batch.topic_partition]
@@ -304,9 +303,9 @@ class ProducerIdentity:
         return refusal
 
     def bump_epoch_if_needed(self, has_undrained: Callable[[], bool]) -> None:
-        """Begin a new epoch when a partition has to start again, and ask for a producer id when there is none.
+        """Begin a new epoch if a partition must start again, and ask for a producer id if there is none.
 
-        After a refusal the producer asks only where records wait for the id, as `has_undrained` tells.
+        After a refusal the producer asks only if records wait for the id (`has_undrained`).
         """
         if self.has_fatal_error:
             return

@@ -1,5 +1,5 @@
-"""The producer's public face: takes records from application threads, hands them to the accumulator, and owns the
-Sender's thread.
+"""The producer for applications: it gives records of application threads to the accumulator, and owns the Sender
+thread.
 
 `KafkaProducer` holds a `BlockAppender`, which appends columns, and `TransactionCalls`, which waits for the operations
 of transactions.
@@ -16,6 +16,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,17 +34,14 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.retold import copied
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool
-from spark_kafka_sink.producer.drain_rules import NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, Headers, RecordCallback, RecordThunk, RunCallback
 from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import Partitioners
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.producer_batch import BatchSizes, ProducerBatch
+from spark_kafka_sink.producer.producer_metadata import ProducerMetadata, TopicWaiter
+from spark_kafka_sink.producer.record_accumulator import NoDrainRules, RecordAccumulator
 from spark_kafka_sink.producer.record_fields import (
     SizeLimit,
     TimestampWatch,
@@ -54,7 +52,6 @@ from spark_kafka_sink.producer.record_fields import (
     to_bytes,
 )
 from spark_kafka_sink.producer.sender import Sender
-from spark_kafka_sink.producer.topic_metadata import TopicMetadata
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.record.batch import HEADER_SIZE
@@ -62,23 +59,22 @@ from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import partition_for_key
-from spark_kafka_sink.record.placement import highest_partition, place
+from spark_kafka_sink.record.partitioning import highest_partition, partition_for_key, place
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCK_ROWS: Final = 65_536
 BLOCKS_IN_MEMORY: Final = 6
-"""A block takes at most this share of buffer.memory, so that one is encoded while others are on the wire."""
+"""A block takes at most this share of buffer.memory, so that one is encoded while others are in flight."""
 
 _numbers = itertools.count(1)
-"""For generated client.ids; each process counts for itself."""
+"""The number in generated client.ids, for each process."""
 
 
 class BlockAppender:
     """Appends columns block by block, for application threads.
 
-    `join` is called with the partitions that rows of a call are about to be appended to.
+    `join` is called with the partitions of rows that are about to be appended.
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class BlockAppender:
         config: ProducerConfig,
         clock: Clock,
         size_limit: SizeLimit,
-        topics: TopicMetadata,
+        topics: TopicWaiter,
         partitioners: Partitioners,
         accumulator: RecordAccumulator,
         join: Callable[[str, Iterable[int], object], None],
@@ -103,9 +99,9 @@ class BlockAppender:
         self._wakeup = wakeup
 
     def append(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object) -> None:
-        """Append every row of `columns`. `send` is the call on whose behalf the rows go."""
+        """Append every row of `columns` for the call `send`."""
         named = highest_partition(columns)
-        # No deadline for the call: it would fail many rows half-way while brokers take them as fast as they can.
+        # No deadline for the whole call: it would fail large calls while brokers keep taking rows.
         for offset in range(0, columns.num_rows, MAX_BLOCK_ROWS):
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
             cluster, left_ms = self._topics.wait_for(topic, named)
@@ -126,8 +122,9 @@ class BlockAppender:
         max_block_ms: int,
         send: object,
     ) -> None:
-        """Append rows as one block, or as two halves if one block would take too much memory. `partitions`: an int32
-        array, one a row, or None for rows that may go to any partition.
+        """Append rows as one block, or as two halves if one block would take too much memory.
+
+        `partitions`: an int32 array, one per row, or None for rows that may go to any partition.
         """
         rows = columns.num_rows
         if rows > 1 and columns_size_upper_bound(columns) > self._config.buffer_memory // BLOCKS_IN_MEMORY:
@@ -180,7 +177,7 @@ class TransactionCalls:
 
     @property
     def manager(self) -> TransactionManager:
-        """Raises IllegalStateError where there is none."""
+        """Return the manager. Raises IllegalStateError without one."""
         if self._manager is None:
             raise IllegalStateError("A producer without a transactional.id has no transactions: set transactional.id.")
         return self._manager
@@ -206,40 +203,43 @@ class TransactionCalls:
             )
             raise self._sender.explained(late)
         if result.error is not None:
-            raise copied(result.error)
+            raise result.error.copied()
         self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
 
     def send_offsets(self, offsets: Offsets, group: GroupMetadata | str) -> None:
-        """Commit a group's offsets as part of the transaction. Do nothing where there are none."""
+        """Commit offsets of a group in the transaction. Without offsets do nothing."""
         manager = self.manager
         if offsets:
             checked, metadata = checked_offsets(offsets), checked_group(group)
             self.run("txn-send-offsets", lambda _: manager.begin_send_offsets(checked, metadata))
 
     def prepare(self, flush: Callable[[], None]) -> PreparedTransaction:
-        """Close the transaction to records, wait for those that it has, and leave it open."""
+        """Close the transaction for new records, wait for its records, and leave it open."""
         manager = self.manager
         flush()
         manager.prepare()
         try:
-            manager.sends.wait_until_left(self._clock)  # calls of other threads, which joined before
+            manager.sends.wait_until_left(self._clock)  # calls of other threads that have joined it
             flush()
             return manager.current()
-        except BaseException as cause:  # Ctrl-C, say: the caller learns of no transaction that it could end
+        except BaseException as cause:  # Ctrl-C, for example: the caller gets no transaction that it could end
             manager.lose_prepared(_as_kafka_error(cause, "prepare_transaction"))
             raise
 
     def join(self, topic: str, partitions: Iterable[int], send: object) -> None:
-        """`send` is about to append records of these partitions: they belong to the transaction, which does not end
-        before `send` leaves it. Without transactions do nothing.
+        """Join the transaction, for a `send` that is about to append records of these partitions.
+
+        The transaction does not end before `send` leaves it. Without transactions do nothing.
         """
         if self._manager is not None:
             for partition in dict.fromkeys(partitions):
                 self._manager.add_partition(TopicPartition(topic, partition), send)
 
     def lose(self, cause: BaseException, send: object) -> None:
-        """A record of `send` was not taken, perhaps because of Ctrl-C or a close: the transaction must not be committed
-        without it. A call that was misuse has no record in it. A timeout is told why.
+        """Note that a record of `send` was not taken, perhaps because of Ctrl-C or a close.
+
+        The transaction must not be committed without it. A call that was misuse has no record in it. A timeout gets its
+        cause.
         """
         if isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError):
             return
@@ -249,7 +249,7 @@ class TransactionCalls:
             self._manager.handle_refused_record(error, send)
 
     def _why_late(self, manager: TransactionManager, limit: str) -> str:
-        """Say what an operation that did not end waits for, as far as it is known."""
+        """Return what an unfinished operation waits for, as far as it is known."""
         if self._metadata.fetch().is_bootstrap_configured:
             return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
         failure = self._metadata.connection_failure
@@ -258,10 +258,10 @@ class TransactionCalls:
 
 
 class KafkaProducer:
-    """Sends records, from any thread of the process that made it.
+    """A producer. Any thread of the process that made it may send records.
 
-    `config`: a ProducerConfig, or Kafka's producer settings. `clock`, `rng`, and `client` (with `metadata`) are the
-    seams for tests; with a client given no thread is started: the test runs the `sender`'s turns. Raises ConfigError
+    `config`: a ProducerConfig, or settings of Kafka's producer. `clock`, `rng`, and `client` (with `metadata`) are the
+    seams for tests. With a given client no thread is started: the test runs the turns of `sender`. Raises ConfigError
     for settings that are unknown, malformed or contradictory.
     """
 
@@ -303,8 +303,8 @@ class KafkaProducer:
         self._timestamps = TimestampWatch()
         self._is_closed = False
         self.sender = self._make_sender(client_or_own, idempotence)
-        on_wait = self.sender.wakeup_for_metadata
-        self._topics = TopicMetadata(self.config, self._metadata, self._clock, self._metrics, on_wait)
+        wake, waited = self.sender.wakeup_for_metadata, partial(self._metrics.call_returned, "metadata-wait")
+        self._topics = TopicWaiter(self.config, self._metadata, self._clock, wake, waited)
         self._thread: threading.Thread | None = None
         self._transaction_calls = TransactionCalls(
             manager=self._transactions,
@@ -362,7 +362,7 @@ class KafkaProducer:
         return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
 
     def __repr__(self) -> str:
-        if os.getpid() != self._process_id:  # whose locks may have been taken at the fork
+        if os.getpid() != self._process_id:  # a fork: its locks may have been taken then
             return f"KafkaProducer(of process {self._process_id})"
         state = "closed" if self._is_closed else "failed" if self.has_failed else "open"
         return f"KafkaProducer({state}, {self.client_id}, {self._accumulator!r}, {self._pool!r})"
@@ -373,20 +373,23 @@ class KafkaProducer:
     def __exit__(
         self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; after an error without waiting for what is on its way."""
+        """Close. After an error do not wait for records in flight."""
         self.close(None if error is None else 0)
 
     @property
     def client_id(self) -> str:
-        """The client.id in this producer's requests: the one that was set, or a generated one."""
+        """The client.id in the requests of this producer: configured or generated."""
         return self.config.client_id
 
     @property
     def has_failed(self) -> bool:
-        """It met a fatal error or a refusal, a turn of its thread failed, or that is gone: close it, make another."""
+        """Whether to close this producer and make another.
+
+        It has met a fatal error or a refusal, a turn of its thread has failed, or the thread is gone.
+        """
         idempotence = self._transactions or self._identity
         is_fatal = self.sender.has_failed_turn or (idempotence is not None and idempotence.has_fatal_error)
-        is_fatal |= self._metadata.was_refused  # what the node was shown may have been renewed since it was read
+        is_fatal |= self._metadata.was_refused  # the credentials may have been renewed since they were read
         return is_fatal or (self._thread is not None and not self._thread.is_alive() and not self._is_closed)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
@@ -401,16 +404,16 @@ class KafkaProducer:
         headers: Headers | None = None,
         on_completion: RecordCallback | None = None,
     ) -> FutureRecordMetadata:
-        """Send one record; returns at once unless metadata or memory has to be waited for (max.block.ms).
+        """Send one record. Return at once, unless metadata or memory must be waited for (max.block.ms).
 
-        What Kafka or the network refuses fails the future and reaches `on_completion(metadata, error)`, whose metadata
-        tells topic and partition in any case, and whose error is None on success: on the Sender's thread, in order
-        within a partition, where a send in it waits for nothing; for a record that came into no batch (too large, no
-        metadata or memory in time) on this thread; for one that shared a batch with rows of a `send_columns` that
-        failed in the midst on that one's. Raises ProducerClosedError, SerializationError, or IllegalStateError (after
-        a fork, outside a transaction): misuse.
+        Errors of Kafka or the network fail the future and go to `on_completion(metadata, error)`. Its metadata always
+        has topic and partition; its error is None on success. It runs on the Sender thread, in order within a
+        partition, and a send in it does not wait. For a record that did not get into a batch (too large, no metadata or
+        memory in time) it runs on this thread. For a record in a batch with rows of a `send_columns` that failed, it
+        runs on the thread of that call. Raises ProducerClosedError and SerializationError, and IllegalStateError after
+        misuse (after a fork, outside a transaction).
 
-        `timestamp_ms` may be any time from 1970 to 9999; one that is likely in seconds is logged, once. `headers`: see
+        `timestamp_ms`: any time from 1970 to 9999. A time that is probably in seconds is logged once. `headers`: see
         `record.headers.header_pairs` for the forms.
         """
         self._ensure_usable()
@@ -446,27 +449,30 @@ class KafkaProducer:
             return failed
         except BaseException as cause:
             self._transaction_calls.lose(cause, future)
-            self.sender.wakeup()  # Ctrl-C may have come when the record was in and the Sender not woken for it
+            self.sender.wakeup()  # Ctrl-C may have come after the append and before the wakeup
             raise
         finally:
             self._transaction_calls.leave(future)
         return future
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
-        """Send every row of `columns`; returns when all are in the accumulator. max.block.ms is for each block (65,536
-        rows, or a sixth of buffer.memory), as it is for each record of `send`: a call goes on while its blocks do.
+        """Send every row of `columns`. Return when all are in the accumulator.
 
-        `on_completion(run, error)` runs once for the rows in one batch, with those of calls with the same one right
-        before, on a thread as `send` tells. Raises, for rows that cannot be sent, KafkaTimeoutError (metadata, memory),
-        RecordTooLargeError, what the topic was refused with; of rows taken before `on_completion` tells all the same.
+        max.block.ms is for each block (65,536 rows, or a sixth of buffer.memory), as for each record of `send`: a call
+        goes on while its blocks do. `on_completion(run, error)` runs once for the rows in one batch, together with
+        those of calls with the same callback right before, on the thread that `send` describes. Raises
+        KafkaTimeoutError (metadata, memory), RecordTooLargeError, and refusals of the topic for rows that cannot be
+        sent. Rows that were taken before have their call of `on_completion` too. Raises SerializationError, and sends
+        nothing, for timestamps that no record can have.
         """
         self._ensure_usable()
         send = object()
         try:
+            self._timestamps.of_columns(topic, columns)
             self._blocks.append(topic, columns, on_completion, send)
         except BaseException as cause:
             self._transaction_calls.lose(cause, send)
-            self.sender.wakeup()  # rows may be in, and others may have waited behind those that failed
+            self.sender.wakeup()  # rows were appended, and others may have waited behind the failed ones
             raise
         finally:
             self._transaction_calls.leave(send)
@@ -484,45 +490,46 @@ class KafkaProducer:
     # ---- transactions ----------------------------------------------------------------------------------------------
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
-        """Get a producer id and epoch for transactional.id. This fences older producers of the id, and aborts what they
-        left open.
+        """Get a producer id and epoch for transactional.id. This fences older producers of the id, and aborts their
+        open transactions.
 
-        Call it again after `prepare_transaction`, if another producer ends what was prepared. Then, and before the
-        first transaction, `transactional_id` may give the producer another id, over the connections it has.
+        Call it again after `prepare_transaction`, if another producer ends the prepared transaction. Then, and before
+        the first transaction, `transactional_id` may give the producer another id, over its connections.
 
         Raises KafkaTimeoutError after max.block.ms. Raises AuthorizationError without the right to the id: call it
-        again once that is granted. Raises TransactionAbortableError where `abort_transaction` must come first, which
-        asks for a producer id again.
+        again after it was granted. Raises TransactionAbortableError if `abort_transaction` must come first, which asks
+        for a producer id again.
         """
         self._usable_calls().run("txn-init", lambda manager: manager.begin_initialize(transactional_id))
 
     def begin_transaction(self) -> None:
-        """Begin a transaction. The records that are sent from now on belong to it."""
+        """Begin a transaction. Records that are sent from now on belong to it."""
         self._usable_calls().begin()
 
     def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | str) -> None:
-        """Commit a group's consumed offsets, topic-partition → (next offset, text), as part of the transaction
-        (KIP-447).
+        """Commit consumed offsets of a group, topic-partition → (next offset, text), in the transaction (KIP-447).
 
-        Raises SerializationError for offsets or a group that no request can hold; nothing is begun then. Raises
-        CommitFailedError when the group has rebalanced: its generation or member is not current any more.
+        Raises SerializationError for offsets or a group that no request can contain; then nothing has begun. Raises
+        CommitFailedError if the group has rebalanced: its generation or member is out of date.
         """
         self._usable_calls().send_offsets(offsets, group)
 
     @property
     def current_transaction(self) -> OpenTransaction:
-        """The transaction that was begun. Waits for none of its records."""
+        """Return the open transaction. Does not wait for its records."""
         return self._usable_calls().manager.current().transaction
 
     def prepare_transaction(self) -> PreparedTransaction:
-        """Wait until every record is acknowledged, and leave the transaction open. Any process can end it with what
-        this returns.
+        """Wait until every record is acknowledged, and leave the transaction open. The returned value ends it in any
+        process.
         """
         return self._usable_calls().prepare(self.flush)
 
     def resume_transaction(self, prepared: PreparedTransaction) -> None:
-        """Take over what another producer prepared, to commit or abort it. This producer must have no transaction of
-        its own. Afterwards it can resume the next, or begin its own with `init_transactions`.
+        """Take over a transaction that another producer prepared, to commit or abort it.
+
+        This producer must have no transaction of its own. Afterwards it can resume the next one, or begin its own after
+        `init_transactions`.
         """
         self._usable_calls().manager.resume(prepared)
 
@@ -536,8 +543,8 @@ class KafkaProducer:
         self._usable_calls().run("txn-commit", lambda manager: manager.begin_commit())
 
     def abort_transaction(self) -> None:
-        """End the transaction as if it had never been. Records that were not sent fail: with the transaction's error
-        if it has one, else with TransactionAbortedError.
+        """Abort the transaction. Records that were not sent fail: with the error of the transaction if it has one, else
+        with TransactionAbortedError.
         """
         self._usable_calls().run("txn-abort", lambda manager: manager.begin_abort())
 
@@ -548,12 +555,12 @@ class KafkaProducer:
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def look_up(self, topics: Iterable[str]) -> None:
-        """Those of `topics` that are not known are asked for together with the next send's; waits for nothing."""
+        """Ask for the unknown ones of `topics` with the next send. Does not wait."""
         self._ensure_usable()
         self._topics.look_up(topics)
 
     def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """The topic's partitions, waited for up to max.block.ms. Raises what keeps them from being known."""
+        """Return the partitions of the topic. Wait for them up to max.block.ms. Raises as `send` for the topic."""
         self._ensure_usable()
         try:
             cluster, _ = self._topics.wait_for(topic)
@@ -563,32 +570,32 @@ class KafkaProducer:
         return cluster.partitions_for_topic(topic)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return metrics by the names of Kafka's group producer-metrics: totals since the start, rates per second,
-        averages and maxima over the last 60 to 90 seconds, NaN where there was nothing. At any time, from any
-        thread; what differs from the Java client's is in `producer/metrics.py`.
+        """Return metrics by the names of Kafka's group producer-metrics.
+
+        Totals since the start, rates per second, averages and maxima over the last 60 to 90 seconds, NaN without
+        events. At any time, from any thread. `producer/metrics.py` lists differences from the Java client.
         """
         return self._metrics.snapshot(self._clock.now_ms())
 
     def topic_metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the metrics of each topic, Kafka's group producer-topic-metrics. An hour after its last batch a topic
-        is forgotten. Otherwise as `metrics`.
+        """Return the metrics of each topic (Kafka: producer-topic-metrics), which is forgotten an hour after its last
+        batch.
         """
         return self._metrics.by_topic(self._clock.now_ms())
 
     def node_metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the metrics of each broker, Kafka's group producer-node-metrics, by its tag node-id: "node-1". An
-        address of bootstrap.servers has an id below 0. Otherwise as `topic_metrics`.
+        """Return the metrics of each broker (Kafka: producer-node-metrics) by its tag node-id: "node-1". Addresses of
+        bootstrap.servers have ids below 0. Otherwise as `topic_metrics`.
         """
         return self._metrics.by_node(self._clock.now_ms())
 
     # ---- flush and close -------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent before this call is acknowledged or has failed, its callback included; without
-        lingering.
+        """Wait until every record sent before this call is acknowledged or failed, with its callback. Nothing lingers.
 
-        Raises KafkaTimeoutError after `timeout` seconds (None: delivery.timeout.ms is the limit of every record), and
-        IllegalStateError in a callback, whose thread is the one that would have to send.
+        Raises KafkaTimeoutError after `timeout` seconds (None: delivery.timeout.ms limits each record). Raises
+        IllegalStateError in a callback, because the thread of callbacks is the one that sends.
         """
         self._ensure_same_process()
         if self._is_sender_thread():
@@ -602,7 +609,7 @@ class KafkaProducer:
             limit_s = (self.config.delivery_timeout_ms + self.config.request_timeout_ms) / 1000
             while not batch.result.wait(limit_s):
                 is_gone = self._thread is not None and not self._thread.is_alive()
-                if is_gone or self.sender.has_failed_turn:  # nobody else would keep delivery.timeout.ms
+                if is_gone or self.sender.has_failed_turn:  # no thread would enforce delivery.timeout.ms
                     return False
             return True
 
@@ -613,10 +620,11 @@ class KafkaProducer:
         self._metrics.call_returned("flush", self._clock.now_ms() - started_ms)
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what there is, waiting up to `timeout` seconds (None: as long as it takes), then fail the rest and end.
-        Raises IllegalStateError for a `timeout` below 0, and closes nothing then.
-        Harmless when repeated, and in a forked child, where it does nothing. Not for signal handlers, nor are `send`
-        and `flush`: the thread they interrupt may hold a lock. Set a flag there, or raise, and close where it is seen.
+        """Send all records, wait up to `timeout` seconds (None: without limit), then fail the rest and end.
+
+        Raises IllegalStateError for a `timeout` below 0, and then closes nothing. May be called again, and does nothing
+        in a forked child. Not for signal handlers, nor are `send` and `flush`: the interrupted thread may hold a lock.
+        In a handler set a flag or raise, and close elsewhere.
         """
         if os.getpid() != self._process_id:
             return
@@ -631,7 +639,7 @@ class KafkaProducer:
             self.sender.wait_for_end(timeout)
         if not self.sender.has_ended:
             self.sender.force_close()
-            if not on_own_thread and not self.sender.wait_for_end(1.0):  # a DNS, or a callback, may hold it up
+            if not on_own_thread and not self.sender.wait_for_end(1.0):  # the DNS or a callback may delay it
                 log.warning("%s is held up, perhaps by a DNS, and left to end by itself", self._thread.name)
         if not on_own_thread and self.sender.has_ended:
             self._thread.join()
@@ -658,9 +666,7 @@ def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:
 
 
 def _named(config: ProducerConfig) -> ProducerConfig:
-    """`config` with a client.id, generated where none is set, as by ProducerConfig.maybeOverrideClientId of the Java
-    client.
-    """
+    """Return `config` with a client.id, generated if it is not set (ProducerConfig.maybeOverrideClientId)."""
     if config.client_id:
         return config
     name = next(_numbers) if config.transactional_id is None else config.transactional_id

@@ -1,27 +1,28 @@
-"""The producer's metrics, by the names of Kafka's own: groups producer-metrics (with byte-* over all topics),
+"""The producer's metrics, with the names of Kafka: groups producer-metrics (with byte-* over all topics),
 producer-topic-metrics and, from the client, producer-node-metrics. Always on: a few additions for each batch, request
 and response, none for a record.
 
-The Sender's thread counts what it does; application threads count under a lock of their own what only they know. Any
-thread may read: nothing waits for a reader, so one count of an event may be seen before another. Reference:
+The Sender thread counts its work; application threads count their own under a lock. Any thread may read without
+waiting, so one count of an event may be seen before another. Reference:
 org.apache.kafka.clients.producer.internals.SenderMetricsRegistry, KafkaProducerMetrics, BufferPool.
 
-Where a number is not made as the Java client makes it:
+Differences from the Java client:
 
-- Samples are shared by all metrics and begin together; there each has its own.
-- record-size-avg is bytes by records, before compression; there it is the mean of the batches' largest records.
-- record-size-max is exact for records that were sent one by one; for columns it is the bound by which room was reserved
-  for the largest row of the block, up to about 30 bytes more, and 8 for each of its headers.
-- record-error counts no rows that send_columns raises for, and buffer-exhausted a block of them once.
-- produce-throttle-time is that of answers to Produce alone; there those of other requests count too.
-- bytes, requests and responses on connections are counted by whole frames, when the last byte is gone or there. Logins
-  and frames that were cut off are left out; network-io counts these frames, there each read and each write.
-- request-latency of a node is that of every request of the producer's, there of Produce alone.
-- A topic or node that was idle for an hour is forgotten; its totals begin at 0 again if it returns.
-- Not there: reauthentication, connections by cipher, batch-split and metadata by topic, and what Java marks deprecated.
-- requests-in-flight is from the beginning of the Sender's poll.
+- Samples are shared by all metrics and begin together; in the Java client each metric has its own.
+- record-size-avg is bytes by records, before compression; in the Java client it is the mean of the largest records of
+  batches.
+- record-size-max is exact for records that were sent one by one. For columns it is the upper bound for the largest row
+  of the block: up to about 30 bytes more, and 8 for each of its headers.
+- record-error counts no rows that send_columns raises for, and buffer-exhausted counts a block of them once.
+- produce-throttle-time is that of answers to Produce only; in the Java client those of other requests count too.
+- bytes, requests and responses of connections are counted by whole frames, at the last byte. Logins and frames that
+  were cut off are left out. network-io counts these frames; in the Java client each read and each write.
+- request-latency of a node is that of all requests; in the Java client only of Produce.
+- A topic or node that was idle for an hour is forgotten. Its totals begin at 0 again if it returns.
+- Missing: reauthentication, connections by cipher, batch-split and metadata by topic, and deprecated metrics.
+- requests-in-flight is as of the beginning of the Sender's poll.
 - Times in ns are measured in whole milliseconds.
-- batch-send-total is ours: batches acknowledged, or sent where acks=0.
+- batch-send-total is only here: batches acknowledged, or sent with acks=0.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.record.batch import HEADER_SIZE
 
 TIMED_CALLS: Final = ("flush", "metadata-wait", "txn-init", "txn-begin", "txn-send-offsets", "txn-commit", "txn-abort")
-"""What application threads may spend their time in; each has a `…-time-ns-total`."""
+"""The calls of application threads that are timed. Each has a `…-time-ns-total`."""
 
 
 @dataclass(slots=True)
 class SenderSample(Sample):
-    """What the Sender did. Sizes in bytes, times in ms."""
+    """The work of the Sender. Sizes in bytes, times in ms."""
 
     produce_requests: int = 0
     batches: int = 0
     records: int = 0
     batch_bytes: int = 0
-    """On the wire, headers of the batches included."""
+    """Bytes sent, with the headers of batches."""
     record_bytes: int = 0
-    """Before compression, headers of the batches left out."""
+    """Bytes before compression, without the headers of batches."""
     compression_rates: float = 0.0
     queue_ms: int = 0
     responses: int = 0
@@ -73,7 +74,7 @@ class SenderSample(Sample):
 
 @dataclass(slots=True)
 class TopicSample(Sample):
-    """What the Sender did for one topic. Sizes in bytes on the wire."""
+    """The work of the Sender for one topic. Sizes in bytes sent."""
 
     batches: int = 0
     records: int = 0
@@ -90,7 +91,7 @@ class ErrorSample(Sample):
 
 
 class ProducerMetrics:
-    """The counts of one producer, and what they come to."""
+    """The counts of one producer, and its metrics."""
 
     def __init__(self, pool: BufferPool, metadata: ProducerMetadata, client: KafkaClient) -> None:
         self._pool = pool
@@ -99,7 +100,7 @@ class ProducerMetrics:
         self._sender = Windows(SenderSample)
         self._by_topic = WindowsByKey(TopicSample)
         self.requests_in_flight = 0
-        """Set by the Sender before it polls, and at its end."""
+        """Set by the Sender before each poll, and at its end."""
         self._lock = threading.Lock()
         self._errors = Windows(ErrorSample)
         self._errors_by_topic = WindowsByKey(ErrorSample)
@@ -108,7 +109,7 @@ class ProducerMetrics:
     # ---- the Sender thread -----------------------------------------------------------------------------------------
 
     def batches_sent(self, batches: Iterable[ProducerBatch], now_ms: int) -> None:
-        """A Produce request with these batches, sealed; a batch that is sent again is counted again."""
+        """Count a Produce request with these sealed batches. A retry counts again."""
         sample = self._sender.at(now_ms)
         for batch in batches:
             size, body, queue_ms = batch.wire_size, batch.size - HEADER_SIZE, batch.drained_ms - batch.created_ms
@@ -133,7 +134,7 @@ class ProducerMetrics:
         sample.produce_requests += 1
 
     def response_received(self, latency_ms: int, throttle_ms: int, now_ms: int) -> None:
-        """The answer to a Produce request, that long after the request was made, with that throttle."""
+        """Count the answer to a Produce request, with its latency and throttle time."""
         sample = self._sender.at(now_ms)
         sample.responses += 1
         sample.latency_ms += latency_ms
@@ -147,7 +148,7 @@ class ProducerMetrics:
         self._sender.at(now_ms).acknowledged_batches += 1
 
     def records_retried(self, topic: str, count: int, now_ms: int) -> None:
-        """A batch of `count` records is queued again."""
+        """Count `count` records of a batch that is queued again."""
         self._sender.at(now_ms).retried_records += count
         self._by_topic.at(topic, now_ms).retried_records += count
 
@@ -157,11 +158,11 @@ class ProducerMetrics:
     # ---- any thread ------------------------------------------------------------------------------------------------
 
     def records_failed(self, topic: str | None, count: int, now_ms: int) -> None:
-        """The futures or callbacks of `count` records are about to tell of an error. `topic`: None for a record that
-        came into no batch, whose topic may not exist; it counts for no topic, as in Kafka.
+        """Count `count` records that fail.
 
-        Two kinds are not told of here: as in Kafka, records that are given up by a close, an aborted transaction or a
-        fatal error; and rows that `send_columns` raised for and never took.
+        `topic`: None for a record without a batch, whose topic may not exist. It counts for no topic, as in Kafka. Two
+        kinds of records are not counted. As in Kafka, those are records that a close, an aborted transaction or a fatal
+        error gives up. Rows that `send_columns` raised for and never took are not counted either.
         """
         with self._lock:
             self._errors.at(now_ms).records += count
@@ -169,13 +170,15 @@ class ProducerMetrics:
                 self._errors_by_topic.at(topic, now_ms).records += count
 
     def call_returned(self, call: str, duration_ms: int) -> None:
-        """One of TIMED_CALLS took that long. As in Kafka one that raises does not count."""
+        """Count the time of one of TIMED_CALLS. As in Kafka, a call that raises does not count."""
         with self._lock:
             self._call_ms[call] += duration_ms
 
     def snapshot(self, now_ms: int) -> dict[str, float]:
-        """Every metric by its name. Rates per second, times in ms unless the name says ns, metadata-age in seconds;
-        an average or maximum of nothing is NaN, and so is the age of metadata that has not come.
+        """Return every metric by its name.
+
+        Rates per second, times in ms unless the name says ns, metadata-age in seconds. An average or maximum without
+        events is NaN, and so is the age of missing metadata.
         """
         sender, errors, pool = self._sender.read(now_ms), self._errors.read(now_ms), self._pool.waits.read(now_ms)
         recent, total, per_s = sender.recent, sender.total, 1 / sender.window_s
@@ -218,7 +221,7 @@ class ProducerMetrics:
         }
 
     def by_topic(self, now_ms: int) -> dict[str, dict[str, float]]:
-        """The metrics of group producer-topic-metrics, by topic; a topic idle for an hour is forgotten."""
+        """Return the metrics of group producer-topic-metrics, by topic. A topic idle for an hour is forgotten."""
         sent, failed = self._by_topic.read(now_ms), self._errors_by_topic.read(now_ms)
         nothing, no_error = Windows(TopicSample).read(now_ms), Windows(ErrorSample).read(now_ms)
         found = {}
@@ -239,5 +242,5 @@ class ProducerMetrics:
         return found
 
     def by_node(self, now_ms: int) -> dict[str, dict[str, float]]:
-        """The metrics of group producer-node-metrics, by "node-" and the broker's id."""
+        """Return the metrics of group producer-node-metrics, by "node-" and the id of the broker."""
         return self._client.node_metrics(now_ms)

@@ -1,9 +1,9 @@
-"""Which partition a record without a partition of its own goes to.
+"""The partition of a record that has none of its own.
 
-With a key: murmur2, as every Java client has it. Without: the uniform sticky partitioner (KIP-480, KIP-794). It stays
-with a partition for a batch's bytes, and longer while the partition's open batch has room, up to twice these bytes: a
-partition that is left in mid-batch leaves a small batch behind. Then it chooses another, one whose queue is short more
-often than one whose broker falls behind. Application threads choose; the Sender thread reports the loads. Reference:
+With a key: murmur2, as in every Java client. Without: the uniform sticky partitioner (KIP-480, KIP-794). It stays with
+a partition for the bytes of a batch, and longer while the open batch of the partition has room, up to twice these
+bytes, because leaving in the middle of a batch leaves a small batch. Then it chooses another partition, more often one
+with a short queue. Application threads choose; the Sender thread reports the loads. Reference:
 org.apache.kafka.clients.producer.internals.BuiltInPartitioner.
 """
 
@@ -12,20 +12,20 @@ from __future__ import annotations
 import random
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import accumulate
 from operator import attrgetter
 
 from spark_kafka_sink.common.cluster import Cluster, TopicPartition
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
+from spark_kafka_sink.producer.producer_batch import BatchSizes
 from spark_kafka_sink.record.block import Block
 
 RoomOf = Callable[[TopicPartition], int]
-"""The bytes that the open batch of a partition has room for; 0 where no batch is open."""
+"""Return the bytes that the open batch of a partition has room for, or 0 without an open batch."""
 
 
 class PartitionLoads:
-    """Cumulative frequencies by which partitions of a topic are drawn: the longer its queue, the less often."""
+    """Cumulative frequencies of the partitions of a topic. A long queue makes a partition less frequent."""
 
     def __init__(self, queue_sizes: Mapping[int, int]) -> None:
         self.partitions: Sequence[int] = sorted(queue_sizes)
@@ -51,22 +51,23 @@ class StickyPartitioner:
         self._bytes = 0
 
     def update_loads(self, queue_sizes: Mapping[int, int], available_count: int) -> None:
-        """Sender thread: batches queued, by partition whose broker keeps up; of `available_count` that have a leader.
-        Loads say something when they differ, or when a partition is to be passed over.
+        """Set the queue sizes of partitions whose brokers keep up; `available_count` partitions have a leader.
+
+        Loads count only if they differ, or if a partition is to be skipped. Sender thread.
         """
         differs = len(set(queue_sizes.values())) > 1 or 0 < len(queue_sizes) < available_count
         use = self._is_adaptive and differs and available_count > 1
         self._loads = PartitionLoads(queue_sizes) if use else None
 
     def take(self, size: int, cluster: Cluster, partition_count: int) -> int:
-        """The partition of a record of `size` bytes."""
+        """Return the partition of a record of `size` bytes."""
         with self._lock:
             partition = self._current(cluster, partition_count, size, self._sizes.capacity(self._topic), {})
             self._bytes += size
             return partition
 
     def assign(self, block: Block, cluster: Cluster, partition_count: int) -> list[tuple[int, int, int]]:
-        """Cut a block whose rows may go anywhere: (partition, first row, end row), each what a batch has room for."""
+        """Cut a block into (partition, first row, end row), each with rows for the room of a batch."""
         groups: list[tuple[int, int, int]] = []
         rooms: dict[int, int] = {}
         start, sticky_bytes = 0, self._sizes.capacity(self._topic)
@@ -76,7 +77,7 @@ class StickyPartitioner:
                 partition = self._current(cluster, partition_count, first, sticky_bytes, rooms)
                 room = self._room(partition, rooms)
                 if room < first:
-                    room = sticky_bytes  # of the batch that will be opened
+                    room = sticky_bytes  # of the next batch
                 limit = min(room, 2 * sticky_bytes - self._bytes)
                 end = max(start + 1, block.last_fitting(start, block.num_rows, limit))
                 size = block.size(start, end)
@@ -92,8 +93,9 @@ class StickyPartitioner:
     def _current(
         self, cluster: Cluster, partition_count: int, size: int, sticky_bytes: int, rooms: dict[int, int]
     ) -> int:
-        """The partition for the next `size` bytes: the same as before, or another one where that has had its bytes or
-        has lost its leader. Caller holds the lock.
+        """Return the partition for the next `size` bytes.
+
+        It changes if the partition has had its bytes or has lost its leader. The caller holds the lock.
         """
         partition = self._partition
         if (
@@ -111,13 +113,13 @@ class StickyPartitioner:
         return self._bytes >= 2 * sticky_bytes or self._room(partition, rooms) < size
 
     def _room(self, partition: int, rooms: dict[int, int]) -> int:
-        """What the open batch has room for. `rooms` knows it after groups that are assigned and not appended yet."""
+        """Return the room of the open batch. `rooms` has it after groups that are assigned and not appended yet."""
         if (room := rooms.get(partition)) is None:
             room = rooms[partition] = self._room_of(TopicPartition(self._topic, partition))
         return room
 
     def _has_leader(self, cluster: Cluster, partition: int) -> bool:
-        """Or no partition has one, so that staying is as good as going; not with one that is gone."""
+        """Return whether the partition has a leader, or exists and no partition has a leader."""
         available = cluster.available_partitions_for_topic(self._topic)
         infos = cluster.partitions_for_topic(self._topic)
         return partition < len(infos) and (not available or infos[partition].leader is not None)
@@ -131,13 +133,13 @@ class StickyPartitioner:
             chosen = loads.draw(self._rng)
             if cluster.leader_for(TopicPartition(self._topic, chosen)) is not None:
                 return chosen
-        # No look at each: of thousands of partitions it would cost more than the records of a small batch.
+        # Not by trying each partition: with thousands that would cost more than a small batch.
         own = -1 if self._partition is None else self._partition
         place = bisect_left(available, own, key=attrgetter("partition"))
         is_there = place < len(available) and available[place].partition == own
         if not is_there or len(available) == 1:
             return self._rng.choice(available).partition
-        drawn = self._rng.randrange(len(available) - 1)  # of the others
+        drawn = self._rng.randrange(len(available) - 1)  # of the other partitions
         return available[drawn + (drawn >= place)].partition
 
 
@@ -152,11 +154,42 @@ class Partitioners(dict[str, StickyPartitioner]):
         self._rng = rng
 
     def __missing__(self, topic: str) -> StickyPartitioner:
-        # of threads that ask at once the first one's counts
+        # if several threads ask at once, the first one is kept
         made = StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng, self._room_of)
         return self.setdefault(topic, made)
 
     def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
-        """As `StickyPartitioner.update_loads`; of topics that nobody has asked for it makes nothing."""
+        """As `StickyPartitioner.update_loads`. Ignores topics without a partitioner."""
         if (partitioner := self.get(topic)) is not None:
             partitioner.update_loads(queue_sizes, available_count)
+
+
+class NodeAvailability:
+    """The brokers that keep taking requests (partitioner.availability.timeout.ms). Sender thread.
+
+    A node with records to send is unavailable if it was not ready for `timeout_ms`; 0 turns this off.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._waiting_since_ms: dict[int, int] = {}
+
+    def update(self, node_id: int, is_ready: bool, now_ms: int) -> None:
+        """Note whether a node with records to send takes a request now."""
+        if is_ready:
+            self._waiting_since_ms.pop(node_id, None)
+        else:
+            self._waiting_since_ms.setdefault(node_id, now_ms)
+
+    def keep(self, waiting: Set[int]) -> None:
+        """Forget all other nodes: no records wait for them, so they may be tried again."""
+        if self._waiting_since_ms:
+            for node_id in self._waiting_since_ms.keys() - waiting:
+                del self._waiting_since_ms[node_id]
+
+    def unavailable(self, now_ms: int) -> Set[int]:
+        if self._timeout_ms == 0 or not self._waiting_since_ms:
+            return frozenset()
+        return {
+            node_id for node_id, since_ms in self._waiting_since_ms.items() if now_ms - since_ms >= self._timeout_ms
+        }

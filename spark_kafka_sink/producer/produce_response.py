@@ -1,4 +1,4 @@
-"""What becomes of a batch that was sent: completed, sent again, split, or failed. Sender thread.
+"""The outcome of a batch that was sent: completed, sent again, split, or failed. Sender thread.
 
 Reference: org.apache.kafka.clients.producer.internals.Sender (handleProduceResponse, completeBatch, canRetry,
 failBatch).
@@ -32,13 +32,12 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, give_up_after_fault
-from spark_kafka_sink.protocol.messages import Message, to_ms
+from spark_kafka_sink.protocol.versions import Message, to_ms
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,10 @@ _NOTHING_TAKEN: Final = (
     OutOfOrderSequenceError,
     UnknownProducerIdError,
 )
-"""Refusals before anything is appended. Others may come after that: a leader that steps down while it waits for its
-followers says that it leads no more.
+"""Refusals before any record is appended.
+
+Other errors may come after that: a leader that loses leadership while it waits for its followers says that it is not
+the leader.
 """
 
 
@@ -61,7 +62,7 @@ _AFTER_FAULT: Final = "Whether the records are in the log is not known. Close th
 
 
 class PartitionOutcome(NamedTuple):
-    """What a node said of one batch."""
+    """The answer of a node for one batch."""
 
     error: KafkaError | None = None
     base_offset: int = -1
@@ -93,15 +94,15 @@ class BatchOutcomes:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._guarantees_order = guarantees_order
         self._told_too_large: dict[str, int] = {}
-        """By topic, the size of the smallest batch that was warned of as too large."""
+        """By topic, the size of the smallest batch that a warning named as too large."""
         self._throttles: dict[int, tuple[int, int]] = {}
-        """By node that has throttled us, for how long it did so last, and until when, in ms."""
+        """By node: the last throttle time, and its end, in ms."""
 
     def handle_response(self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]) -> None:
-        """Settle every batch of a request by its response, or by the want of one.
+        """Settle every batch of a request, with or without a response.
 
-        A fault of the producer's own fails the batch that it meets and no other. The first fault is raised after every
-        batch is settled.
+        A fault of the producer itself fails only the batch that it meets. The first fault is raised after every batch
+        is settled.
         """
         now_ms = response.received_ms
         faults: list[Exception] = []
@@ -128,7 +129,7 @@ class BatchOutcomes:
             raise faults[0]
 
     def give_up(self, batches: Iterable[ProducerBatch], fault: Exception, now_ms: int) -> None:
-        """End `batches`, which have not come back, at once: `fault` kept them from being sent or settled."""
+        """End `batches` in flight at once: `fault` kept them from being sent or settled."""
         with ExitStack() as stack:
             for batch in batches:
                 stack.callback(self._give_up, batch, None, fault, now_ms)
@@ -140,7 +141,7 @@ class BatchOutcomes:
         outcomes: Mapping[TopicPartition, PartitionOutcome],
         now_ms: int,
     ) -> None:
-        """Take in what an answer says besides the fate of its batches."""
+        """Use the parts of an answer that are not about batches."""
         if response.body is None:
             return
         throttle_ms = to_ms(response.body.throttle_time)
@@ -189,8 +190,9 @@ class BatchOutcomes:
             self._accumulator.unmute(batch.topic_partition)
 
     def _give_up(self, batch: ProducerBatch, outcome: PartitionOutcome | None, fault: Exception, now_ms: int) -> None:
-        """End a batch at once that met a fault: as acknowledged where its node said so. `outcome`: None where no answer
-        was read.
+        """End a batch at once that met a fault: acknowledged if its node said so.
+
+        `outcome`: None if no answer was read.
         """
         is_taken = outcome is not None and _is_taken(outcome)
         step = "send them, or to read the answer of their node"
@@ -198,7 +200,8 @@ class BatchOutcomes:
             step = f"handle the answer of their node ({'acknowledged' if is_taken else outcome.error})"
         error = KafkaError(
             f"{batch.record_count} records for {batch.topic_partition}: the producer failed to {step}:"
-            f" {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}"
+            f" {type(fault).__name__}: {one_line(str(fault))}. {_AFTER_FAULT}",
+            topic_partition=batch.topic_partition,
         )
         error.__cause__ = fault
         log.error("%s", error)
@@ -223,7 +226,7 @@ class BatchOutcomes:
 
     def _acknowledge(self, batch: ProducerBatch, outcome: PartitionOutcome) -> None:
         stamped_ms = outcome.log_append_time_ms
-        if batch.attempts and stamped_ms == batch.max_timestamp_ms:  # what leaders say of a double, whoever set it
+        if batch.attempts and stamped_ms == batch.max_timestamp_ms:  # leaders answer so to a duplicate
             stamped_ms = None
         batch.complete(outcome.base_offset if outcome.error is None else -1, stamped_ms)
 
@@ -234,7 +237,7 @@ class BatchOutcomes:
         self._metrics.batch_split(now_ms)
         topic = batch.topic_partition.topic
         is_news = batch.wire_size <= self._told_too_large.get(topic, 2 * batch.wire_size) // 2
-        if is_news:  # else it is as with the batches before, be they thousands
+        if is_news:  # only once for thousands of batches
             self._told_too_large[topic] = batch.wire_size
         log.log(
             logging.WARNING if is_news else logging.DEBUG,
@@ -259,11 +262,10 @@ class BatchOutcomes:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
         if batch.was_sent_in_larger and isinstance(error, OutOfOrderSequenceError):
             error = OutOfOrderSequenceError(_NOT_KNOWN)
-        told = self.expiry_error(batch) if error.retriable and timed_out else _with_place(error, batch)
+        told = self.expiry_error(batch) if error.retriable and timed_out else _located(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:
-            told = retold(
-                told,
+            told = told.reworded(
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
                 f" {error}",
             )
@@ -271,8 +273,9 @@ class BatchOutcomes:
         self._accumulator.deallocate(batch)
 
     def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], now_ms: int) -> None:
-        """Fail the batch; what others hear of it comes after what we know of it is set right. Of one that has ended:
-        do what a fault left undone of that.
+        """Fail the batch. The state is updated before callbacks run.
+
+        For a batch that has ended, do the steps that a fault kept from being done.
         """
         if not batch.is_done:
             if self._idempotence is not None:
@@ -281,21 +284,21 @@ class BatchOutcomes:
         batch.fail(error, record_errors)
 
     def fail_unsendable(self, batch: ProducerBatch, cause: Exception, now_ms: int) -> None:
-        """The batch was drained and cannot be put into bytes: no broker will ever have it."""
+        """Fail a drained batch that cannot be encoded. No broker will ever have it."""
         text = f"{batch.record_count} records for {batch.topic_partition} could not be encoded: {cause}"
         log.error("%s", text, exc_info=cause)
-        self._fail(batch, KafkaError(text), {}, now_ms)
+        self._fail(batch, KafkaError(text, topic_partition=batch.topic_partition), {}, now_ms)
         self._accumulator.deallocate(batch)
 
     def expire(self, batch: ProducerBatch, now_ms: int) -> None:
-        """delivery.timeout.ms is over. One that is in flight keeps its memory until its request has ended."""
+        """Fail a batch after delivery.timeout.ms. In flight, it keeps its memory until its request has ended."""
         error = self.expiry_error(batch)
         self._fail(batch, error, {}, now_ms)
         if not batch.is_in_flight:
             self._accumulator.deallocate(batch)
 
     def expiry_error(self, batch: ProducerBatch) -> KafkaTimeoutError:
-        """What to tell of records that were not acknowledged in time."""
+        """Return the error of records that were not acknowledged in time."""
         leader = self._metadata.fetch().leader_for(batch.topic_partition)
         if batch.last_error is not None:
             why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}{self._quota(batch, leader)}"
@@ -309,12 +312,14 @@ class BatchOutcomes:
             why = reason or f"they could not be sent; is its broker reachable?{self._quota(batch, leader)}"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
-            f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}"
+            f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}",
+            topic_partition=batch.topic_partition,
         )
 
     def _quota(self, batch: ProducerBatch, leader: Node | None) -> str:
-        """That the leader throttled us while the batch waited. A broker reads nothing of a client that it throttles, so
-        requests in flight are not answered either.
+        """Return the sentence about throttling by the leader while the batch waited, or nothing.
+
+        A broker reads nothing from a client that it throttles, so requests in flight get no answer either.
         """
         if leader is None:
             return ""
@@ -325,7 +330,7 @@ class BatchOutcomes:
 
     def _why_no_leader(self, topic_partition: TopicPartition) -> str:
         cluster = self._metadata.fetch()
-        if cluster.is_bootstrap_configured:  # all nodes that were known are gone
+        if cluster.is_bootstrap_configured:  # no known node is left
             failure = self._metadata.connection_failure
             return "no broker of bootstrap.servers answered" + (f": {failure}" if failure else "")
         if cluster.partition_info(topic_partition) is not None:
@@ -335,7 +340,7 @@ class BatchOutcomes:
 
 
 def _is_taken(outcome: PartitionOutcome) -> bool:
-    """The node has the records."""
+    """Return whether the node has the records."""
     return outcome.error is None or isinstance(outcome.error, DuplicateSequenceError)
 
 
@@ -346,7 +351,7 @@ def _answered(
     if lost is not None:
         log.warning("%d batches for node %s were not acknowledged: %s", len(batches), response.destination, lost)
         return dict.fromkeys(batches, PartitionOutcome(error=lost))
-    if response.body is None:  # acks=0: sent is done
+    if response.body is None:  # acks=0: done when sent
         return dict.fromkeys(batches, PartitionOutcome())
     return _outcomes(response.body)
 
@@ -354,7 +359,8 @@ def _answered(
 def _unread(response: ClientResponse, fault: Exception) -> KafkaError:
     error = KafkaError(
         f"The producer could not read the answer of node {response.destination}: {type(fault).__name__}:"
-        f" {one_line(str(fault))}. {_AFTER_FAULT}"
+        f" {one_line(str(fault))}. {_AFTER_FAULT}",
+        node=response.destination,
     )
     error.__cause__ = fault
     return error
@@ -362,12 +368,16 @@ def _unread(response: ClientResponse, fault: Exception) -> KafkaError:
 
 def _left_out(response: ClientResponse, topic_partition: TopicPartition) -> PartitionOutcome:
     return PartitionOutcome(
-        error=DisconnectError(f"Node {response.destination} left {topic_partition} out of its answer.")
+        error=DisconnectError(
+            f"Node {response.destination} left {topic_partition} out of its answer.",
+            topic_partition=topic_partition,
+            node=response.destination,
+        )
     )
 
 
 def _no_answer(response: ClientResponse) -> KafkaError | None:
-    """The error of a request that was not answered, or None."""
+    """Return the error of a request without an answer, or None."""
     node = response.destination
     if response.version_mismatch is not None:
         return response.version_mismatch
@@ -375,22 +385,22 @@ def _no_answer(response: ClientResponse) -> KafkaError | None:
         return response.authentication_error
     if response.timed_out:
         limit_ms = response.request.request_timeout_ms
-        return RequestTimedOutError(f"Node {node} did not answer within request.timeout.ms={limit_ms}.")
+        return RequestTimedOutError(f"Node {node} did not answer within request.timeout.ms={limit_ms}.", node=node)
     if response.protocol_error is not None:
-        return DisconnectError(f"Node {node} was disconnected: {response.protocol_error}")
+        return DisconnectError(f"Node {node} was disconnected: {response.protocol_error}", node=node)
     if response.disconnected:
-        return DisconnectError(f"Node {node} disconnected before it answered.")
+        return DisconnectError(f"Node {node} disconnected before it answered.", node=node)
     return None
 
 
 def _is_split(batch: ProducerBatch | None, error: KafkaError | None) -> bool:
-    """Whether the records go in smaller batches, since together they are too many for the broker."""
+    """Return whether to split: together the records are too large for the broker."""
     is_too_large = isinstance(error, RecordTooLargeError)
     return is_too_large and batch is not None and batch.record_count > 1 and not batch.is_done
 
 
 def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -> None:
-    """One line for each error of a response, however many partitions it met."""
+    """Log one line for each error of a response, for all its partitions."""
     met: dict[str, list[TopicPartition]] = {}
     for topic_partition, outcome in refused.items():
         met.setdefault(str(outcome.error), []).append(topic_partition)
@@ -400,7 +410,7 @@ def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -
 
 
 def _outcomes(body: Message) -> dict[TopicPartition, PartitionOutcome]:
-    """From kio's ProduceResponse of any version."""
+    """Return the outcomes in a ProduceResponse of any version."""
     outcomes: dict[TopicPartition, PartitionOutcome] = {}
     for topic in body.responses:
         name = str(topic.name)
@@ -435,16 +445,17 @@ def _to_epoch_ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-def _with_place(error: KafkaError, batch: ProducerBatch) -> KafkaError:
-    """The error with the topic or topic-partition in its text."""
-    place = batch.topic_partition.topic if isinstance(error, AuthorizationError) else str(batch.topic_partition)
-    return retold(error, f"{place}: {error}")
+def _located(error: KafkaError, batch: ProducerBatch) -> KafkaError:
+    """Return the error with its place. A permission is one for the topic, so a partition would mislead."""
+    if isinstance(error, AuthorizationError):
+        return error.at(topic=batch.topic_partition.topic)
+    return error.at(topic_partition=batch.topic_partition)
 
 
 def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:
     reason = error.advised(one_line(text or "")) or error
     message = f"{batch.topic_partition}: record {index} of its batch was refused: {reason}"
-    own = InvalidRecordError(message)
+    own = InvalidRecordError(message, topic_partition=batch.topic_partition)
     if error.error_code is not None:
         own.error_code = error.error_code
     return own

@@ -1,29 +1,65 @@
 """A batch of records for one partition, from its first append to its acknowledgement.
 
-Records come in two ways: row by row (`append_row`), and as runs of an encoded block (`reserve_run`, then
-`fill_run`). Room is taken under the accumulator's lock; encoding goes on outside it, so a run's bytes may come after
-those of the next run: each has its place. A batch is drainable when no place is empty. Until it is drained the
-accumulator's lock guards it; from then on the Sender thread owns it.
+Records come row by row (`append_row`), or as runs of an encoded block (`reserve_run`, then `fill_run`). Room is
+reserved under the lock of the accumulator; encoding runs outside it. So the bytes of a run may come after those of the
+next run, and each run has its place. A batch can be drained if no place is empty. Until then the lock of the
+accumulator guards it; afterwards the Sender thread owns it.
+
+`split_batch` cuts a batch that is too large for the broker. `BatchSizes` estimates the size after compression.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
 from spark_kafka_sink.producer.futures import BatchResult, Harmless, Headers, RecordThunk, RunCallback, RunThunk, Thunk
-from spark_kafka_sink.producer.row_run import RowRun
 from spark_kafka_sink.record.batch import HEADER_SIZE, NO_SEQUENCE, SealedBatch, increment_sequence, seal
 from spark_kafka_sink.record.codecs import Codec
+from spark_kafka_sink.record.decoder import BatchLimits, DecodedRecord, decode_batches
+from spark_kafka_sink.record.encoder import EncodedRun, encode_rows, record_size_upper_bound
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
 
 
+class RowRun:
+    """Rows of `send`, as columns until they are encoded together. Guarded like their batch.
+
+    `place`: the index of its bytes among the chunks of the batch. `base_offset_delta`: the records before it in the
+    batch.
+    """
+
+    __slots__ = ("base_offset_delta", "headers", "keys", "place", "timestamps_ms", "values")
+
+    def __init__(self, place: int, base_offset_delta: int) -> None:
+        self.place = place
+        self.base_offset_delta = base_offset_delta
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: list[Headers] = []
+        self.timestamps_ms: list[int] = []
+
+    def cut(self, end: int) -> None:
+        """Keep the rows before record number `end` of the batch."""
+        rows = end - self.base_offset_delta
+        for column in (self.keys, self.values, self.headers, self.timestamps_ms):
+            del column[rows:]
+
+    def encode(self, base_timestamp_ms: int) -> EncodedRun:
+        """Encode the rows for a batch with this base timestamp.
+
+        Raises SerializationError for a row that does not fit.
+        """
+        return encode_rows(
+            self.keys, self.values, self.headers, self.timestamps_ms, self.base_offset_delta, base_timestamp_ms
+        )
+
+
 class ProducerBatch:
-    """`batch_size` bytes of records before compression, or one record that is larger."""
+    """A batch of `batch_size` bytes of records before compression, or of one larger record."""
 
     def __init__(
         self, topic_partition: TopicPartition, base_timestamp_ms: int, batch_size: int, created_ms: int
@@ -36,7 +72,7 @@ class ProducerBatch:
         self.size = HEADER_SIZE
         """Bytes before compression: an upper bound until the batch is sealed."""
         self.largest_record = 0
-        """Bytes that the largest record does not exceed, known when the batch is sealed."""
+        """An upper bound of the bytes of the largest record, known when the batch is sealed."""
         self.is_open = True
         self.result = BatchResult(topic_partition)
         self.is_done = False
@@ -56,17 +92,24 @@ class ProducerBatch:
         self.base_sequence = NO_SEQUENCE
         self.is_transactional = False
         self.sequence_has_been_reset = False
-        """Numbered anew, and not sent since, or the first of its epoch since: no gap that it meets is a new one."""
+        """The batch has a new number and was not sent since, or is the first of its epoch since.
+
+        So a gap before it is not a new one.
+        """
         self.ordinal: tuple[int, ...] = ()
-        """Place in the partition's order of first sends; it does not wrap as sequences do. A split batch's parts
-        extend its ordinal.
+        """The place in the order of first sends of the partition. Unlike sequences, it does not wrap.
+
+        The parts of a split batch extend its ordinal.
         """
         self.may_be_in_log = self.was_sent_in_larger = False
-        """By an attempt that came back; in a larger batch: no leader knows this one for a double of that."""
+        """Whether an earlier attempt may be in the log, and whether that attempt was part of a larger batch.
+
+        In the second case no leader recognizes this batch as a duplicate.
+        """
 
         self.thunks: list[Thunk] = []
         self.split_parts: list[ProducerBatch] = []
-        """The batches that took this one's place after a split."""
+        """The batches that replaced this one after a split."""
         self._batch_size = batch_size
         self._chunks: list[SizedBuffer | None] = []
         self._empty_places = 0
@@ -90,7 +133,7 @@ class ProducerBatch:
 
     @property
     def room(self) -> int:
-        """Bytes that may still come in."""
+        """The bytes that still fit."""
         return self._batch_size - self.size if self.is_open else 0
 
     def has_room_for(self, size: int) -> bool:
@@ -106,10 +149,10 @@ class ProducerBatch:
         thunk: RecordThunk | None,
         grant: Grant | None = None,
     ) -> None:
-        """Take one record of at most `size` encoded bytes, and the memory that the caller has for it in `grant`.
+        """Append one record of at most `size` encoded bytes, with its memory in `grant`.
 
-        Ctrl-C may come between any two of these lines: the record is in when it is counted, all at once and last, and
-        `forget_uncounted` takes away what came in of one that is not.
+        Ctrl-C may come between any two of these lines. The record is in the batch when it is counted, in one last
+        statement. `forget_uncounted` removes what was added of a record that is not counted.
         """
         run = self._open_row_run
         if run is None:
@@ -127,14 +170,14 @@ class ProducerBatch:
         if timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = timestamp_ms
         rows, new_size = self.record_count + 1, self.size + size
-        if grant is None:  # the part of a split batch has a share of that one's
+        if grant is None:  # a part of a split batch shares its memory
             self.record_count, self.size = rows, new_size
             return
         own = self._own.size + grant.size
         self.record_count, self.size, self._own.size, grant.size = rows, new_size, own, 0
 
     def forget_uncounted(self) -> None:
-        """Take out what came in of a row whose append ended early."""
+        """Remove what was added of a row whose append ended early."""
         self._open_row_run = None
         while self._row_runs and self._row_runs[-1].base_offset_delta >= self.record_count:
             self._row_runs.pop()  # its place stays empty
@@ -146,11 +189,10 @@ class ProducerBatch:
     def reserve_run(
         self, record_count: int, size: int, allocation: SharedAllocation, on_completion: RunCallback | None
     ) -> int:
-        """Take room for a run, and a share of its memory; returns its place, to be filled by `fill_run`. Where the
-        run right before has the same callback, that is called once for both.
+        """Reserve room for a run, and a share of its memory. Return its place, for `fill_run`.
 
-        Ctrl-C may come between any two of these lines: what wants bytes must hold the allocation by which
-        `wants_bytes_of` finds it.
+        If the run right before has the same callback, one call covers both. Ctrl-C may come between any two of these
+        lines: a batch that waits for bytes must hold the allocation by which `wants_bytes_of` finds it.
         """
         self._open_row_run = None
         place = len(self._chunks)
@@ -174,7 +216,7 @@ class ProducerBatch:
     def fill_run(
         self, place: int, chunk: SizedBuffer, max_timestamp_ms: int, largest_record: int, reserved_size: int
     ) -> None:
-        """Put the run's bytes in its place; `size` and what its callback hears come down from bound to truth."""
+        """Put the bytes of the run into its place. `size` and the size for its callback become exact."""
         self._chunks[place] = chunk
         self.size += len(chunk) - reserved_size
         if (thunk := self._unfilled.pop(place, None)) is not None:
@@ -189,11 +231,11 @@ class ProducerBatch:
 
     @property
     def is_filled(self) -> bool:
-        """Every run that took room has put its bytes there."""
+        """Whether the bytes of every run are there."""
         return self._empty_places == 0
 
     def wants_bytes_of(self, allocation: SharedAllocation) -> bool:
-        """A run is missing, and rows that `allocation` is for came in."""
+        """Return whether a run with rows for `allocation` is missing."""
         return self._empty_places > 0 and allocation in self._allocations
 
     @property
@@ -222,14 +264,15 @@ class ProducerBatch:
     def reset_producer_state(
         self, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool
     ) -> None:
-        """New producer state for records that were sent under an older one (KIP-360)."""
+        """Set a new producer state for records that were sent under an older one (KIP-360)."""
         self.sequence_has_been_reset = True
-        self.may_be_in_log = self.was_sent_in_larger = False  # the leader lacks what was before it
+        self.may_be_in_log = self.was_sent_in_larger = False  # the leader lacks the batches before it
         self.set_producer_state(producer_id, producer_epoch, base_sequence, is_transactional)
 
     def seal(self, codec: Codec) -> SealedBatch:
-        """The batch as it goes onto the wire: rows encoded, chunks compressed, header and checksum made. Once; then
-        kept for retries.
+        """Return the batch ready to be sent: rows encoded, chunks compressed, header and checksum made.
+
+        Done once, and kept for retries.
         """
         state = (self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional)
         if self._sealed is None:
@@ -255,7 +298,7 @@ class ProducerBatch:
 
     @property
     def wire_size(self) -> int:
-        """Bytes on the wire, an upper bound before the batch is sealed."""
+        """The bytes to send. An upper bound before the batch is sealed."""
         return self._sealed.size if self._sealed is not None else self.size
 
     def _encode_rows(self) -> None:
@@ -269,11 +312,11 @@ class ProducerBatch:
         return now_ms - self.created_ms >= delivery_timeout_ms
 
     def waited_ms(self, now_ms: int) -> int:
-        """Time since the batch was made, or since it was sent last."""
+        """Return the time since the batch was made, or since it was sent last."""
         return max(0, now_ms - self.last_attempt_ms)
 
     def is_backing_off(self, now_ms: int) -> bool:
-        """A retry waits its backoff out, unless the leader has changed since: then it goes at once (KIP-951)."""
+        """Return whether a retry waits for its backoff. After a leader change it does not wait (KIP-951)."""
         if self.attempts == 0 or now_ms >= self.retry_at_ms:
             return False
         return not self.leader_has_changed
@@ -288,7 +331,7 @@ class ProducerBatch:
             self.leader_epoch = leader_epoch
 
     def mark_attempt(self, error: KafkaError, now_ms: int, retry_at_ms: int) -> None:
-        """The batch came back with `error` and is to be sent again, not before `retry_at_ms`."""
+        """Note an attempt that failed with `error`. The batch is sent again, not before `retry_at_ms`."""
         self.last_error = error
         self.attempts += 1
         self.last_attempt_ms = max(self.last_attempt_ms, now_ms)
@@ -298,14 +341,15 @@ class ProducerBatch:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def complete(self, base_offset: int, log_append_time_ms: int | None) -> bool:
-        """Acknowledge every record, call its callbacks. False when the batch had ended before: it expired in flight."""
+        """Acknowledge every record and call callbacks. Return False if the batch had expired in flight."""
         return self._end(base_offset, log_append_time_ms, None, {})
 
     def fail(
         self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None, harmless: Harmless = BaseException
     ) -> bool:
-        """Fail every record with `error`, or those of `record_errors` (index in the batch → error) with their own.
-        What a callback raises that is not `harmless` is raised when the batch has ended.
+        """Fail every record with `error`, or with its own error in `record_errors` (index in the batch → error).
+
+        An exception of a callback that is not `harmless` is raised when the batch has ended.
         """
         return self._end(-1, None, error, record_errors or {}, harmless)
 
@@ -330,9 +374,9 @@ class ProducerBatch:
         return is_news
 
     def _fire_thunks(self, harmless: Harmless) -> None:
-        """Call the callbacks that were not called yet. What one raises is raised after the others."""
+        """Call the callbacks that were not called yet. An exception of one is raised after the others."""
         raised: BaseException | None = None
-        for attempt_harmless in (harmless, BaseException):  # a second time for those that a fault kept from it
+        for attempt_harmless in (harmless, BaseException):  # the second time for callbacks that a fault skipped
             for thunk in self.thunks:
                 try:
                     thunk.fire(attempt_harmless)
@@ -345,18 +389,20 @@ class ProducerBatch:
             raise raised
 
     def forget_records(self) -> None:
-        """Let go of the records, which a flush that waits for the batch would otherwise keep. Under the accumulator's
-        lock.
+        """Free the records, which a flush that waits for the batch would keep in memory.
+
+        The caller holds the lock of the accumulator.
         """
         if self._sealed is not None:
             self.size = self._sealed.size
             self._sealed = None
-        self._chunks = [None] * len(self._chunks)  # a run that is still being encoded finds its place
+        self._chunks = [None] * len(self._chunks)  # for runs that are still being encoded
         self._row_runs = []
 
     def give_memory_back(self, pool: BufferPool) -> None:
-        """Give back what the batch holds of the pool: memory of its own, shares of blocks. Called again it does what a
-        fault left undone.
+        """Give back the memory of the batch: its own, and its shares of blocks.
+
+        Called again, it does the steps that a fault skipped.
         """
         pool.take_back(self._own)
         self._leave_allocations()
@@ -367,8 +413,10 @@ class ProducerBatch:
         self._allocations = []
 
     def keep_compressed(self, pool: BufferPool) -> None:
-        """The batch was sealed. Where that compressed it, hold as much of `pool` as it takes now: the records are gone,
-        and a block's memory goes back with its last batch. In a batch that is not compressed they live on.
+        """After sealing, keep only as much of `pool` as a compressed batch needs.
+
+        Its records are freed, and the memory of a block goes back with its last batch. An uncompressed batch keeps its
+        records.
         """
         if self.sealed.stamp.codec_id == 0:
             return
@@ -376,10 +424,118 @@ class ProducerBatch:
         self._leave_allocations()
 
     def share_memory(self, memory: SharedAllocation) -> None:
-        """Hold a share of memory that others hold too."""
+        """Add a share of memory that other holders share too."""
         memory.hold(self)
         self._allocations.append(memory)
 
     def sealed_bytes(self) -> bytes:
-        """The sealed batch in one piece, for a split."""
+        """Return the sealed batch in one piece, for a split."""
         return b"".join(self.sealed.buffers)
+
+
+def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
+    """Split a batch into parts of at most half of its records' bytes (before compression), so that repeated splits end.
+
+    A part has its share of the callbacks and futures, which are bound to it, and the sequence numbers of its records.
+    The batch has no callbacks afterwards; its result is not set.
+    """
+    (decoded,) = decode_batches(batch.sealed_bytes(), BatchLimits(batch.size, batch.size))
+    sizes = [record_size_upper_bound(record.key, record.value, record.headers) for record in decoded.records]
+    target = max(sum(sizes) // 2, max(sizes)) + HEADER_SIZE
+    parts: list[ProducerBatch] = []
+    firsts: list[int] = []
+    for index, (record, size) in enumerate(zip(decoded.records, sizes, strict=True)):
+        if not parts or not parts[-1].has_room_for(size):
+            parts.append(_new_part(batch, record, target, now_ms))
+            firsts.append(index)
+        parts[-1].append_row(record.key, record.value, record.headers, record.timestamp_ms, size, None)
+    bound = [(thunk, thunk.first) for thunk in batch.thunks]
+    try:
+        for number, (part, first) in enumerate(zip(parts, firsts, strict=True)):
+            part.close_for_appends()
+            _hand_over(batch, part, first, number)
+        batch.split_parts, batch.thunks = parts, []
+    except BaseException:  # no memory, for example: the batch gets its callbacks and futures back
+        for thunk, first in bound:
+            thunk.bind(batch.result, first)
+        for part in parts:
+            part.result.mark_done()  # a future that waits for a part goes on with the batch
+        raise
+    return parts
+
+
+def _new_part(batch: ProducerBatch, first_record: DecodedRecord, target: int, now_ms: int) -> ProducerBatch:
+    part = ProducerBatch(batch.topic_partition, first_record.timestamp_ms, target, batch.created_ms)
+    part.last_attempt_ms = part.retry_at_ms = now_ms
+    part.leader_epoch = batch.leader_epoch
+    part.was_sent_in_larger = batch.was_sent_in_larger or batch.may_be_in_log
+    return part
+
+
+def _hand_over(batch: ProducerBatch, part: ProducerBatch, first: int, number: int) -> None:
+    """Give `part`, whose records begin at `first` of the batch, its sequences and callbacks."""
+    if batch.has_sequence:
+        part.ordinal = (*batch.ordinal, number)
+        base_sequence = increment_sequence(batch.base_sequence, first)
+        part.set_producer_state(batch.producer_id, batch.producer_epoch, base_sequence, batch.is_transactional)
+    end = first + part.record_count
+    for thunk in batch.thunks:
+        begins, ends = max(thunk.first, first), min(thunk.first + thunk.record_count, end)
+        if begins < ends:
+            share = thunk.part(begins, ends)
+            share.bind(part.result, begins - first)
+            part.thunks.append(share)
+
+
+_MARGIN: Final = 1.05
+"""Safety margin on the learnt compression ratio."""
+LEAST_SHARE: Final = 0.3
+"""The least expected share after compression.
+
+So a batch of the default size stays below the default max.message.bytes even if it does not compress at all.
+"""
+_TELLING: Final = 4
+"""Batches below batch.size divided by this are too small to learn from."""
+
+
+class BatchSizes:
+    """The learnt compression of each topic of a producer, for its codec.
+
+    batch.size and max.request.size limit bytes after compression, but batches are filled and drained before it. So the
+    ratio is learnt from earlier batches of the topic: the Sender thread reports and asks, application threads ask.
+    Reference: org.apache.kafka.common.record.CompressionRatioEstimator, which learns in smaller steps, from smaller
+    batches.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = max(1, batch_size)
+        self._ratios: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+        self._refused: set[str] = set()
+
+    def capacity(self, topic: str) -> int:
+        """Return the bytes of records before compression that fill a new batch. Without an estimate, batch.size."""
+        return int(self._batch_size / self._shares.get(topic, 1.0))
+
+    def on_wire(self, batch: ProducerBatch) -> int:
+        """Return the bytes of the batch in a request: exact if it is sealed, else expected."""
+        if batch.is_sealed:
+            return batch.wire_size
+        return int(batch.size * self._shares.get(batch.topic_partition.topic, 1.0))
+
+    def learn(self, batch: ProducerBatch) -> None:
+        """Learn from a batch that was sealed for the first time.
+
+        A worse ratio than expected counts at once, a better one by half.
+        """
+        topic = batch.topic_partition.topic
+        if topic in self._refused or batch.size * _TELLING < self._batch_size:
+            return
+        ratio = batch.wire_size / batch.size
+        ratio = self._ratios[topic] = max(ratio, (self._ratios.get(topic, 1.0) + ratio) / 2)
+        self._shares[topic] = min(1.0, max(LEAST_SHARE, ratio * _MARGIN))
+
+    def refused(self, topic: str) -> None:
+        """Expect no compression after a batch that was too large for its broker, so that the next ones fit."""
+        self._refused.add(topic)
+        self._shares[topic] = 1.0

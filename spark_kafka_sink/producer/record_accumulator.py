@@ -1,7 +1,7 @@
-"""Records on their way to becoming batches: a queue per partition, and the rules of when a batch goes.
+"""Records on their way into batches: a queue for each partition, and the rules of when a batch is sent.
 
-Application threads append; the Sender thread asks what is ready and drains it. One lock guards all queues and is held
-only to decide: memory is waited for, blocks are encoded and callbacks run outside it. Reference:
+Application threads append; the Sender thread asks for ready nodes and drains batches. One lock guards all queues, and
+is held only for decisions: waiting for memory, encoding and callbacks happen outside it. Reference:
 org.apache.kafka.clients.producer.internals.RecordAccumulator.
 """
 
@@ -9,29 +9,220 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from spark_kafka_sink.client.backoff import ExponentialBackoff
+from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, ProducerClosedError
-from spark_kafka_sink.producer.accumulator_partition import PartitionQueue, PartitionQueues
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
-from spark_kafka_sink.producer.batch_split import split_batch
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant, SharedAllocation
-from spark_kafka_sink.producer.drain_rules import DrainRules
 from spark_kafka_sink.producer.futures import Harmless, Headers, RecordThunk, RunCallback
-from spark_kafka_sink.producer.incomplete_batches import IncompleteBatches
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.ready_check import ReadyCheck
+from spark_kafka_sink.producer.producer_batch import BatchSizes, ProducerBatch, split_batch
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block, RunTable
+
+
+class DrainRules(Protocol):
+    """The seam between batches and their sequence numbers.
+
+    The accumulator calls it under its lock. It must not call the accumulator.
+    """
+
+    @property
+    def is_completing(self) -> bool:
+        """Whether a transaction is ending, so that batches do not linger."""
+        ...
+
+    def must_wait(self, batch: ProducerBatch) -> bool:
+        """Return whether the batch must wait, to keep the order."""
+        ...
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        """Give the batch, which is about to be sent, its sequence if it has none."""
+        ...
+
+    def on_split_part(self, part: ProducerBatch) -> None:
+        """Note a part of a split batch, which is queued with the sequence of its records."""
+        ...
+
+
+class NoDrainRules:
+    """The rules without idempotence: no batch waits."""
+
+    is_completing = False
+
+    def must_wait(self, batch: ProducerBatch) -> bool:  # noqa: ARG002
+        return False
+
+    def on_drain(self, batch: ProducerBatch) -> None:
+        """Do nothing."""
+
+    def on_split_part(self, part: ProducerBatch) -> None:
+        """Do nothing."""
+
+
+class PartitionQueue:
+    """The batches of a partition in the order of sending: retries first, the open batch last."""
+
+    __slots__ = ("batches", "is_muted", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.is_muted = False
+
+    @property
+    def open_batch(self) -> ProducerBatch | None:
+        """The batch that takes records, or None."""
+        last = self.batches[-1] if self.batches else None
+        return last if last is not None and last.is_open else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a batch that takes no more records."""
+        return len(self.batches) > 1 or (bool(self.batches) and self.batches[0].is_full)
+
+    def forget_uncounted(self) -> None:
+        """Remove the rest of an append that ended early, and a batch that it made."""
+        if self.batches and self.batches[-1].record_count == 0:
+            self.batches.pop()
+        elif self.batches:
+            self.batches[-1].forget_uncounted()
+
+    def put_back(self, batch: ProducerBatch) -> None:
+        """Queue a batch again, before all batches that were first sent later.
+
+        Batches that were never sent have no ordinal and come last.
+        """
+        if not batch.ordinal:
+            self.batches.appendleft(batch)
+            return
+        earlier: list[ProducerBatch] = []
+        while self.batches and self.batches[0].ordinal and self.batches[0].ordinal < batch.ordinal:
+            earlier.append(self.batches.popleft())
+        self.batches.appendleft(batch)
+        self.batches.extendleft(reversed(earlier))
+
+
+class PartitionQueues(dict[TopicPartition, PartitionQueue]):
+    """A queue for each partition that is asked for by `[...]`. `get` makes none."""
+
+    def __missing__(self, topic_partition: TopicPartition) -> PartitionQueue:
+        queue = self[topic_partition] = PartitionQueue(topic_partition)
+        return queue
+
+    def let_go(self, idle: Iterable[TopicPartition]) -> None:
+        """Forget these empty queues, of topics that metadata has forgotten.
+
+        Else every turn of a producer that writes to ever new topics would visit them all. A batch that is queued again
+        gets a new queue.
+        """
+        for topic_partition in idle:
+            del self[topic_partition]
+
+
+class IncompleteBatches:
+    """The batches that have not ended, for flush, expiry and close. Guarded by the lock of the accumulator.
+
+    They are in the order of creation, so that the first is the first to expire.
+    """
+
+    def __init__(self, delivery_timeout_ms: int) -> None:
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._batches: dict[ProducerBatch, None] = {}
+        self._parts: set[ProducerBatch] = set()
+
+    def __iter__(self) -> Iterator[ProducerBatch]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: ProducerBatch) -> None:
+        self._batches[batch] = None
+
+    def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
+        """Replace `batch` by `parts`, which are as old as the batch, and so break the order."""
+        self.remove(batch)
+        for part in parts:
+            self._batches[part] = None
+            self._parts.add(part)
+
+    def remove(self, batch: ProducerBatch) -> None:
+        self._batches.pop(batch, None)
+        self._parts.discard(batch)
+
+    def remove_empty(self, topic_partition: TopicPartition) -> None:
+        """Remove the batch that an append made, if it ended early and put no record into it."""
+        empty = [each for each in self._batches if each.record_count == 0 and each.topic_partition == topic_partition]
+        for batch in empty:
+            del self._batches[batch]
+
+    def next_expiry_ms(self) -> int:
+        """Return when the first batch that has not ended reaches delivery.timeout.ms.
+
+        A batch that is being filled does not expire; the thread that fills it wakes the Sender.
+        """
+        first_ms: int | None = None
+        for batch in self._batches:
+            if _can_expire(batch) and (first_ms is None or batch.created_ms < first_ms):
+                first_ms = batch.created_ms
+                if not self._parts:
+                    break
+        return FOREVER_MS if first_ms is None else first_ms + self._delivery_timeout_ms
+
+    def expired(self, now_ms: int) -> list[ProducerBatch]:
+        """Return the batches that have reached it and have not ended, queued or in flight."""
+        if now_ms < self.next_expiry_ms():
+            return []
+        return [
+            batch
+            for batch in self._batches
+            if _can_expire(batch) and batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
+        ]
+
+
+def _can_expire(batch: ProducerBatch) -> bool:
+    """Return whether the batch can expire.
+
+    A batch with an outcome waits only for the end of its request, or a fault kept its memory.
+    """
+    return batch.is_filled and not (batch.is_done and batch.is_in_flight)
+
+
+@dataclass(slots=True)
+class ReadyCheck:
+    """The nodes to send to now, and when to check again. Made under the lock of the accumulator."""
+
+    ready_nodes: dict[int, Node] = field(default_factory=dict)
+    next_check_delay_ms: int = FOREVER_MS
+    waiting_nodes: set[int] = field(default_factory=set)
+    """The leaders of partitions with queued batches."""
+    unknown_leader_topics: set[str] = field(default_factory=set)
+    queue_sizes: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Topic → partition with a leader → queued batches: the load for KIP-794."""
+
+    def consider(self, leader: Node, queue: PartitionQueue, in_a_hurry: bool, linger_ms: int, now_ms: int) -> None:
+        """Add `leader` to the ready nodes if the first batch of `queue` goes now, else note when it will go."""
+        batch = queue.batches[0]
+        if batch.is_backing_off(now_ms):
+            self.next_check_delay_ms = min(self.next_check_delay_ms, batch.retry_at_ms - now_ms)
+            return
+        lingered_ms = batch.waited_ms(now_ms)
+        if in_a_hurry or queue.is_full or lingered_ms >= linger_ms:
+            self.ready_nodes[leader.id] = leader
+        else:
+            self.next_check_delay_ms = min(self.next_check_delay_ms, linger_ms - lingered_ms)
+
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
 
 
 class RecordAccumulator:
-    """Queues of batches by topic-partition."""
+    """The queues of batches, by topic-partition."""
 
     def __init__(
         self,
@@ -74,10 +265,10 @@ class RecordAccumulator:
         max_block_ms: int,
         now_ms: int,
     ) -> bool:
-        """Add one record of at most `size` encoded bytes; its time starts when it has its memory. True when the Sender
-        is to look at it: there is a new batch, or a full one.
+        """Add one record of at most `size` encoded bytes. Its time starts when it has its memory.
 
-        Raises BufferExhaustedError when memory stays short for `max_block_ms`, ProducerClosedError once closed.
+        Returns True if the Sender must look: there is a new batch, or a full one. Raises BufferExhaustedError if memory
+        is short for `max_block_ms`, and ProducerClosedError after a close.
         """
         grant = Grant()
         try:
@@ -112,9 +303,9 @@ class RecordAccumulator:
     ) -> None:
         """Add the rows of `block`; `groups` are (partition, first row, end row), ascending by row.
 
-        Room is taken first for every run of rows, then the block is encoded once, then each run gets its slice. All
-        rows of the block share its memory, given back when the last batch with rows of it has ended. Raises as
-        `append_row` does.
+        Room for every run of rows is reserved first. Then the block is encoded once, and each run gets its slice. All
+        rows of the block share its memory, which is given back when the last batch with rows of it has ended. Raises as
+        `append_row`.
         """
         block_size = block.size(0, block.num_rows)
         grant = Grant()
@@ -130,7 +321,7 @@ class RecordAccumulator:
         finally:
             try:
                 allocation.release(grant)
-            except BaseException:  # Ctrl-C in there
+            except BaseException:  # Ctrl-C came
                 allocation.release(grant)
                 raise
 
@@ -143,8 +334,9 @@ class RecordAccumulator:
         on_completion: RunCallback | None,
         now_ms: int,
     ) -> tuple[RunTable[int], list[tuple[ProducerBatch, int, int]]]:
-        """Take room for every run; returns the runs, and for each its batch, place and reserved bytes. Caller holds
-        the lock.
+        """Reserve room for every run. Return the runs, and for each its batch, place and reserved bytes.
+
+        The caller holds the lock.
         """
         if self._closed:
             raise ProducerClosedError("The producer was closed while records were being sent.")
@@ -172,7 +364,7 @@ class RecordAccumulator:
                 batch.fill_run(place, chunk, latest_ms, block.largest_record, size)
 
     def room(self, topic_partition: TopicPartition) -> int:
-        """The bytes that the partition's open batch has room for; 0 where no batch is open."""
+        """Return the room of the open batch of the partition, or 0 without an open batch."""
         with self._lock:
             queue = self._queues.get(topic_partition)
             batch = None if queue is None else queue.open_batch
@@ -184,17 +376,17 @@ class RecordAccumulator:
             previous.close_for_appends()
         capacity = self.sizes.capacity(queue.topic_partition.topic) + HEADER_SIZE
         batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, capacity, now_ms)
-        self._incomplete.add(batch)  # first: what is queued alone would have no end
+        self._incomplete.add(batch)  # first, because a batch that is only queued would never end
         queue.batches.append(batch)
         return batch
 
     # ---- ready and drain: the Sender thread ------------------------------------------------------------------------
 
     def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, now_ms: int) -> ReadyCheck:
-        """Which nodes have a batch to be sent now.
+        """Return the nodes that have a batch to send now.
 
-        A leader's partition is sendable when its first batch is full, has lingered, or when memory is exhausted, a
-        flush or close is in progress, or a transaction is ending; and it is neither muted nor backing off.
+        A partition can be sent to its leader if its first batch is full or has lingered, memory is exhausted, a flush
+        or close is in progress, or a transaction is ending. It must be neither muted nor backing off.
         """
         check = ReadyCheck()
         leaders, ready_nodes = cluster.leaders, check.ready_nodes
@@ -203,7 +395,7 @@ class RecordAccumulator:
         idle: list[TopicPartition] = []
         with self._lock:
             hurry = self.pool.queued > 0 or self._closed or bool(self._flushes) or self._rules.is_completing
-            for topic_partition, queue in self._queues.items():  # of every partition in every turn: no call to spare
+            for topic_partition, queue in self._queues.items():  # for every partition in every turn: avoid calls
                 topic, partition = topic_partition
                 leader = leaders.get(topic_partition)
                 batches = queue.batches
@@ -231,7 +423,9 @@ class RecordAccumulator:
     def drain(
         self, cluster: Cluster, nodes: Iterable[Node], max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> dict[int, list[ProducerBatch]]:
-        """For each node up to `max_size` expected bytes, at least one batch; closed, in order, with their sequences."""
+        """Return for each node batches of up to `max_size` expected bytes, at least one: closed, in order, with
+        sequences.
+        """
         drained: dict[int, list[ProducerBatch]] = {}
         for node in nodes:
             with self._lock:
@@ -243,7 +437,7 @@ class RecordAccumulator:
     def _drain_node(
         self, cluster: Cluster, node: Node, max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> list[ProducerBatch]:
-        """Start after the partition at which the last drain stopped, so that none starves. Caller holds the lock."""
+        """Drain one node, from the partition after the last drain, so that none starves. The caller holds the lock."""
         partitions = cluster.partitions_for_node(node.id)
         batches: list[ProducerBatch] = []
         size = 0
@@ -281,7 +475,7 @@ class RecordAccumulator:
         batch.is_in_flight = False
 
     def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
-        """Replace a batch that the broker finds too large by parts of at most half its size, in its place."""
+        """Replace a batch that is too large for the broker by parts of at most half its size, in its place."""
         self.sizes.refused(batch.topic_partition.topic)
         parts = split_batch(batch, now_ms)
         with self._lock:
@@ -300,7 +494,7 @@ class RecordAccumulator:
         return parts
 
     def mute(self, topic_partition: TopicPartition) -> None:
-        """Drain nothing more of the partition until `unmute`."""
+        """Drain no batch of the partition until `unmute`."""
         with self._lock:
             self._queues[topic_partition].is_muted = True
 
@@ -311,7 +505,7 @@ class RecordAccumulator:
     # ---- expiry, flush, close --------------------------------------------------------------------------------------
 
     def expired_batches(self, now_ms: int) -> list[ProducerBatch]:
-        """Batches whose delivery.timeout.ms is over; those that are not in flight are taken from their queues."""
+        """Return the batches whose delivery.timeout.ms is over. Those that are not in flight leave their queues."""
         with self._lock:
             expired = self._incomplete.expired(now_ms)
             if expired:
@@ -319,12 +513,12 @@ class RecordAccumulator:
         return expired
 
     def next_expiry_ms(self) -> int:
-        """When the next incomplete batch reaches its delivery timeout: queued or in flight."""
+        """Return when the next batch, queued or in flight, reaches its delivery timeout."""
         with self._lock:
             return self._incomplete.next_expiry_ms()
 
     def _unqueue(self, batches: Mapping[ProducerBatch, None]) -> None:
-        """Take `batches` from their queues and close them. Caller holds the lock."""
+        """Remove `batches` from their queues and close them. The caller holds the lock."""
         for queue in {batch.topic_partition: self._queues[batch.topic_partition] for batch in batches}.values():
             kept = [batch for batch in queue.batches if batch not in batches]
             queue.batches.clear()
@@ -333,7 +527,7 @@ class RecordAccumulator:
             batch.close_for_appends()
 
     def deallocate(self, batch: ProducerBatch) -> None:
-        """The batch has ended and is not on the wire: give its memory back. May be called again after a fault."""
+        """Give back the memory of a batch that has ended and is not in flight. May be called again."""
         with self._lock:
             batch.forget_records()
         batch.give_memory_back(self.pool)
@@ -342,7 +536,7 @@ class RecordAccumulator:
             self._incomplete.remove(batch)
 
     def batches_in_flight(self) -> set[ProducerBatch]:
-        """Those that were drained and have not come back."""
+        """Return the batches that were drained and have not come back."""
         with self._lock:
             return {batch for batch in self._incomplete if batch.is_in_flight}
 
@@ -356,12 +550,13 @@ class RecordAccumulator:
         return len(self._incomplete) > 0
 
     def flush(self, begun: Callable[[], None], wait: Callable[[ProducerBatch], bool]) -> bool:
-        """From now until it returns lingering batches go at once, which `begun` is told. Let `wait` wait for each batch
-        that is incomplete now, and for the parts of those that were split; False once it says False.
+        """Let batches go without lingering until this returns. Call `begun`, then `wait` for each incomplete batch.
+
+        `wait` is also called for the parts of split batches. Returns False as soon as `wait` returns False.
         """
         flush = object()
         try:
-            self._flushes.add(flush)  # without the lock: Ctrl-C in a wait for it would leave the flush in there
+            self._flushes.add(flush)  # without the lock: Ctrl-C in a wait for it would leave the flush in the set
             begun()
             with self._lock:
                 pending = list(self._incomplete)
@@ -375,35 +570,35 @@ class RecordAccumulator:
             self._flushes.discard(flush)
 
     def abort_incomplete(self, error: KafkaError) -> None:
-        """Fail everything that has not been acknowledged, on the wire or not."""
+        """Fail all records that are not acknowledged, in flight or not."""
         with self._lock:
             batches = dict.fromkeys(self._incomplete)
         self._drop(batches, error)
 
     def abort_undrained(self, error: KafkaError) -> None:
-        """Fail what has not been sent, as a transaction does that is aborted."""
+        """Fail all records that were not sent, for a transaction that is aborted."""
         with self._lock:
             batches = dict.fromkeys(each for each in self._incomplete if not (each.is_in_flight or each.has_sequence))
         self._drop(batches, error)
 
     def give_up(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """Fail `batch` and the parts that took its place, those that have not ended, and give their memory back."""
+        """Fail `batch` and its parts, if they have not ended, and give their memory back."""
         self._drop(dict.fromkeys((batch, *batch.split_parts)), error)
 
     def _drop_unfilled(self, allocation: SharedAllocation, cause: BaseException) -> None:
-        """The append that holds `allocation` ended early: what it left without bytes can neither go nor expire."""
+        """Drop the batches without bytes after an append that ended early. They could neither be sent nor expire."""
         with self._lock:
             unfilled = (each for each in self._incomplete if each.record_count == 0 or each.wants_bytes_of(allocation))
             batches = dict.fromkeys(unfilled)
         why = f"The send_columns call whose rows shared a batch with these ended with {type(cause).__name__}: {cause}"
-        self._drop(batches, KafkaError(why), Exception)  # on the caller's thread, whose Ctrl-C it is
+        self._drop(batches, KafkaError(why), Exception)  # on the thread of the caller, so Ctrl-C is raised
 
     def _drop(self, batches: dict[ProducerBatch, None], error: KafkaError, harmless: Harmless = BaseException) -> None:
-        """What a callback raises that is not `harmless` is raised when all have ended."""
+        """Fail `batches`. An exception of a callback that is not `harmless` is raised when all have ended."""
         try:
             self._drop_once(batches, error, harmless)
         except BaseException:
-            self._drop_once(batches, error, BaseException)  # what a fault kept from it
+            self._drop_once(batches, error, BaseException)  # the steps that a fault skipped
             raise
 
     def _drop_once(self, batches: dict[ProducerBatch, None], error: KafkaError, harmless: Harmless) -> None:
@@ -415,7 +610,7 @@ class RecordAccumulator:
                 last_first.callback(batch.fail, error, harmless=harmless)
 
     def close(self) -> None:
-        """Refuse appends from now on; what is queued goes without lingering."""
+        """Refuse appends from now on. Queued batches go without lingering."""
         with self._lock:
             self._closed = True
         self.pool.close()

@@ -1,6 +1,6 @@
-"""What an application hands to `send` and `send_offsets_to_transaction`, checked and in bytes before anything counts on
-it: what cannot be encoded would be found out on the Sender's thread, a record with a batch of others. Holds no state;
-any thread.
+"""Check the arguments of `send` and `send_offsets_to_transaction`, and encode them, before other code uses them.
+
+Otherwise the Sender thread would find the error, for a whole batch. Holds no state; any thread.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import RecordTooLargeError, SerializationError
 from spark_kafka_sink.producer.futures import Headers
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.record.arrow import exact_int, int_text, not_unicode
 from spark_kafka_sink.record.batch import HEADER_SIZE
-from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.headers import header_pairs
-from spark_kafka_sink.record.row_arrays import exact_int, int_text, not_unicode
-from spark_kafka_sink.record.timestamps import (
+from spark_kafka_sink.record.columns import (
     FIRST_USUAL_MS,
     LAST_MS,
     NO_TIMESTAMP,
-    bounds,
+    RecordColumns,
     early_text,
     late_text,
     latest_before,
     likely_unit,
+    timestamp_bounds,
 )
+from spark_kafka_sink.record.headers import header_pairs
 
 log = logging.getLogger(__name__)
 
 _LAST_OFFSET: Final = 2**63 - 1
 _LAST_INT32: Final = 2**31 - 1
 _LONGEST_TEXT: Final = 2**15 - 1
-"""Bytes of a text in a request: a broker hangs up on one that is longer."""
+"""The most bytes of a text in a request. A broker closes the connection after a longer one."""
 _TEXT: Final = f"a str that UTF-8 can hold in {_LONGEST_TEXT} bytes"
 
 
 def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> bytes | None:
-    """`part`, which is called `name` in errors, as bytes; text as UTF-8. Raises SerializationError."""
+    """Return `part`, named `name` in errors, as bytes; text as UTF-8. Raises SerializationError."""
     if part is None or isinstance(part, bytes):
         return part
     if isinstance(part, str):
@@ -53,15 +53,17 @@ def to_bytes(part: bytes | bytearray | memoryview | str | None, name: str) -> by
 
 
 def checked_headers(headers: Headers | None) -> Headers:
-    """The headers, values in bytes. Raises SerializationError for headers of a form that `header_pairs` does not take,
-    and for a header that has no name, or a wrong value.
+    """Return the headers with values in bytes.
+
+    Raises SerializationError for headers in a form that `header_pairs` does not take, for a header without a name, and
+    for a value of a wrong type.
     """
     if headers is None or (type(headers) is list and not headers):
         return ()
     checked = []
     for pair in header_pairs(headers, "a record"):
         name, value = pair
-        if not (type(name) is str and name.isascii()):  # it is, by far most often
+        if not (type(name) is str and name.isascii()):  # not the usual case
             if not isinstance(name, str):
                 raise SerializationError(f"A header of a record has the name {name!r}; give every header a str.")
             to_bytes(name, "header name")
@@ -75,7 +77,7 @@ def checked_headers(headers: Headers | None) -> Headers:
 
 
 def checked_place(partition: int | None, timestamp_ms: int | None) -> tuple[int | None, int | None]:
-    """Partition and timestamp as Python's own ints. Raises SerializationError for one that no record can have."""
+    """Return partition and timestamp as ints. Raises SerializationError for one that no record can have."""
     if partition is not None:
         place = partition if type(partition) is int else _as_int(partition)
         if place is None or not 0 <= place <= _LAST_INT32:
@@ -97,7 +99,7 @@ def checked_place(partition: int | None, timestamp_ms: int | None) -> tuple[int 
 
 
 class SizeLimit:
-    """How large a record may be: `max_bytes` with a batch's header, by the option `setting`."""
+    """The limit of a record: `max_bytes` with the header of a batch, by the option `setting`."""
 
     def __init__(self, config: ProducerConfig) -> None:
         self.max_bytes, self.setting = min(
@@ -105,37 +107,41 @@ class SizeLimit:
         )
 
     def check(self, topic: str, size: int) -> None:
-        """Raises RecordTooLargeError for a record of `size` bytes that is larger."""
+        """Raise RecordTooLargeError for a record of `size` bytes above the limit."""
         if size + HEADER_SIZE > self.max_bytes:
             raise RecordTooLargeError(
                 f"A record for topic {topic} takes {size + HEADER_SIZE} bytes, more than"
                 f" {self.setting}={self.max_bytes}: raise {self.setting} (and max.message.bytes of the topic), or make"
-                " the record smaller."
+                " the record smaller.",
+                topic=topic,
+                setting=self.setting,
             )
 
 
 class TimestampWatch:
-    """The timestamps of one producer: refuses those that no record can have, and warns once of those that are likely
-    seconds. Any other time is the caller's choice. Any thread.
+    """Check the timestamps of one producer. Any thread.
+
+    Refuses timestamps that no record can have, and warns once of those that are probably in seconds. The caller may
+    choose any other time.
     """
 
     def __init__(self) -> None:
         self._has_warned = False
 
     def of_record(self, topic: str, timestamp_ms: int | None) -> None:
-        """Look at a timestamp that has passed `checked_place`."""
+        """Check a timestamp that has passed `checked_place`."""
         if timestamp_ms is not None and timestamp_ms < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, timestamp_ms)
 
     def of_columns(self, topic: str, columns: RecordColumns) -> None:
-        """Look at the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
-        found = None if columns.timestamp_ms is None else bounds(columns.timestamp_ms)
+        """Check the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
+        found = None if columns.timestamp_ms is None else timestamp_bounds(columns.timestamp_ms)
         if found is None:
             return
         earliest, latest = found
         if earliest < 0 or latest > LAST_MS:
             wrong = earliest if earliest < 0 else latest
-            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong))
+            raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong), topic=topic)
         if earliest < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, latest_before(columns.timestamp_ms, FIRST_USUAL_MS))
 
@@ -158,7 +164,10 @@ def _out_of_range(whose: str, timestamp_ms: int) -> str:
 def checked_offsets(
     offsets: Mapping[TopicPartition, tuple[int, str | None]],
 ) -> dict[TopicPartition, tuple[int, str | None]]:
-    """A copy of the offsets, which their caller may change. Raises SerializationError for one that cannot be sent."""
+    """Return a copy of the offsets, because the caller may change them.
+
+    Raises SerializationError for one that cannot be sent.
+    """
     checked: dict[TopicPartition, tuple[int, str | None]] = {}
     for place, value in offsets.items():
         if not (isinstance(place, tuple) and len(place) == 2 and is_sendable_text(place[0]) and _is_int32(place[1])):
@@ -177,7 +186,7 @@ def checked_offsets(
 
 
 def checked_group(group: GroupMetadata | str) -> GroupMetadata:
-    """Whose offsets they are. Raises SerializationError for a group that no request can name."""
+    """Return the group of the offsets. Raises SerializationError for a group that no request can name."""
     found = GroupMetadata(group) if isinstance(group, str) else group
     if not isinstance(found, GroupMetadata):
         raise SerializationError(f"The group of the offsets is {group!r:.300}: give its name, or a GroupMetadata.")
@@ -191,7 +200,7 @@ def checked_group(group: GroupMetadata | str) -> GroupMetadata:
         raise SerializationError(
             f"The group of the offsets has generation_id={found.generation_id!r:.100}: give an int, -1 for none."
         )
-    if found.generation_id > 0 and not found.member_id:  # KafkaProducer.throwIfInvalidGroupMetadata refuses it too
+    if found.generation_id > 0 and not found.member_id:  # as KafkaProducer.throwIfInvalidGroupMetadata
         raise SerializationError(
             f"The group of the offsets has generation_id={found.generation_id} and an empty member_id: give the"
             " member's member_id, or the generation -1 for a group without members."
@@ -200,7 +209,7 @@ def checked_group(group: GroupMetadata | str) -> GroupMetadata:
 
 
 def is_sendable_text(text: object) -> bool:
-    """Whether it is text that a request can hold."""
+    """Return whether it is a text that a request can contain."""
     if not isinstance(text, str):
         return False
     if text.isascii():
@@ -217,8 +226,10 @@ def _is_int32(number: object) -> bool:
 
 
 def _as_int(number: object) -> int | None:
-    """An int, also one of numpy's, as Python's own; None for a bool and anything else. A float, as time.time() makes,
-    would spoil the batch that it is in, and an array of one item is no key of a dict.
+    """Return an int of Python or numpy as Python's int, or None for a bool or any other type.
+
+    A float, such as from time.time(), would break the batch that it is in. An array of one item cannot be a key of a
+    dict.
     """
     try:
         return exact_int(number)

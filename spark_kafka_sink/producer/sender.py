@@ -1,7 +1,7 @@
-"""The Sender: takes batches to the brokers. Its thread owns the network client and with it every connection.
+"""The Sender: sends batches to the brokers. Its thread owns the network client and with it every connection.
 
-`run_once` is one turn: expire what is late, settle the producer's identity, drain what is ready, send, poll. A test
-runs it turn by turn. Reference: org.apache.kafka.clients.producer.internals.Sender.
+`run_once` is one turn: expire late batches, update the identity of the producer, drain ready batches, send, poll. A
+test runs it turn by turn. Reference: org.apache.kafka.clients.producer.internals.Sender.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
-from spark_kafka_sink.producer.node_availability import NodeAvailability
+from spark_kafka_sink.producer.partitioner import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
-from spark_kafka_sink.producer.ready_check import ReadyCheck
-from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.record_accumulator import ReadyCheck, RecordAccumulator
 from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
 
 log = logging.getLogger(__name__)
@@ -47,11 +46,11 @@ _NO_WAIT: Final = (
 )
 
 LoadListener = Callable[[str, Mapping[int, int], int], None]
-"""Told (topic, batches queued by partition whose broker keeps up, number of partitions that have a leader)."""
+"""Called with (topic, queued batches of partitions with available brokers, number of partitions with a leader)."""
 
 
 class Sender:
-    """One turn after the other until it is closed."""
+    """The loop of the Sender thread."""
 
     def __init__(
         self,
@@ -89,22 +88,23 @@ class Sender:
             guarantees_order=self._guarantees_order,
         )
         self._on_wire: set[ProducerBatch] = set()
-        """In requests whose end the client will report."""
+        """The batches in requests that the client will end."""
         self.has_ended = False
-        """`run` is over."""
+        """`run` has ended."""
         self._until_end = threading.Lock()
         self._until_end.acquire()
         self._thread_id: int | None = None
         self._is_running = True
         self._is_forced = False
         self._failed_turn: tuple[Exception, int] | None = None
-        """The last one's error, and when it was."""
+        """The error and time of the last failed turn."""
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until closed: turn by turn. Then what is queued and in flight, unless the close is forced. A failing turn
-        is not the last. However it ends, nobody waits for it any more.
+        """Run turns until closed. Then send queued batches and wait for those in flight, unless the close is forced.
+
+        Turns go on after a turn that failed. At the end no thread waits for this one, however it ends.
         """
         self._thread_id = threading.get_ident()
         how = "was closed"
@@ -113,11 +113,11 @@ class Sender:
                 self._run_safely()
             while not self._is_forced:
                 if self._transactions is not None:
-                    self._transactions.abort_open_transaction()  # also where a commit under way has failed meanwhile
+                    self._transactions.abort_open_transaction()  # also after a commit in progress has failed
                 if not self._has_work():
                     break
                 self._run_safely()
-        except BaseException as cause:  # a SystemExit, say: no turn's, the thread's
+        except BaseException as cause:  # SystemExit, for example: it ends the thread, not a turn
             how = f"lost its thread to {type(cause).__name__}"
             log.critical("The producer %s", how, exc_info=True)
             raise
@@ -125,13 +125,13 @@ class Sender:
             try:
                 self._end(how)
             finally:
-                self._thread_id = None  # another thread may have it next
+                self._thread_id = None  # another thread may get the same id
                 self.has_ended = True
                 if self._until_end.locked():
                     self._until_end.release()
 
     def _end(self, how: str) -> None:
-        """The producer ended, and `how`."""
+        """Log that the producer ended, and `how`."""
         with ExitStack() as last_first:
             last_first.callback(self._client.close)
             last_first.callback(self._metadata.close)
@@ -156,8 +156,10 @@ class Sender:
             self._clock.sleep_ms(self._config.retry_backoff_ms)
 
     def _on_fault(self, fault: Exception, is_of_identity: bool) -> None:
-        """Mark the producer as failed, and end what the fault touched. Where the fault is in what brokers know it by
-        (an impossible state, say), the producer ends: nothing that follows from that may reach a broker (KAFKA-14831).
+        """Mark the producer as failed, and end the batches that the fault met.
+
+        After a fault in the state that brokers know (an impossible state, for example) the producer ends: nothing may
+        reach a broker after that (KAFKA-14831).
         """
         now_ms = self._clock.now_ms()
         self._failed_turn = fault, now_ms
@@ -176,25 +178,25 @@ class Sender:
 
     @property
     def has_failed_turn(self) -> bool:
-        """A turn, or the handling of an answer, failed since the start by a fault of the producer's own."""
+        """Whether a turn, or the handling of an answer, failed since the start by a fault of the producer."""
         return self._failed_turn is not None
 
     def explained(self, error: KafkaError) -> KafkaError:
-        """`error`; a time-out is told of the last turn that failed, as its cause, if one did. From any thread."""
+        """Return `error`. A timeout gets the last failed turn as its cause, if there is one. From any thread."""
         if self._failed_turn is not None and isinstance(error, KafkaTimeoutError):
             cause, at_ms = self._failed_turn
             ago_ms = self._clock.now_ms() - at_ms
-            error.args = (
-                f"{error} A fault of the producer's own may be the cause: {ago_ms} ms ago a turn of its Sender failed"
-                f" with {type(cause).__name__}: {one_line(str(cause))}",
+            error.hint = (
+                f" A fault in the producer may be the cause: {ago_ms} ms ago a turn of its Sender thread failed with"
+                f" {type(cause).__name__}: {one_line(str(cause))}"
             )
             error.__cause__ = cause
         return error
 
     def run_once(self) -> None:
-        """One turn."""
+        """Run one turn."""
         now_ms = self._clock.now_ms()
-        for batch in self._accumulator.expired_batches(now_ms):  # before the drain: who was told so is not sent
+        for batch in self._accumulator.expired_batches(now_ms):  # before the drain: failed batches must not be sent
             self._outcomes.expire(batch, now_ms)
         idempotence = self._idempotence
         if idempotence is not None:
@@ -220,12 +222,12 @@ class Sender:
         self._client.poll(timeout_ms, now_ms)
 
     def wakeup(self) -> None:
-        """End the poll that waits. From any thread."""
+        """End a waiting poll. From any thread."""
         self._client.wakeup()
 
     def wakeup_for_metadata(self, topic: str) -> None:
-        """A thread is about to wait for the topic. Raises KafkaTimeoutError on the Sender's own, as in a callback: that
-        would have to bring it, and brings nothing while it waits.
+        """Wake the Sender for a thread that is about to wait for the topic. Raises KafkaTimeoutError on the thread of
+        the Sender (in a callback), which would wait for itself.
         """
         if threading.get_ident() == self._thread_id:
             raise KafkaTimeoutError(_NO_WAIT.format(what=f"the metadata of topic {topic}"))
@@ -238,13 +240,13 @@ class Sender:
         self.wakeup()
 
     def initiate_close(self) -> None:
-        """Take no more records, send what there is, then end. From any thread."""
+        """Take no more records, send the queued ones, then end. From any thread."""
         self._accumulator.close()
         self._is_running = False
         self.wakeup()
 
     def force_close(self) -> None:
-        """End now; what is not acknowledged fails. From any thread."""
+        """End now. Records that are not acknowledged fail. From any thread."""
         self._is_forced = True
         self.initiate_close()
 
@@ -256,15 +258,13 @@ class Sender:
         leave the event's lock taken. So the wait is for a lock, and the answer is the flag.
         """
         if not self.has_ended and self._until_end.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            self._until_end.release()  # to the next thread that waits
+            self._until_end.release()  # for the next waiting thread
         return self.has_ended
 
     # ---- the producer's identity -----------------------------------------------------------------------------------
 
     def _maybe_send_request(self, idempotence: Idempotence, now_ms: int) -> None:
-        """Send the next request for the producer id or the transaction. Records go on meanwhile: the drain holds back
-        those that must wait.
-        """
+        """Send the next request for the producer id or the transaction. The drain holds back records that must wait."""
         outgoing = idempotence.next_request(now_ms, lambda: self._accumulator.has_incomplete)
         if outgoing is None:
             return
@@ -280,7 +280,7 @@ class Sender:
             outgoing.unreachable()
 
     def _request_delay_ms(self, idempotence: Idempotence, now_ms: int) -> int:
-        """Return how long until the next request may go. A request that waits only for its node is tried again soon."""
+        """Return the time until the next request. A request that waits only for its node is tried again soon."""
         delay_ms = idempotence.request_delay_ms(now_ms)
         return delay_ms if delay_ms > 0 else self._config.retry_backoff_ms
 
@@ -301,7 +301,9 @@ class Sender:
         self._client.send(request, now_ms)
 
     def _fail_what_waits_in_vain(self, identity: ProducerIdentity) -> None:
-        """No producer id is given without a right. What was sent before, and may be in the log, goes on asking."""
+        """Fail records that wait for a producer id after a missing permission. Sent batches may be in the log: they go
+        on.
+        """
         refusal = identity.take_refusal()
         if refusal is not None:
             log.error("What waits for a producer id fails: %s", refusal)
@@ -317,7 +319,7 @@ class Sender:
     # ---- records ---------------------------------------------------------------------------------------------------
 
     def _send_producer_data(self, now_ms: int) -> int:
-        """Drain and send what is ready. Returns how long the poll may wait, in ms."""
+        """Drain and send ready batches. Return how long the poll may wait, in ms."""
         cache = self._metadata.cache
         epoch_of = cache.leader_epoch
         check = self._accumulator.ready(cache.cluster, epoch_of, now_ms)
@@ -337,17 +339,17 @@ class Sender:
                 for batch in batches:
                     self._accumulator.mute(batch.topic_partition)
         if drained:
-            sent_ms = self._clock.now_ms()  # to compress is no part of what a broker takes to answer
+            sent_ms = self._clock.now_ms()  # the latency of the broker does not include compression
             for node_id, batches in drained.items():
                 self._send_produce_request(node_id, batches, sent_ms)
             return 0
         timeout_ms = min(check.next_check_delay_ms, not_ready_ms, self._accumulator.next_expiry_ms() - now_ms)
-        if nodes:  # something is ready and held back for the sake of order: look again soon
+        if nodes:  # ready batches are held back to keep the order: check again soon
             timeout_ms = min(timeout_ms, self._config.retry_backoff_ms)
         return max(0, timeout_ms)
 
     def _sealed(self, drained: Mapping[int, list[ProducerBatch]], now_ms: int) -> dict[int, list[ProducerBatch]]:
-        """The batches, ready for the wire. One that cannot be encoded fails alone."""
+        """Return the sealed batches. A batch that cannot be encoded fails, without the others."""
         sealed: dict[int, list[ProducerBatch]] = {}
         for node_id, batches in drained.items():
             for batch in batches:
@@ -364,7 +366,7 @@ class Sender:
         return sealed
 
     def _nodes_to_send_to(self, check: ReadyCheck, now_ms: int) -> tuple[list[Node], int]:
-        """The ready nodes that can take a request, and how long until one of the others may."""
+        """Return the ready nodes that can take a request, and the time until another one may."""
         nodes: list[Node] = []
         not_ready_ms = FOREVER_MS
         for node in check.ready_nodes.values():
@@ -381,15 +383,13 @@ class Sender:
         return nodes, not_ready_ms
 
     def _fail_if_refused(self, nodes: Iterable[Node]) -> None:
-        """Records wait for a leader that only `nodes`, those of bootstrap.servers, could name."""
+        """Fail records whose leader only `nodes` could name, those of bootstrap.servers, if one of these refuses us."""
         refusals = (self._client.authentication_error(node) for node in nodes)
         if refusal := next((each for each in refusals if each is not None), None):
             self._on_refusal(refusal)
 
     def _on_refusal(self, refusal: KafkaError) -> None:
-        """A node with records to take does not take us for who we say we are. Nobody's records wait for that to change:
-        the same credentials would be refused again.
-        """
+        """Fail records for a node that refuses our credentials, because the same credentials would be refused again."""
         log.error("What is not sent fails: %s", refusal)
         idempotence = self._idempotence
         if idempotence is None:
@@ -403,7 +403,7 @@ class Sender:
         for topic, queue_sizes in check.queue_sizes.items():
             available = cache.cluster.available_partitions_for_topic(topic)
             sizes: dict[int, int] = {}
-            if len(queue_sizes) >= len(available):  # else one that was never used would never be chosen
+            if len(queue_sizes) >= len(available):  # else a partition that was never used would never be chosen
                 sizes = queue_sizes
                 if unavailable:
                     sizes = {

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
+from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -33,22 +33,17 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import copied, retold
 from spark_kafka_sink.producer.idempotence import OutgoingRequest
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import (
-    GROUP,
-    TRANSACTION,
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION, FindCoordinatorRequest, coordinator_of
+from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
+    InitProducerIdRequest,
     OffsetToCommit,
     TxnOffsetCommitRequest,
-    coordinator_of,
 )
-from spark_kafka_sink.protocol.messages import Message
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +52,6 @@ INVALID_TXN_STATE: Final = 48
 CONCURRENT_TRANSACTIONS: Final = 51
 NOTHING_ADDED: Final = frozenset({3, 55})
 """A partition of the request does not exist (UNKNOWN_TOPIC_OR_PARTITION), so the broker added none of the others."""
-FIRST_RETRY_WHILE_CONCURRENT_MS: Final = 20
-"""The coordinator is completing the transaction before this one, which takes milliseconds."""
 _COMMIT_FAILED: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit gets these answers."""
 _LEFT_OUT: Final = "The answer does not mention it."
@@ -144,7 +137,7 @@ class PendingOperation:
 
     def ensure_none(self, operation: str) -> None:
         if self._closed_by is not None:
-            raise copied(self._closed_by)
+            raise self._closed_by.copied()
         result = self._result
         if result is None or result.is_heard or (result.is_done and result.error is not None):
             return
@@ -165,7 +158,7 @@ class PendingOperation:
 
     @property
     def reason_for_delay(self) -> str:
-        """What the answers so far say of why the operation takes so long, to end an error's text with."""
+        """Return a clause for error texts: the answers that explain the delay of the operation."""
         refusal = "" if self.last_refusal is None else f" The last answer was: {self.last_refusal}"
         return refusal + ("" if self.last_loss is None else f" {self.last_loss}")
 
@@ -177,7 +170,7 @@ class PendingOperation:
 
 
 class Action(enum.IntEnum):
-    """What to do about an error. Of several errors in one answer the gravest action counts."""
+    """The reaction to an error. If an answer has several errors, the most severe reaction counts."""
 
     RETRY = 1
     FIND_COORDINATOR = 2
@@ -242,7 +235,7 @@ class Refusal(NamedTuple):
         if isinstance(said, InvalidProducerEpochError):  # from a coordinator: a newer producer has the transactional id
             return ProducerFencedError(f"{self.place}: {ProducerFencedError.sentence}")
         if self.error_code not in _COMMIT_FAILED:
-            return retold(said, text)
+            return said.reworded(text)
         failed = CommitFailedError(text)
         failed.error_code = self.error_code
         return failed
@@ -457,9 +450,10 @@ def _left_out(asked: Iterable[TopicPartition], answered: Container[TopicPartitio
 
 
 class TransactionQueue:
-    """Requests by priority, and within a priority in the order in which they came. One is in flight at a time.
+    """Requests by priority, and in order within a priority. One is in flight at a time.
 
-    The Sender calls what `outgoing` returns, which takes the manager's `lock`. `pending` is told what delays it.
+    The Sender calls the result of `outgoing`, which takes the `lock` of the manager. `pending` gets the causes of
+    delay.
     """
 
     def __init__(self, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation) -> None:
@@ -586,7 +580,7 @@ class TransactionQueue:
         """Queue `request` once more, after its backoff. `error_code` is 0 where there was no answer."""
         backoff_ms = self._retry_backoff.backoff_ms(request.attempts)
         if error_code == CONCURRENT_TRANSACTIONS:
-            backoff_ms = min(backoff_ms, FIRST_RETRY_WHILE_CONCURRENT_MS << min(request.attempts, 10))
+            backoff_ms = min(backoff_ms, COORDINATOR_BACKOFF_MS << min(request.attempts, 10))
         request.attempts += 1
         request.not_before_ms = now_ms + backoff_ms
         log.debug("Sending %r again in %d ms (error code %d)", request.request, backoff_ms, error_code)

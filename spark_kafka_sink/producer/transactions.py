@@ -39,7 +39,6 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.common.retold import retold
 from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.idempotence import ATTEMPTS_BEFORE_A_WARNING, OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
@@ -54,13 +53,13 @@ from spark_kafka_sink.producer.transaction_requests import (
     TransactionQueue,
     TransactionRequest,
 )
-from spark_kafka_sink.protocol.messages import Message
+from spark_kafka_sink.protocol.versions import Message
 
 log = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
-    """What the producer may do."""
+    """The states of a transactional producer."""
 
     UNINITIALIZED = "has no producer id"
     INITIALIZING = "waits for a producer id"
@@ -142,11 +141,11 @@ class StateMachine:
             if self.error.retriable and self.state is State.ABORTABLE_ERROR:
                 # a record's timeout, say: a caller would retry a commit that raised it again and again
                 raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
-            raise retold(self.error, text)
+            raise self.error.reworded(text)
 
 
 class PreparedTransaction(NamedTuple):
-    """An open transaction whose records are all acknowledged: what another process needs to end it."""
+    """An open transaction whose records are all acknowledged. Another process can end it by these values."""
 
     transaction: OpenTransaction
     is_empty: bool
@@ -188,10 +187,10 @@ class JoinedSends:
 
 
 class CurrentTransaction:
-    """What is in the transaction, and whether there is anything to end. Guarded by the manager's lock.
+    """The contents of the transaction, and whether it must be ended. Guarded by the lock of the manager.
 
-    Under transaction version 1 a partition is new, then asked for (AddPartitionsToTxn), then in. Under version 2 the
-    first record puts it in.
+    Under transaction version 1 a partition is new, then asked for (AddPartitionsToTxn), then in the transaction. Under
+    version 2 the first record adds it.
     """
 
     def __init__(self) -> None:
@@ -228,7 +227,7 @@ class CurrentTransaction:
         self.version = version
 
     def resume(self, prepared: PreparedTransaction) -> None:
-        """Take over what another producer prepared."""
+        """Take over a transaction that another producer prepared."""
         self.begin(prepared.transaction.transaction_version)
         self.is_resumed = True
         if not prepared.is_empty:
@@ -463,7 +462,7 @@ class TransactionManager:
             return self.machine.error if self.machine.state is State.ABORTABLE_ERROR else None
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:
-        """Say why records of the partition may not go yet, if a broker has refused what they wait for."""
+        """Return why records of the partition must wait, if a broker refused something that they wait for."""
         with self._lock:
             refusal = self._current.last_refusal
             if topic_partition in self._current or refusal is None:
@@ -512,10 +511,10 @@ class TransactionManager:
     # ---- requests: the Sender --------------------------------------------------------------------------------------
 
     def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:
-        """Return what to send next, if anything.
+        """Return the next request, or None.
 
         The end of a transaction waits until every send that joined it is over, and then until no batch is incomplete.
-        `has_incomplete` is asked once the end is in the queue: no record can come after that.
+        `has_incomplete` is called once the end is in the queue: no record can come after that.
         """
         with self._lock:
             if self._queue.in_flight is not None or self.has_fatal_error:
@@ -669,9 +668,7 @@ class TransactionManager:
 
 
 Idempotence = ProducerIdentity | TransactionManager
-"""What the Sender asks for a producer id and for the order of batches: a producer's identity, or the transactions that
-hold it.
-"""
+"""The object that the Sender asks for the producer id and the order of batches."""
 
 
 def give_up_after_fault(owner: Idempotence, batches: Iterable[ProducerBatch], error: KafkaError) -> None:

@@ -1,8 +1,8 @@
-"""One way to fill kio's classes: plain values by field name, whatever the version.
+"""Fill kio's classes from plain values by field name, in any version.
 
-Durations go in as ms, and arrays of entities as lists of mappings. A field that a version lacks is left out where its
-value is the default that an older broker assumes anyway, and refused otherwise; so no request loses a meaning on the
-way to an old broker.
+Durations are given in ms, and arrays of entities as lists of mappings. A field that a version lacks is left out if its
+value is the default that an older broker assumes, and refused otherwise. So no request to an old broker loses a part
+of its meaning.
 """
 
 from __future__ import annotations
@@ -12,45 +12,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
 from types import NoneType
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_args, get_origin
+from typing import Any, ClassVar, Final, NamedTuple, get_args, get_origin
 
 from spark_kafka_sink.common.errors import UnsupportedVersionError
 from spark_kafka_sink.protocol.framing import encode_request
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, request_type
-
-
-class Request(Protocol):
-    """What the network client needs of a request; the version is chosen when the node's own versions are known."""
-
-    @property
-    def api_key(self) -> ApiKey: ...
-
-    @property
-    def oldest_version(self) -> int: ...
-
-    @property
-    def latest_version(self) -> int: ...
-
-    @property
-    def purpose(self) -> str:
-        """The setting or the work that needs `oldest_version`, for the text of a refusal; empty where it is plain."""
-        ...
-
-    def build(self, version: int) -> Message:
-        """kio's entity in this version. Raises UnsupportedVersionError where the version cannot say what the request
-        says.
-        """
-        ...
-
-    def encode(self, version: int, correlation_id: int, client_id: str | None) -> list[memoryview]:
-        """What `build` gives, as the buffers of a frame. Raises as `build`, and ProtocolError where a value does not
-        fit its field.
-        """
-        ...
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Message, MessageType, Request, request_type
 
 
 class VersionedRequest:
-    """A request that speaks every version of `SUPPORTED_VERSIONS`; the base of our builders."""
+    """A request in every version of `SUPPORTED_VERSIONS`. The base class of our requests."""
 
     api_key: ClassVar[ApiKey]
 
@@ -85,9 +55,9 @@ _ZEROES: Final[dict[str, object]] = {"string": "", "bytes": b"", "bool": False, 
 
 
 def fill(entity_type: MessageType, newest_type: MessageType, values: Mapping[str, object]) -> Message:
-    """An entity of `entity_type` from values by field name; what is not given takes the schema's default.
+    """Return an entity of `entity_type` from values by field name. A field without a value takes the schema's default.
 
-    `newest_type` is the same message in the latest version we speak: it knows the default of a field that
+    `newest_type` is the same message in the latest supported version: it knows the default of a field that
     `entity_type` lacks. Raises UnsupportedVersionError for a field that `entity_type` lacks and that is not at its
     default.
     """

@@ -1,13 +1,15 @@
 """Frames: a request becomes the buffers of one `sendmsg`, a response payload becomes an entity or a `ProtocolError`.
 
 On the wire every message is a 4-byte size, a header and a body (protocol guide, "Common Request and Response
-Structure").
+Structure"). Record batches pass from the encoder to the socket as the buffers they were made in: kio's writers ask a
+bytes field only for its length and give it to the buffer's `write`, so `RecordChunks` can take its place.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
 
@@ -15,9 +17,58 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.chunks import GatherBuffer
 from spark_kafka_sink.protocol.layout import Edit, Step, apply_edits, layout_of, restore_codes
-from spark_kafka_sink.protocol.messages import ApiKey, Message, MessageType, response_type, writer_of
+from spark_kafka_sink.protocol.versions import ApiKey, Message, MessageType, response_type, writer_of
+
+
+class RecordChunks:
+    """The records of one partition in a Produce request: whole record batches (format v2), as the buffers of the
+    encoder.
+    """
+
+    __slots__ = ("buffers", "size")
+
+    def __init__(self, buffers: Iterable[memoryview], size: int | None = None) -> None:
+        """`size`: bytes of all buffers, if the caller knows it."""
+        self.buffers: tuple[memoryview, ...] = tuple(buffers)
+        self.size = sum(buffer.nbytes for buffer in self.buffers) if size is None else size
+
+    def __len__(self) -> int:
+        """Bytes of all buffers. kio asks for the length."""
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"RecordChunks({self.size} bytes in {len(self.buffers)} buffers)"
+
+
+class GatherBuffer:
+    """A buffer for kio's writers that returns a list of buffers.
+
+    Small pieces are joined; `RecordChunks` are inserted as they are.
+    """
+
+    __slots__ = ("_buffers", "_small")
+
+    def __init__(self, reserved: int = 0) -> None:
+        """Leave the first `reserved` bytes for the caller to fill in."""
+        self._buffers: list[memoryview] = []
+        self._small = bytearray(reserved)
+
+    def write(self, data: bytes | RecordChunks) -> None:
+        if isinstance(data, RecordChunks):
+            self._buffers.append(memoryview(self._small))
+            self._small = bytearray()
+            self._buffers.extend(data.buffers)
+        else:
+            self._small += data
+
+    def finish(self) -> list[memoryview]:
+        """Return everything written, in order, without empty buffers."""
+        if self._small:
+            self._buffers.append(memoryview(self._small))
+            self._small = bytearray()
+        return [buffer for buffer in self._buffers if buffer.nbytes]
+
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +82,10 @@ MAX_FRAME: Final = 2**31 - 1
 
 
 def encode_request(entity: Message, correlation_id: int, client_id: str | None) -> list[memoryview]:
-    """The frame of a request, for `sendmsg`: size, header and body, with record batches as the buffers they came in.
+    """Return the buffers of a request's frame, for `sendmsg`: size, header and body.
 
-    Raises ProtocolError where a value does not fit its field (a topic name beyond 32,767 bytes, a number out of its
-    range).
+    Record batches stay the buffers that they came in. Raises ProtocolError if a value does not fit its field, such as a
+    topic name of more than 32,767 bytes or a number out of range.
     """
     request_type: MessageType = type(entity)
     header_type = request_type.__header_schema__
@@ -59,23 +110,23 @@ def encode_request(entity: Message, correlation_id: int, client_id: str | None) 
 
 
 def correlation_id_of(payload: bytes | bytearray | memoryview) -> int:
-    """The correlation id a response frame opens with. Raises ProtocolError where there is none."""
+    """Return the correlation id at the start of a response frame. Raises ProtocolError if the frame is too short."""
     if len(payload) < _INT32.size:
         raise ProtocolError(f"A response of {len(payload)} bytes is too short for a correlation id.")
     return int(_INT32.unpack_from(payload)[0])
 
 
 def parse_response(request_type: MessageType, payload: bytes | bytearray | memoryview) -> tuple[int, Message]:
-    """The correlation id and the response to a request of `request_type`, from a frame without its size.
+    """Return the correlation id and the response to a request of `request_type`, from a frame without its size.
 
-    Every count and length is checked against the bytes at hand before anything is allocated. Tags that kio does not
-    know are passed over, as KIP-482 asks of clients; an error code that kio does not know is logged, and an int in
-    the entity. A broker that does not know our ApiVersions version answers in version 0 (KIP-511), and is read so.
+    Every count and length is compared with the bytes at hand before memory is allocated. Tags that kio does not know
+    are skipped, as KIP-482 requires. An error code that kio does not know is logged, and is an int in the entity. A
+    broker that does not know our version of ApiVersions answers in version 0 (KIP-511), which is read too.
 
-    Bytes after the response are ignored, as by Kafka's own clients: servers with a sloppy encoder send some.
+    Bytes after the response are ignored, as Kafka's own clients ignore them: some servers send them.
 
-    Raises ProtocolError, and nothing else, on bytes that are not this response: missing bytes, a wild count, a null
-    where none may be, text that is not UTF-8, a date out of range.
+    Raises only ProtocolError, on bytes that are not this response: missing bytes, an impossible count, a null in a
+    field that allows none, text that is not UTF-8, a date out of range.
     """
     correlation_id = correlation_id_of(payload)
     version = int(request_type.__version__)
@@ -103,7 +154,7 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
         payload = apply_edits(payload, edits)
         body = walk_header(payload, 0, [])
     elif not isinstance(payload, bytes):
-        payload = memoryview(payload).toreadonly()  # kio reads nothing that may change under it
+        payload = memoryview(payload).toreadonly()  # the bytes must not change while kio reads them
     try:
         entity, _ = read(payload, body)
     except (SerialError, ValueError, OverflowError, TypeError, LookupError) as error:
@@ -116,7 +167,7 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
 
 
 def request_name(request_type: MessageType) -> str:
-    """ "ProduceRequest" → "Produce"; for messages to people."""
+    """Return "Produce" for a ProduceRequest, for error texts."""
     return str(request_type.__name__).removesuffix("Request")
 
 
@@ -126,7 +177,7 @@ def _response_name(request_type: MessageType, version: int, size: int) -> str:
 
 @cache
 def _reading(api_key: int, version: int) -> tuple[Step, Step, Any]:
-    """The walks over header and body of a response, and kio's reader of the body."""
+    """Return the walks over header and body of a response, and kio's reader of the body."""
     entity_type = response_type(api_key, version)
     return layout_of(entity_type.__header_schema__), layout_of(entity_type), entity_reader(entity_type)
 

@@ -1,10 +1,10 @@
-"""The layout of kio's entities, walked before kio reads them.
+"""Check the bytes of a response against the layout of kio's entities, before kio reads them.
 
-kio's reader trusts its input: it reserves memory for a count as it comes (a count bomb aborts the whole process),
-takes a null where the schema allows none, and fails on an error code or a tag it does not know. So a response is
-walked first, by functions made once per class from the same dataclasses: counts and lengths are held against the
-bytes at hand, nulls against the schema, and what kio would stumble over is noted as an edit. A run of fields of fixed
-size is one step, so the walk of a produce response costs about a microsecond per partition.
+kio's reader trusts its input. It reserves memory for any count, so that one count can abort the process; it takes a
+null where the schema allows none; it fails on an error code or a tag that it does not know. So functions walk over the
+response first. They are made once per class, from the same dataclasses. They compare counts and lengths with the bytes
+at hand, and nulls with the schema, and note each place that kio could not read as an edit. A run of fields of fixed
+size is one step, because a walk is made for every response.
 
 Sources: the protocol guide ("Protocol Primitive Types"), KIP-482 (tagged fields).
 """
@@ -21,14 +21,16 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.messages import Message, MessageType
+from spark_kafka_sink.protocol.versions import Message, MessageType
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Edit(NamedTuple):
-    """Bytes to replace before kio may read the payload; `note` is for the log, or empty. `code`: the error code that
-    stood there, for each that kio reads as UNKNOWN_SERVER_ERROR.
+    """Bytes to replace before kio reads the payload.
+
+    `note` is for the log, or empty. `code` is the error code that stood there, for each that kio reads as
+    UNKNOWN_SERVER_ERROR.
     """
 
     start: int
@@ -39,7 +41,9 @@ class Edit(NamedTuple):
 
 
 Step: TypeAlias = Callable[[Data, int, list[Edit]], int]
-"""Walks one thing at an offset and returns the offset after it. Raises IndexError, struct.error or ProtocolError."""
+"""Walk one field or entity at an offset and return the offset after it. Raises IndexError, struct.error or
+ProtocolError.
+"""
 
 _FIXED_SIZES: Final = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "error_code": 2, "int32": 4, "uint32": 4, "int64": 8,
@@ -61,12 +65,12 @@ class _Field(NamedTuple):
 
 @cache
 def layout_of(entity_type: MessageType) -> Step:
-    """The walk over one entity of this class."""
+    """Return the walk over one entity of this class."""
     return _entity(entity_type)[0]
 
 
 def apply_edits(data: Data, edits: Sequence[Edit]) -> bytes:
-    """The bytes with all edits made; edits are in order and do not overlap."""
+    """Return the bytes with all edits made. Edits are in order and do not overlap."""
     pieces: list[Data] = []
     at = 0
     for edit in edits:
@@ -77,13 +81,16 @@ def apply_edits(data: Data, edits: Sequence[Edit]) -> bytes:
 
 
 def restore_codes(entity: Message, codes: Iterator[int]) -> None:
-    """Put `codes` where kio has read UNKNOWN_SERVER_ERROR, in the order of the payload. Those inside tags stay."""
+    """Put `codes` where kio has read UNKNOWN_SERVER_ERROR, in the order of the payload.
+
+    Codes inside tagged fields stay UNKNOWN_SERVER_ERROR.
+    """
     for declared in dataclasses.fields(entity):
         if declared.metadata.get("tag") is not None:
             continue
         value = getattr(entity, declared.name)
         if value is ErrorCode.unknown_server_error:
-            object.__setattr__(entity, declared.name, next(codes))  # frozen, and nobody else's yet
+            object.__setattr__(entity, declared.name, next(codes))  # frozen, but no other object has it yet
             continue
         for item in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(item):
@@ -91,7 +98,7 @@ def restore_codes(entity: Message, codes: Iterator[int]) -> None:
 
 
 def read_varint(data: Data, at: int) -> tuple[int, int]:
-    """An unsigned varint of at most 31 bits, and the offset after it."""
+    """Return an unsigned varint of at most 31 bits, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -108,7 +115,7 @@ def read_varint(data: Data, at: int) -> tuple[int, int]:
 
 
 def write_varint(value: int) -> bytes:
-    """The inverse of `read_varint`."""
+    """Return the bytes of an unsigned varint."""
     if value <= 0x7F:
         return bytes((value,))
     encoded = bytearray()
@@ -124,7 +131,7 @@ def write_varint(value: int) -> bytes:
 
 @cache
 def _entity(entity_type: MessageType) -> tuple[Step, int]:
-    """The walk over an entity and the fewest bytes it can take."""
+    """Return the walk over an entity, and the fewest bytes that an entity takes."""
     steps, min_size = _steps_of(entity_type)
 
     def walk(data: Data, at: int, edits: list[Edit]) -> int:
@@ -201,7 +208,7 @@ def _field(declared: dataclasses.Field[Any], flexible: bool) -> _Field:
 
 
 def _shape(annotation: Any) -> tuple[bool, bool, MessageType]:
-    """(nullable, array, inner type) of a kio field: `X`, `X | None`, `tuple[X, ...]` or `tuple[X, ...] | None`."""
+    """Return (nullable, array, inner type) of a kio field: `X`, `X | None`, `tuple[X, ...]`, `tuple[X, ...] | None`."""
     nullable = NoneType in get_args(annotation)
     if nullable:
         annotation = next(part for part in get_args(annotation) if part is not NoneType)
@@ -230,8 +237,9 @@ def _fixed(size: int, codes: tuple[int, ...]) -> Step:
 
 
 def _date(data: Data, at: int, edits: list[Edit]) -> int:
-    """A time in ms. Kafka says -1 for "none" even where the schema allows no null; kio refuses that, and reads the
-    epoch instead.
+    """Walk a time in ms.
+
+    Kafka sends -1 for "none" even in fields that allow no null. kio refuses -1, so it gets the epoch instead.
     """
     if _INT64.unpack_from(data, at)[0] == -1:
         edits.append(Edit(at, at + _INT64.size, bytes(_INT64.size), ""))
@@ -239,7 +247,7 @@ def _date(data: Data, at: int, edits: list[Edit]) -> int:
 
 
 def _length(data: Data, at: int, width: int, flexible: bool) -> tuple[int, int]:
-    """A length or count, -1 for null, and the offset after it."""
+    """Return a length or count (-1 for null), and the offset after it."""
     if flexible:
         value = data[at]
         if value < 0x80:
@@ -251,7 +259,7 @@ def _length(data: Data, at: int, width: int, flexible: bool) -> tuple[int, int]:
 
 def _bytes(width: int, flexible: bool, nullable: bool) -> Step:
     def walk(data: Data, at: int, _edits: list[Edit]) -> int:
-        if nullable and flexible and data[at] == 0:  # a null, as most are
+        if nullable and flexible and data[at] == 0:  # a null, the usual case
             return at + 1
         length, at = _length(data, at, width, flexible)
         if length < 0:
@@ -270,7 +278,7 @@ def _array(steps: tuple[Step, ...], min_item: int, flexible: bool, nullable: boo
     item_size = max(1, min_item)
 
     def walk(data: Data, at: int, edits: list[Edit]) -> int:
-        if flexible and data[at] == 1:  # nothing in it, as in most
+        if flexible and data[at] == 1:  # empty, the usual case
             return at + 1
         count, at = _length(data, at, 4, flexible)
         if count < 0:

@@ -471,7 +471,7 @@ release:
 
 static PyMethodDef methods[] = {
     {"fingerprint", fingerprint, METH_VARARGS, "Add the hash of each row's bytes to its sum. See fingerprint.py."},
-    {"hash", hash, METH_VARARGS, "Write the hash of each key as 32 bits: offsets, data, room. See murmur2.py."},
+    {"hash", hash, METH_VARARGS, "Write the hash of each key as 32 bits: offsets, data, room. See partitioning.py."},
     {"encode", encode, METH_VARARGS, "Write the records of all runs; returns a list of their chunks. See block.py."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-/* Rows of Python values to lists of cells, one list for each column: see row_taker.py.
+/* Rows of Python values to lists of cells, one list for each column: see kernel.py.
  *
  * Takes a row only where its type, its names and the types of its cells are those that it knows; any other row goes back
  * to Python as it is, and nothing of it stays in the lists. A row is read while the iterator stands at it, so what its
@@ -9,7 +9,7 @@
  */
 #include "_kernel.h"
 
-enum { BYTES, TYPED, HEADERS, KINDS }; /* as in row_taker.py */
+enum { BYTES, TYPED, HEADERS, KINDS }; /* as in kernel.py */
 enum { MOST_STEPS = 8 };
 enum { FAILED = -1, ODD, TAKEN };
 enum { NOT_TAKEN, HAS_ROOM, IS_FULL }; /* the results of `add` */
@@ -435,8 +435,8 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
 }
 
 static PyMethodDef taker_methods[] = {
-    {"take", taker_take, METH_VARARGS, "Take rows of an iterator. See row_taker.py."},
-    {"add", taker_add, METH_O, "Take one row. See row_taker.py."},
+    {"take", taker_take, METH_VARARGS, "Take rows of an iterator. See kernel.py."},
+    {"add", taker_add, METH_O, "Take one row. See kernel.py."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -447,7 +447,7 @@ static PyGetSetDef taker_numbers[] = {
 };
 
 static PyType_Slot taker_slots[] = {
-    {Py_tp_doc, "Takes rows of one layout into lists. See row_taker.py."},
+    {Py_tp_doc, "Takes rows of one layout into lists. See kernel.py."},
     {Py_tp_new, taker_new},
     {Py_tp_dealloc, taker_dealloc},
     {Py_tp_traverse, taker_visit},

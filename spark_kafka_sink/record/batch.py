@@ -1,8 +1,7 @@
-"""The header of a record batch, format v2 (KIP-98, org.apache.kafka.common.record.DefaultRecordBatch), and closing a
-batch with it.
+"""The header of a record batch, format v2 (KIP-98, org.apache.kafka.common.record.DefaultRecordBatch).
 
-Values; whichever thread drains a batch seals it. The records are never joined with the header, nor with one another
-when uncompressed: `buffers` goes to the socket as it is.
+`seal` closes a batch with it, on the thread that drains the batch. Header and records are never joined, nor are
+uncompressed records: `buffers` goes to the socket as it is.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 HEADER_SIZE = 61
 """Bytes before the first record: RECORD_BATCH_OVERHEAD."""
 LENGTH_PREFIX = 12
-"""Base offset and batch length, which the batch length leaves out: LOG_OVERHEAD."""
+"""Bytes of base offset and batch length, which the batch length does not count: LOG_OVERHEAD."""
 CRC_START = 21
-"""The checksum covers everything from the attributes on."""
+"""The checksum covers all bytes from the attributes on."""
 MAGIC = 2
 CODEC_MASK = 0x07
 LOG_APPEND_TIME_FLAG = 0x08
@@ -44,12 +43,12 @@ AFTER_CRC = struct.Struct(">hiqqqhii")
 
 
 def increment_sequence(sequence: int, increment: int) -> int:
-    """`sequence` + `increment`, going on at 0 after 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
+    """Return `sequence` + `increment`. After 2**31 - 1 comes 0 (DefaultRecordBatch.incrementSequence)."""
     return (sequence + increment) % (MAX_SEQUENCE + 1)
 
 
 class _Stamp(NamedTuple):
-    """What of the header stays the same however often the batch is sent."""
+    """The fields of the header that stay the same in every attempt."""
 
     codec_id: int
     record_count: int
@@ -59,7 +58,7 @@ class _Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class SealedBatch:
-    """A batch ready for the wire: `buffers` are its bytes in order, the 61-byte header first; `size` is their sum."""
+    """A batch ready to be sent. `buffers` are its bytes in order, the header first; `size` is their sum."""
 
     buffers: list[memoryview]
     size: int
@@ -68,9 +67,7 @@ class SealedBatch:
     def with_producer_state(
         self, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool
     ) -> SealedBatch:
-        """The same records under another producer id, epoch and sequence: a new header and checksum; the records are
-        shared.
-        """
+        """Return the same records with a new header for another producer id, epoch and sequence. No copy of records."""
         return _assemble(self.buffers[1:], self.stamp, producer_id, producer_epoch, base_sequence, is_transactional)
 
 
@@ -87,7 +84,7 @@ def seal(
 ) -> SealedBatch:
     """Close a batch of `record_count` encoded records (offset deltas 0..record_count-1) in `chunks`.
 
-    With a codec the records are compressed, even where that does not make them smaller, as Kafka's own producer does.
+    A codec compresses even if the result is larger, as in Kafka's own producer.
     """
     body = [memoryview(chunk) for chunk in (chunks if codec.id == 0 else [codec.compress(chunks)])]
     stamp = _Stamp(codec.id, record_count, base_timestamp_ms, max_timestamp_ms)

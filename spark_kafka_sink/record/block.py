@@ -1,10 +1,10 @@
-"""A block of columns brought into partition order and cut into the runs that go to batches.
+"""A block of columns in the order of partitions, cut into the runs that go to batches.
 
-Made and used by the thread that appends. The accumulator decides with Python ints where a run begins and ends;
-`encode` then writes the records of all runs in one pass (`runs.py`), so that a run is a slice of what was written.
+The thread that appends makes and uses it. The accumulator decides with Python ints where a run begins and ends. Then
+`encode` writes the records of all runs in one pass (`encoder.py`), so that a run is a slice of the result.
 
-A run's chunk is a view: it keeps the buffer of its whole block alive. With the kernel it is one of the kernel's own,
-which knows its length and gives its bytes (`memoryview`, `join`, sockets, codecs), and nothing else.
+The chunk of a run is a view: it keeps the buffer of its whole block in memory. The kernel has its own type of chunks,
+which knows only its length and its bytes (for `memoryview`, `join`, sockets and codecs).
 """
 
 from __future__ import annotations
@@ -19,37 +19,41 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import MAX_COLUMN_BYTES, Int64Array, int_values
+from spark_kafka_sink.record.arrow import MAX_COLUMN_BYTES, Int64Array, int_values, pool_for
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import record_size_upper_bounds, tight_record_size_upper_bounds
-from spark_kafka_sink.record.heap import pool_for
-from spark_kafka_sink.record.runs import RunInput, encode_runs
+from spark_kafka_sink.record.encoder import (
+    RunInput,
+    encode_runs,
+    record_size_upper_bounds,
+    tight_record_size_upper_bounds,
+)
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
 
 RunTable: TypeAlias = array  # of "q"
-"""Four numbers for each run, rows start..end-1 of a block, all of one partition and for one batch: start, end, how many
-records the batch holds already, its base timestamp in ms. Flat, and groups are lists of numbers too: a block of a
-thousand partitions has a thousand of each, and as tuples they would cost more than the encoding of their rows.
+"""Four numbers for each run: its first row, its end row, the records before it in the batch, and the base timestamp of
+the batch in ms.
+
+A run has rows of one partition, for one batch. The table is flat, because tuples would cost more than the encoding in a
+block with a thousand partitions.
 """
 
 
 class Block:
-    """Rows of `columns` grouped by partition, within a partition in the order in which they came. Row numbers are
-    those of that order.
+    """Rows of `columns` grouped by partition, in their order within a partition. Row numbers count in this order.
 
     `partitions`: int32 array, one per row, or one int for all rows; not negative. Rows without a timestamp get
-    `now_ms`. Sizes are bounds that cost one pass; where one of them is above `limit`, all are as tight as those of
-    `send`, so that both refuse the same records. Raises SerializationError where the rows may take more than 2 GiB.
+    `now_ms`. Sizes are upper bounds that cost one pass. If one is above `limit`, all are computed as exactly as for
+    `send`, so that both refuse the same records. Raises SerializationError if the rows may take more than 2 GiB.
     """
 
     __slots__ = ("_columns", "_ends", "_groups", "_now_ms", "_order", "_times", "largest_record", "partitions")
 
     partitions: list[int]
-    """Those that have rows, ascending."""
+    """The partitions that have rows, ascending."""
     largest_record: int
-    """Bytes that the largest of the records does not exceed."""
+    """An upper bound of the bytes of the largest record."""
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class Block:
 
     @property
     def groups(self) -> Iterator[tuple[int, int, int]]:
-        """(partition, start row, end row), ascending."""
+        """The (partition, start row, end row) of each partition, ascending."""
         bounds = self._groups
         return zip(self.partitions, bounds, islice(bounds, 1, None), strict=False)
 
@@ -95,20 +99,21 @@ class Block:
         return len(self._ends) - 1
 
     def size(self, start: int, end: int) -> int:
-        """The most bytes that rows start..end-1 take as records, the batch's header left out."""
+        """Return the most bytes of rows start..end-1 as records, without the header of the batch."""
         ends = self._ends
         return ends[end] - ends[start]
 
     def last_fitting(self, start: int, end: int, room: int) -> int:
-        """The greatest row e in start..end with size(start, e) <= room; start where not even one record fits."""
+        """Return the greatest row e in start..end with size(start, e) <= room, or start if no record fits."""
         return max(start, bisect_right(self._ends, self._ends[start] + room, start, end + 1) - 1)
 
     def timestamp_ms(self, row: int) -> int:
         return self._now_ms if self._times is None else int(self._times[row])
 
     def encode(self, runs: RunTable[int]) -> tuple[list[SizedBuffer], Iterable[int]]:
-        """The bytes of each run, in one pass for all, and the latest timestamp of each in ms. Runs ascend without
-        overlap; rows between them are left out.
+        """Encode all runs in one pass. Return the bytes and the latest timestamp in ms of each.
+
+        Runs ascend and do not overlap. Rows between them are left out.
         """
         if not runs:
             return [], ()
@@ -119,7 +124,7 @@ class Block:
         return encode_runs(given, table, pool), self._latest(table)
 
     def _latest(self, table: npt.NDArray[np.int64]) -> Iterable[int]:
-        """The latest timestamp of each run."""
+        """Return the latest timestamp of each run."""
         if self._times is None:
             return repeat(self._now_ms, len(table))
         latest: list[int] = np.maximum.reduceat(np.append(self._times, 0), table[:, :2].ravel())[::2].tolist()
@@ -127,15 +132,16 @@ class Block:
 
 
 def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | None, list[int], list[int]]:
-    """The stable order by partition (None where the rows are in it), the partitions in that order, and where the rows
-    of each begin, with the end of the last.
+    """Return the stable order by partition, the partitions, and the first row of each with the end of the last.
+
+    The order is None if the rows are in it already.
     """
     rows = len(partitions)
     if rows == 0:
         return None, [], [0]
     order: npt.NDArray[np.intp] | None = None
     if not bool(np.all(partitions[1:] >= partitions[:-1])):
-        # numpy sorts 16-bit integers by radix, twenty times as fast as wider ones.
+        # numpy sorts 16-bit integers by radix, much faster than wider ones.
         narrow = partitions.astype(np.uint16) if int(partitions.max()) < 1 << 16 else partitions
         order = np.argsort(narrow, kind="stable")
         partitions = partitions[order]
@@ -144,7 +150,7 @@ def _group(partitions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.intp] | No
 
 
 def _times(columns: RecordColumns, now_ms: int) -> Int64Array | None:
-    """int64 milliseconds, one per row; None where every row has `now_ms`."""
+    """Return int64 milliseconds, one per row, or None if every row has `now_ms`."""
     column = columns.timestamp_ms
     if column is None or column.null_count == len(column):
         return None

@@ -2,15 +2,14 @@
 
 Holds no state; any thread. Every call into a codec releases the GIL.
 
-gzip: one member, fed chunk by chunk. snappy: snappy-java's framing (a header, then length-prefixed blocks), the only
-one that the Java client writes, so all read it; brokers and clients take a raw block too, but a Java reader then holds
-it and its contents whole in memory. lz4: frames with independent blocks and no content checksum (Kafka's
-Lz4BlockInputStream refuses linked blocks, and its idea of a content checksum is not the frame format's). zstd: one
-frame that states its content size.
+gzip: one member, written chunk by chunk. snappy: the framing of snappy-java (a header, then length-prefixed blocks),
+because the Java client writes only this one. Brokers and clients read a raw block too, but a Java reader then has to
+hold all of it in memory. lz4: frames with independent blocks and no content checksum, because Kafka's
+Lz4BlockInputStream refuses linked blocks and computes another content checksum than the frame format. zstd: one frame
+that states its content size.
 
-Chunks are joined first, one copy of the uncompressed records (2 % of lz4's time for records of 100 bytes, a fifth for
-1 KB), but for gzip's and snappy's large ones. python-lz4 by chunks saves that too, but what it takes and gives back
-for each leaves holes in the heap: 8 MB of a worker, with 200 partitions.
+Chunks are joined first, which is one copy of the uncompressed records, except for gzip and large chunks of snappy. By
+chunks python-lz4 would fragment the heap.
 """
 
 from __future__ import annotations
@@ -25,45 +24,44 @@ import lz4.frame
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import ConfigError, CorruptBatchError
-from spark_kafka_sink.record.heap import SENT_POOL
+from spark_kafka_sink.record.arrow import SENT_POOL
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
 
 Bytes = bytes | memoryview
-"""What comes out, and goes into `decompress`: contiguous bytes, read only."""
+"""Compressed bytes: contiguous, read only."""
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 64 * 1024
-"""As much as snappy itself compresses at a time: larger blocks would gain nothing."""
+"""The bytes that snappy compresses at a time. Larger blocks compress no better."""
 _SNAPPY_MAX_RATIO = 64
-"""Above what a snappy block can expand to: its longest copy gives 64 bytes for 3."""
+"""More than a snappy block can expand to: its longest copy gives 64 bytes for 3."""
 _LZ4_JAVA_DEFAULT_LEVEL = 9
 _LZ4_LEAST_HIGH_LEVEL = 3
 _ZSTD_LEVEL = 3
 _READ_STEP = 1 << 20
 _MOST_MEMBERS = 64
-"""Of a gzip stream; writers make one, and each one more costs a copy of what follows it."""
+"""Members of a gzip stream. Writers make one; each further one costs a copy of the bytes after it."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A compression.type with its level; `id` is what the attributes of a batch hold. Get one by `codec_for` or
-    `codec_by_id`.
-    """
+    """A compression.type with its level. `id` stands in the attributes of a batch. See `codec_for`, `codec_by_id`."""
 
     name: str
     id: int
     level: int | None = None
 
     def compress(self, chunks: Sequence[SizedBuffer]) -> Bytes:
-        """The chunks, one after the other, compressed."""
+        """Return the chunks, one after the other, compressed."""
         return _FORMATS[self.name].compress(chunks, self.level)
 
     def decompress(self, data: Bytes, max_size: int) -> bytes:
-        """What `compress` was given, joined. Raises CorruptBatchError for bytes that are not this codec's, or more
-        than `max_size` of them.
+        """Return the decompressed bytes.
+
+        Raises CorruptBatchError for bytes that are not from this codec, or for a result of more than `max_size` bytes.
         """
         try:
             plain = _FORMATS[self.name].decompress(data, max_size)
@@ -79,11 +77,13 @@ class _Format(NamedTuple):
     compress: Callable[[Sequence[SizedBuffer], int | None], Bytes]
     decompress: Callable[[Bytes, int], bytes]
     levels: tuple[int, int] | None
-    """Lowest and highest compression.<name>.level; None where the codec has no levels."""
+    """The lowest and highest compression.<name>.level, or None if the codec has no levels."""
 
 
 def codec_for(name: str, level: int | None = None) -> Codec:
-    """The codec of a compression.type; level None = Kafka's default. Raises ConfigError naming the option."""
+    """Return the codec of a compression.type. Level None means the default of Kafka. Raises ConfigError with the
+    option.
+    """
     known = _FORMATS.get(name)
     if known is None:
         raise ConfigError(f"compression.type is '{name}'; it must be one of {', '.join(_FORMATS)}.")
@@ -98,7 +98,7 @@ def codec_for(name: str, level: int | None = None) -> Codec:
 
 
 def codec_by_id(codec_id: int) -> Codec:
-    """The codec that the lowest three bits of a batch's attributes name. Raises CorruptBatchError for 5 to 7."""
+    """Return the codec by the lowest three bits of a batch's attributes. Raises CorruptBatchError for 5 to 7."""
     codec = _BY_ID.get(codec_id)
     if codec is None:
         raise CorruptBatchError(f"The batch names compression codec {codec_id}; the known ones are 0 to {max(_BY_ID)}.")
@@ -153,7 +153,7 @@ def _gunzip(data: Bytes, max_size: int) -> bytes:
 
 
 def _snappy(chunks: Sequence[SizedBuffer], _level: int | None) -> Bytes:
-    # A join of large chunks costs a quarter of what compressing does; small blocks compress badly.
+    # Large chunks are not joined, to save a copy. Small chunks are: small blocks compress badly.
     is_large = sum(map(len, chunks)) >= _XERIAL_BLOCK * len(chunks)
     codec = pa.Codec("snappy")
     parts: list[Any] = [_XERIAL_HEADER]
@@ -194,7 +194,7 @@ def _xerial_blocks(view: memoryview) -> Iterator[memoryview]:
 
 
 def _snappy_size(block: memoryview) -> int:
-    """The uncompressed length that a snappy block begins with, a varint of up to five bytes."""
+    """Return the uncompressed length at the start of a snappy block, a varint of up to five bytes."""
     size = 0
     for index, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << 7 * index
@@ -207,7 +207,7 @@ def _snappy_size(block: memoryview) -> int:
 
 
 def _lz4(chunks: Sequence[SizedBuffer], level: int | None) -> Bytes:
-    # Java's default, 9, means the fast compressor and every other level the high one (KIP-390).
+    # Level 9, the default in Java, is the fast compressor, every other level the high one (KIP-390).
     fast = level is None or level == _LZ4_JAVA_DEFAULT_LEVEL
     compressed: bytes = lz4.frame.compress(
         _joined(chunks),
@@ -236,7 +236,7 @@ def _unlz4(data: Bytes, max_size: int) -> bytes:
 def _zstd(chunks: Sequence[SizedBuffer], level: int | None) -> Bytes:
     codec = pa.Codec("zstd", compression_level=_ZSTD_LEVEL if level is None else level)
     compressed = codec.compress(_joined(chunks), memory_pool=SENT_POOL)
-    # A view of the buffer itself would have the length that it had before it shrank to the compressed size.
+    # A view of the buffer would have its length before it was cut to the compressed size.
     return memoryview(compressed.slice(0, compressed.size))
 
 

@@ -1,35 +1,37 @@
-"""The columns of a block of records, checked and in the shape that the encoder reads.
+"""The columns of a block of records: checked, in the layout that the encoder reads, and grouped by topic.
 
-A value: any thread may read it, nothing changes it.
+`RecordColumns` is a value: any thread may read it, and it does not change. The functions hold no state. Those for
+timestamps say which numbers can be a timestamp, and in which unit another number probably is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.record.arrow_arrays import as_binary, combine, index_array
+from spark_kafka_sink.record.arrow import as_binary, binary_array, combine, index_array, int_array, int_text
 from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from_rows, normalise_headers
-from spark_kafka_sink.record.row_arrays import binary_array, int_array
 
 
 @dataclass(frozen=True, eq=False)
 class RecordColumns:
     """Records as Arrow arrays of one length.
 
-    `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`; a null
-    is a null on the wire; `key` None = no keys. `headers`: list<struct<key: string, value: binary>>; a null or empty
-    list = none, a null value stays null, a name that is null or not UTF-8 is refused. `timestamp_ms`: int64,
-    milliseconds since 1970; None or a null entry = the time of the append. `partition`: int32; None or a null entry =
-    not set. Chunked arrays are combined; slices are taken as they are.
+    `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`. A null is
+    a null in Kafka. `key` None means no keys. `headers`: list<struct<key: string, value: binary>>. A null or empty list
+    means no headers, and a null value stays null. `timestamp_ms`: int64, milliseconds since 1970. None or a null entry
+    means the time of the append. `partition`: int32. None or a null entry means not set. Chunked arrays are combined;
+    slices are used as they are.
 
-    Raises SchemaError for a wrong type or length, SerializationError for contents that cannot be written (a nameless
-    header, more than 2 GiB in a column); both name the column.
+    Raises SchemaError for a wrong type or length. Raises SerializationError for contents that cannot be written, such
+    as a header without a name or more than 2 GiB in a column. Both name the column.
     """
 
     value: pa.Array
@@ -59,16 +61,16 @@ class RecordColumns:
         return len(self.value)
 
     def slice(self, offset: int, length: int) -> RecordColumns:
-        """Rows offset..offset+length-1; no copy."""
+        """Return rows offset..offset+length-1. No copy."""
         return self._map(lambda column: column.slice(offset, length))
 
     def take(self, order: Any) -> RecordColumns:
-        """The rows at `order` (a numpy or Arrow array of integers), in that order: one copy of each column."""
+        """Return the rows at `order` (a numpy or Arrow array of integers), in that order. One copy of each column."""
         indices = order if isinstance(order, pa.Array) else index_array(order.astype(np.int64, copy=False))
         return self._map(lambda column: column.take(indices))
 
     def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
-        changed = object.__new__(RecordColumns)  # not by the checks: these columns have passed them
+        changed = object.__new__(RecordColumns)  # without the checks, which these columns have passed
         for name in ("value", "key", "headers", "timestamp_ms", "partition"):
             column = getattr(self, name)
             changed._set(name, None if column is None else change(column))
@@ -84,8 +86,10 @@ class RecordColumns:
         partitions: Sequence[int | None] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> RecordColumns:
-        """Columns of Python values, one entry per row. `numbers`: the number of each row in errors, its index where
-        None. Raises SerializationError naming the column and the first row that does not fit.
+        """Return columns of Python values, one entry per row.
+
+        `numbers`: the number of each row for errors, its index if None. Raises SerializationError with the column and
+        the first row that does not fit.
         """
         times = None if timestamps_ms is None else int_array(timestamps_ms, pa.int64(), "timestamp_ms", numbers)
         return cls(
@@ -105,3 +109,100 @@ def _of_type(column: pa.Array | pa.ChunkedArray, name: str, data_type: pa.DataTy
     if array.type != data_type:
         raise SchemaError(f"The column '{name}' has the Arrow type {array.type}; it must be {data_type}.")
     return array
+
+
+def by_topic(columns: RecordColumns, topics: pa.Array, null_text: str) -> Iterator[tuple[str, RecordColumns]]:
+    """Yield (topic, its rows in their order) for each topic in `topics`, a string array with one entry per row.
+
+    For any number of topics there is one sort and one copy of the rows; for one topic there is none. Raises SchemaError
+    with `null_text` if an entry is null.
+    """
+    if topics.null_count:
+        raise SchemaError(null_text)
+    encoded = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(encoded.indices).to_pylist()}
+    if len(counts) <= 1:
+        if counts:
+            yield _name(encoded.dictionary[next(iter(counts))]), columns
+        return
+    order = pc.sort_indices(encoded.indices)  # stable: the rows of a topic keep their order
+    sorted_columns = columns.take(order)
+    first = 0
+    for index in sorted(counts):
+        yield _name(encoded.dictionary[index]), sorted_columns.slice(first, counts[index])
+        first += counts[index]
+
+
+def _name(entry: pa.StringScalar) -> str:
+    """Return the text of a topic. Spark's strings may hold any bytes; no topic's name has a replacement character."""
+    return bytes(entry.as_buffer()).decode(errors="replace")
+
+
+NO_TIMESTAMP: Final = -1
+"""Kafka's number for a record without a timestamp (RecordBatch.NO_TIMESTAMP)."""
+FIRST_USUAL_MS: Final = 315_532_800_000
+"""1980-01-01. Seconds up to the year 11968, read as ms, lie before it."""
+LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999. Microseconds from 1979 on, read as ms, lie after it."""
+
+_YEAR_2100_MS: Final = 4_102_444_800_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_IN_MS: Final[Mapping[str, Callable[[int], int]]] = {
+    "days": lambda number: number * 86_400_000,
+    "seconds": lambda number: number * 1_000,
+    "microseconds": lambda number: number // 1_000,
+    "nanoseconds": lambda number: number // 1_000_000,
+}
+_REMEDIES: Final[Mapping[str, str]] = {
+    "days": "multiply it by 86400000",
+    "seconds": "multiply it by 1000",
+    "microseconds": "divide it by 1000",
+    "nanoseconds": "divide it by 1000000",
+}
+
+
+def likely_unit(number: int) -> str | None:
+    """Return the unit in which `number` is a time between 1980 and 2100.
+
+    None if it is such a time in ms, or in no unit.
+    """
+    if FIRST_USUAL_MS <= number < _YEAR_2100_MS:
+        return None
+    return next((unit for unit, in_ms in _IN_MS.items() if FIRST_USUAL_MS <= in_ms(number) < _YEAR_2100_MS), None)
+
+
+def timestamp_bounds(timestamps_ms: pa.Array) -> tuple[int, int] | None:
+    """Return the earliest and the latest of an int64 column, or None if all are null."""
+    found = pc.min_max(timestamps_ms)
+    earliest, latest = found["min"].as_py(), found["max"].as_py()
+    return None if earliest is None else (earliest, latest)
+
+
+def latest_before(timestamps_ms: pa.Array, limit: int) -> int:
+    """Return the latest of an int64 column that lies before `limit`. There must be one."""
+    early = timestamps_ms.filter(pc.less(timestamps_ms, index_array(np.array([limit]))[0]))
+    return int(pc.max(early).as_py())
+
+
+def early_text(whose: str, ms: int) -> str:
+    """Return the error text for a timestamp of 0 to FIRST_USUAL_MS: what brokers do, and what to change."""
+    date = (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return (
+        f"{whose} is {ms}. As milliseconds since 1970 that is {date}, and brokers delete records that are older than"
+        f" the topic's retention.ms. {_unit_text(ms)}"
+    )
+
+
+def late_text(whose: str, number: int) -> str:
+    """Return the error text for a number above LAST_MS."""
+    return (
+        f"{whose} is {int_text(number)}. As milliseconds since 1970 that lies after the year 9999, and brokers refuse"
+        f" it. {_unit_text(number)}"
+    )
+
+
+def _unit_text(number: int) -> str:
+    unit = likely_unit(number)
+    if unit is None:
+        return "Give milliseconds since 1970."
+    return f"It looks like {unit}: {_REMEDIES[unit]}."

@@ -1,8 +1,8 @@
-"""Record batches (format v2) back to records: for the topic reader, and to split a batch that the broker finds too
-large.
+"""Record batches (format v2) back to records: for the topic reader, and to split a batch that is too large for the
+broker.
 
-Holds no state; any thread. Shares no code with the encoder but the layout of the header. Nothing is allocated on the
-word of a length or a count before it is compared with the bytes that are there.
+Holds no state; any thread. Shares only the layout of the header with the encoder. Every length and count is compared
+with the bytes at hand before memory is allocated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spark_kafka_sink.record.codecs import Codec, codec_by_id
 
 
 class BatchLimits(NamedTuple):
-    """What one batch may hold: bytes when decompressed, and records and headers together.
+    """Limits of one batch: bytes after decompression, and records and headers together.
 
     Compressed, both cost almost nothing: 20 KB can hold 2,000,000 records, each of which takes 120 bytes of memory.
     """
@@ -49,7 +49,7 @@ _VARLONG_BYTES = 10
 
 
 class DecodedRecord(NamedTuple):
-    """One record; a header is (name, value or None)."""
+    """A record. A header is (name, value or None)."""
 
     offset: int
     timestamp_ms: int
@@ -60,8 +60,9 @@ class DecodedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """One batch. `size` is its bytes on the wire; `attributes` the header's 16 bits. The last offset may lie past the
-    last record.
+    """A batch. `size` is its bytes in Kafka, `attributes` the 16 bits of the header.
+
+    The last offset may lie after the last record.
     """
 
     base_offset: int
@@ -90,16 +91,16 @@ class DecodedBatch:
 
     @property
     def is_control(self) -> bool:
-        """A marker of the broker: the end of a transaction (its record's key holds version and type, two int16)."""
+        """A control batch of the broker: the key of its record has version and type (two int16) of a marker."""
         return bool(self.attributes & CONTROL_FLAG)
 
 
 def decode_batches(data: bytes | memoryview, limits: BatchLimits = DEFAULT_LIMITS) -> Iterator[DecodedBatch]:
-    """The batches of a Fetch response's records, one at a time. A last batch that is cut off is left out, as brokers
-    may send one.
+    """Yield the batches of a Fetch response's records. A last batch that is cut off is skipped, because brokers send
+    such.
 
-    Raises CorruptBatchError for another format version, a checksum that does not match, contents that are not what
-    the header says, or more than `limits`.
+    Raises CorruptBatchError for another format version, a wrong checksum, contents that differ from the header, or more
+    than `limits`.
     """
     view = memoryview(data)
     while len(view) >= CRC_START:
@@ -154,7 +155,7 @@ def _decode_batch(view: memoryview, base_offset: int, leader_epoch: int, limits:
 def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loop for speed
     body: bytes, count: int, base_offset: int, last_delta: int, base_time: int, append_time: int | None, most: int
 ) -> list[DecodedRecord]:
-    """One pass that reads varints of one byte, which most are, in place: twice as fast as a call for each."""
+    """Read varints of one byte, the usual case, without a call for each."""
     records, position, room = list[DecodedRecord](), 0, most - count
     try:
         for _ in range(count):
@@ -162,7 +163,7 @@ def _decode_records(  # noqa: C901 -- one branch for each field, kept in one loo
             end = position + length
             if end > len(body):
                 raise CorruptBatchError(f"Record {len(records)} claims {length} bytes of {len(body) - position} left.")
-            position += 1  # attributes, of which none is in use
+            position += 1  # attributes: all unused
             raw = body[position]
             if raw < 0x80:
                 time_delta = raw >> 1 ^ -(raw & 1)
@@ -238,7 +239,7 @@ def _decode_headers(
 
 
 def _varint(body: bytes, position: int, max_bytes: int) -> tuple[int, int]:
-    """The zigzag varint at `position` and where it ends."""
+    """Return the zigzag varint at `position`, and its end."""
     value = 0
     for index in range(max_bytes):
         byte = body[position + index]

@@ -1,9 +1,9 @@
-"""Records to bytes by numpy and Arrow (format v2, org.apache.kafka.common.record.DefaultRecord): one vectorised pass
-for a whole block. For rows of `send`, a few of which are put together one by one instead, and in place of the compiled
-kernel (`runs.py`).
+"""Records to bytes (format v2, org.apache.kafka.common.record.DefaultRecord): the runs of a block, and rows of `send`.
 
-Holds no state; any thread. Copies of a record's bytes on the way: one, `binary_join_element_wise`, from the columns
-into the block's buffer (plus one where headers are encoded).
+The compiled kernel writes each record of a run once, to its final place, without the GIL. Its numpy twin is for
+installations without the kernel: it encodes all rows in their own order in one vectorised pass, and one take brings
+them into the order of partitions. Both give the same bytes, as tests check. A few rows of `send` are encoded one by
+one. Holds no state; any thread.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import (
+from spark_kafka_sink.record.arrow import (
     MAX_COLUMN_BYTES,
     Int64Array,
     binary_from_numpy,
     binary_scalar,
     byte_lengths,
     data_bytes,
+    index_array,
+    keep_freed_heap,
+    value_bytes,
     value_offsets,
 )
 from spark_kafka_sink.record.columns import RecordColumns
@@ -35,7 +39,7 @@ from spark_kafka_sink.record.headers import (
     headers_upper_bounds,
     tight_headers_sizes,
 )
-from spark_kafka_sink.record.heap import keep_freed_heap
+from spark_kafka_sink.record.kernel import KERNEL, column_buffers, has_kernel
 from spark_kafka_sink.record.varints import (
     MINUS_ONE,
     ZERO,
@@ -50,15 +54,20 @@ from spark_kafka_sink.record.varints import (
     zigzag,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
+
+
 MAX_RECORD_OVERHEAD = 21
-"""The most bytes of a record's length (5), attributes (1), timestamp delta (10) and offset delta (5)."""
+"""The most bytes of length (5), attributes (1), timestamp delta (10) and offset delta (5) of a record."""
 
 _EMPTY = binary_scalar(b"")
 _NO_HEADERS = binary_scalar(b"\0")
 _NULL: Final = varint(-1)
 _FEW_ROWS: Final = 32
-"""Encoded one by one: arrays of so few cost more than their rows, 170 us for a row alone instead of 4. Batches of
-`send` are small where records come slowly, or go to many partitions.
+"""Up to this many rows are encoded one by one, because arrays have a fixed cost.
+
+Batches of `send` are small if records come slowly, or go to many partitions.
 """
 
 keep_freed_heap()
@@ -66,9 +75,7 @@ keep_freed_heap()
 
 @dataclass(slots=True)
 class EncodedRun:
-    """Records ready to be put into a batch: their bytes, how many, the latest of their timestamps, and a size that the
-    largest of them does not exceed.
-    """
+    """Encoded records: their bytes, their count, the latest timestamp, and an upper bound of the largest size."""
 
     chunk: memoryview
     count: int
@@ -82,10 +89,11 @@ def encode_array(
     timestamp_deltas: Int64Array | None,
     pool: pa.MemoryPool | None = None,
 ) -> pa.BinaryArray:
-    """One `binary` value per record. Deltas are int64, one per row, against the record's batch; `timestamp_deltas`
-    None = all zero. `pool`: where the records' memory comes from, Arrow's default where None.
+    """Return one `binary` value per record.
 
-    Raises SerializationError where the block takes more than 2 GiB.
+    Deltas are int64, one per row, from the base of the batch. `timestamp_deltas` None means all zero. `pool`: memory
+    pool of the result, None for the default pool of Arrow. Raises SerializationError if the block takes more than 2
+    GiB.
     """
     rows = columns.num_rows
     if rows == 0:
@@ -129,13 +137,13 @@ def encode_array(
 def encode_columns(
     columns: RecordColumns, offset_deltas: Int64Array, timestamp_deltas: Int64Array | None
 ) -> tuple[memoryview, Int64Array]:
-    """The records' bytes, one after the other, and where each begins: int64, num_rows + 1 entries. See encode_array."""
+    """Return the bytes of all records, and the first byte of each: int64, num_rows + 1 entries. See encode_array."""
     encoded = encode_array(columns, offset_deltas, timestamp_deltas)
     return data_view(encoded), value_offsets(encoded).astype(np.int64)
 
 
 def data_view(encoded: pa.BinaryArray) -> memoryview:
-    """The bytes that value_offsets points into; no copy."""
+    """Return the bytes that value_offsets points into. No copy."""
     buffer = encoded.buffers()[2]
     return memoryview(b"" if buffer is None else buffer).toreadonly()
 
@@ -148,8 +156,9 @@ def encode_rows(
     base_offset_delta: int,
     base_timestamp_ms: int,
 ) -> EncodedRun:
-    """Rows of Python values, at least one, as consecutive records of one batch that holds `base_offset_delta` records
-    already. Raises SerializationError for a row that does not fit.
+    """Encode rows of Python values, at least one, as consecutive records of one batch.
+
+    The batch has `base_offset_delta` records already. Raises SerializationError for a row that does not fit.
     """
     if len(values) <= _FEW_ROWS:
         try:
@@ -160,7 +169,7 @@ def encode_rows(
                 )
             ]
         except (_NotBytesError, UnicodeEncodeError):
-            pass  # text, or what columns refuse by its place
+            pass  # text, or a value that columns refuse with its row
         else:
             chunk = memoryview(b"".join(records))
             return EncodedRun(chunk, len(records), int(max(timestamps_ms)), max(map(len, records)))
@@ -172,11 +181,11 @@ def encode_rows(
 
 
 class _NotBytesError(Exception):
-    """A part of a record is neither bytes nor None, or a header's name is no text."""
+    """A part of a record is neither bytes nor None, or the name of a header is not str."""
 
 
 def _record(key: Any, value: Any, headers: Sequence[Header], offset_delta: int, timestamp_delta: int) -> bytes:
-    """One record of bytes. Raises _NotBytesError where a part of it is something else."""
+    """Return one encoded record. Raises _NotBytesError if a part of it is not bytes."""
     parts = [b"\0", varint(timestamp_delta), varint(offset_delta)]
     _add(parts, key)
     _add(parts, value)
@@ -200,7 +209,7 @@ def _add(parts: list[bytes], content: Any) -> None:
 
 
 def record_size_upper_bound(key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()) -> int:
-    """The most bytes that this record takes at any place of a batch (as DefaultRecord.recordSizeUpperBound)."""
+    """Return the most bytes of this record in any batch (DefaultRecord.recordSizeUpperBound)."""
     size = MAX_RECORD_OVERHEAD + _sized(key) + _sized(value) + varint_width(len(headers))
     for name, content in headers:
         size += _sized(name.encode()) + _sized(content)
@@ -212,9 +221,7 @@ def _sized(content: bytes | None) -> int:
 
 
 def columns_size_upper_bound(columns: RecordColumns) -> int:
-    """The most bytes that all records take together, without a look at each: the sum of record_size_upper_bounds, and
-    what bytes nulls may stand on.
-    """
+    """Return the sum of record_size_upper_bounds and of the bytes under nulls, without reading each length."""
     size = columns.num_rows * (MAX_RECORD_OVERHEAD + 15) + data_bytes(columns.value)
     if columns.key is not None:
         size += data_bytes(columns.key)
@@ -224,9 +231,7 @@ def columns_size_upper_bound(columns: RecordColumns) -> int:
 
 
 def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
-    """The most bytes that each record takes in a batch: int64, one per row. Lengths and counts are taken at five bytes
-    each.
-    """
+    """Return the most bytes of each record in a batch: int64, one per row. Lengths and counts take five bytes each."""
     sizes = np.maximum(byte_lengths(columns.value), 0)
     sizes += MAX_RECORD_OVERHEAD + 15
     if columns.key is not None:
@@ -237,7 +242,7 @@ def record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
 
 
 def tight_record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
-    """As record_size_upper_bound has it for each row: int64. Several times the work of record_size_upper_bounds."""
+    """Return record_size_upper_bound of each row: int64. Several times the work of record_size_upper_bounds."""
     sizes = _all_sized(columns.value) + MAX_RECORD_OVERHEAD
     sizes += 1 if columns.key is None else _all_sized(columns.key)
     if columns.headers is None:
@@ -249,3 +254,86 @@ def tight_record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
 def _all_sized(column: pa.BinaryArray) -> Int64Array:
     lengths = byte_lengths(column)
     return varint_widths(lengths) + np.maximum(lengths, 0)
+
+
+_SLACK: Final = 16
+"""Free bytes that the kernel requires after a record."""
+
+
+class RunInput(NamedTuple):
+    """Rows of `columns`, with row `order[i]` at place i (None: row i at place i).
+
+    `times`: int64 ms by place, None if `now_ms` everywhere. `size`: the most bytes of the records.
+    """
+
+    columns: RecordColumns
+    order: npt.NDArray[np.intp] | None
+    times: Int64Array | None
+    now_ms: int
+    size: int
+
+
+def encode_by_kernel(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
+    """Return the bytes of each run. `table` has a row of four for each, as block.RunTable.
+
+    Raises SerializationError if the offsets of a column do not fit its bytes.
+    """
+    columns = given.columns
+    headers = None if columns.headers is None else encode_headers(columns.headers)
+    counts = None if headers is None else np.ascontiguousarray(headers.counts)
+    tail = (None, None) if headers is None else (value_offsets(headers.encoded), value_bytes(headers.encoded))
+    out = pa.allocate_buffer(given.size + _SLACK, memory_pool=pool)
+    try:
+        chunks: list[SizedBuffer] = KERNEL.encode(
+            columns.num_rows,
+            given.now_ms,
+            given.order,
+            given.times,
+            counts,
+            table,
+            out,
+            column_buffers(columns.key),
+            column_buffers(columns.value),
+            tail,
+        )
+    except ValueError as error:
+        raise SerializationError(f"The records could not be written: {error}.") from error
+    return chunks
+
+
+def encode_by_numpy(given: RunInput, table: Int64Array, pool: pa.MemoryPool | None) -> list[SizedBuffer]:
+    """Return the same bytes as `encode_by_kernel`."""
+    columns, order, times, now_ms, _ = given
+    starts, ends, base_offsets, base_times = table.T
+    first, last = int(starts[0]), int(ends[-1])
+    if last - first < columns.num_rows:
+        # Only these rows. The take also brings them into order.
+        columns = columns.slice(first, last - first) if order is None else columns.take(order[first:last])
+        order = None
+    # Rows of a gap are encoded with the deltas of the run before it, and then not returned.
+    widths = np.diff(starts, append=last)
+    offset_deltas = np.arange(first, last) - np.repeat(starts - base_offsets, widths)
+    timestamp_deltas: Int64Array | None = None
+    if times is not None:
+        timestamp_deltas = times[first:last] - np.repeat(base_times, widths)
+    elif np.any(base_times != now_ms):
+        timestamp_deltas = np.repeat(now_ms - base_times, widths)
+    if order is not None:
+        offset_deltas = _unsorted(offset_deltas, order)
+        timestamp_deltas = None if timestamp_deltas is None else _unsorted(timestamp_deltas, order)
+    encoded = encode_array(columns, offset_deltas, timestamp_deltas, pool)
+    if order is not None:
+        encoded = pc.take(encoded, index_array(order), memory_pool=pool)
+    offsets, data = value_offsets(encoded), data_view(encoded)
+    bounds = zip(offsets[starts - first].tolist(), offsets[ends - first].tolist(), strict=True)
+    return [data[start:end] for start, end in bounds]
+
+
+def _unsorted(values: Int64Array, order: npt.NDArray[np.intp]) -> Int64Array:
+    """Return values in the original order of rows, from values in the order of partitions."""
+    result = np.empty_like(values)
+    result[order] = values
+    return result
+
+
+encode_runs = encode_by_kernel if has_kernel() else encode_by_numpy

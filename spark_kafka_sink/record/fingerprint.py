@@ -1,11 +1,11 @@
-"""The fingerprint of rows: a number that neither their order nor their layout changes.
+"""The fingerprint of rows: a number that depends neither on their order nor on their layout.
 
-Exactly-once delivery compares it to find out whether a batch that Spark runs again holds the rows that were committed.
-Each record has a hash of 64 bits over its topic, partition, key, value, headers and timestamp; the fingerprint is the
-sum of the hashes modulo 2^64. It protects against accidents and not against forgery: the hash has no secret.
+Exactly-once delivery compares it to check that a batch that Spark runs again has the rows that were committed. Each
+record has a hash of 64 bits over its topic, partition, key, value, headers and timestamp. The fingerprint is the sum of
+the hashes modulo 2^64. It protects against accidents and not against forgery: the hash has no secret.
 
-The compiled kernel hashes the bytes, or its numpy twin where the kernel was not compiled; both give the same number,
-because the driver and the tasks of one query may have different builds. Holds no state; any thread.
+The compiled kernel hashes the bytes, or without the kernel its numpy twin. Both give the same number, because the
+driver and the tasks of one query may have different builds. Holds no state; any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.arrow_arrays import (
+from spark_kafka_sink.record.arrow import (
     binary_from_numpy,
     byte_lengths,
     int_values,
@@ -28,7 +28,7 @@ from spark_kafka_sink.record.arrow_arrays import (
 )
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.headers import encode_headers
-from spark_kafka_sink.record.runs import _buffers, _kernel
+from spark_kafka_sink.record.kernel import KERNEL, column_buffers
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -39,14 +39,14 @@ _STEP: Final = 0x9E3779B97F4A7C15
 _TOPIC, _KEY, _VALUE, _HEADERS, _TIMESTAMP, _PARTITION = (_STEP * (17 + 2 * number) % MODULUS for number in range(6))
 """A salt for each field: the same bytes in another field give another hash."""
 _TWIN_BYTES: Final = 1 << 20
-"""The numpy twin looks at so many bytes at a time, because it needs ten times as much memory."""
+"""Bytes that the numpy twin hashes at a time, because it needs ten times as much memory."""
 
 
 def fingerprint(topic: str, columns: RecordColumns) -> int:
-    """The fingerprint of records that go to `topic`: 0 <= number < 2^64, and 0 for no record.
+    """Return the fingerprint of records for `topic`: 0 <= number < 2^64, and 0 for no record.
 
     A null and an empty value differ, also for keys and for the values of headers. A null timestamp or partition counts
-    as not given. Raises SerializationError where a column's lengths do not fit its bytes.
+    as not given. Raises SerializationError if the offsets of a column do not fit its bytes.
     """
     sums = np.full(columns.num_rows, _hash_of_one(topic.encode("utf-8", "surrogatepass"), _TOPIC), np.uint64)
     _add_bytes(columns.value, _VALUE, sums)
@@ -64,13 +64,13 @@ def fingerprint(topic: str, columns: RecordColumns) -> int:
 def add_hashes_by_kernel(column: pa.BinaryArray, salt: int, sums: UInt64Array) -> None:
     """Add the hash of each row's bytes to its entry of `sums`. Raises SerializationError."""
     try:
-        _kernel.fingerprint(*_buffers(column), salt, sums)
+        KERNEL.fingerprint(*column_buffers(column), salt, sums)
     except ValueError as error:
         raise SerializationError(f"The rows could not be read: {error}.") from error
 
 
 def add_hashes_by_numpy(column: pa.BinaryArray, salt: int, sums: UInt64Array) -> None:
-    """As `add_hashes_by_kernel`."""
+    """Add the same hashes as `add_hashes_by_kernel`."""
     nulls = null_mask(column)
     offsets = value_offsets(column).astype(np.int64)
     lengths = byte_lengths(column)
@@ -92,7 +92,7 @@ def add_hashes_by_numpy(column: pa.BinaryArray, salt: int, sums: UInt64Array) ->
 def _hashes(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], salt: int
 ) -> UInt64Array:
-    """The hash of each `data[start : start + length]`; `data` has 8 bytes more."""
+    """Return the hash of each `data[start : start + length]`. `data` has 8 bytes more."""
     counts = (lengths + 7) // 8
     ends = np.cumsum(counts)
     rows = np.repeat(np.arange(len(counts)), counts)
@@ -115,7 +115,7 @@ def _add_bytes(column: pa.BinaryArray | None, salt: int, sums: UInt64Array) -> N
 
 
 def _add_numbers(column: pa.Array | None, salt: int, sums: UInt64Array) -> None:
-    """int32 or int64 values; what is not given has a hash of its own."""
+    """Add the hash of int32 or int64 values. A value that is not given has a hash too."""
     missing = np.uint64(_mixed_one(salt ^ _STEP))
     if column is None or column.null_count == len(column):
         sums += missing
@@ -126,7 +126,7 @@ def _add_numbers(column: pa.Array | None, salt: int, sums: UInt64Array) -> None:
 
 
 def _mixed(words: UInt64Array) -> UInt64Array:
-    """The finalizer of splitmix64, in place."""
+    """Apply the finalizer of splitmix64, in place."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -148,4 +148,4 @@ def _hash_of_one(data: bytes, salt: int) -> int:
     return int(found[0])
 
 
-add_hashes: Any = add_hashes_by_kernel if hasattr(_kernel, "fingerprint") else add_hashes_by_numpy
+add_hashes: Any = add_hashes_by_kernel if hasattr(KERNEL, "fingerprint") else add_hashes_by_numpy

@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.arrow_arrays import (
+from spark_kafka_sink.record.arrow import (
     BINARY,
     Int64Array,
     as_binary,
+    binary_array,
     binary_scalar,
     byte_lengths,
     data_bytes,
@@ -28,14 +29,13 @@ from spark_kafka_sink.record.arrow_arrays import (
     value_bytes,
     value_offsets,
 )
-from spark_kafka_sink.record.row_arrays import binary_array
 from spark_kafka_sink.record.varints import to_binary, varint_fields, varint_widths, zigzag
 
 Header = tuple[str, bytes | None]
 """A record header: its name, and its value or None."""
 
 HEADERS = pa.list_(pa.struct([pa.field("key", BINARY), pa.field("value", BINARY)]))
-"""What normalise_headers returns; the key is UTF-8."""
+"""The type that normalise_headers returns. The key is UTF-8."""
 
 _TOO_MANY: Final = "The column 'headers' holds more than 2^31 headers; hand over fewer rows at a time."
 _STRING = pa.string()
@@ -43,9 +43,7 @@ _EMPTY = binary_scalar(b"")
 
 
 class EncodedHeaders(NamedTuple):
-    """Per row: `counts` (int64, headers of the record), `encoded` (binary, the headers one after the other), `lengths`
-    (int64, its bytes).
-    """
+    """The headers of each row: `counts` (int64), `encoded` (binary, all headers) and `lengths` (int64, bytes)."""
 
     counts: Int64Array
     encoded: pa.BinaryArray
@@ -53,8 +51,10 @@ class EncodedHeaders(NamedTuple):
 
 
 def decoded_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """`column`, where it is one of headers in several chunks, without dictionaries: Arrow unites those only where none
-    holds a null and the indices have room for all entries. Raises SerializationError past 2 GiB.
+    """Return `column`, without dictionaries if it has several chunks of headers.
+
+    Arrow unites dictionaries only if none has a null and the indices have room for all entries. Raises
+    SerializationError above 2 GiB.
     """
     if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1 or not _is_list_of_headers(column.type):
         return column
@@ -64,11 +64,10 @@ def decoded_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedA
 
 
 def normalise_headers(array: pa.Array) -> pa.Array:
-    """list<struct<key: string, value: binary>> (or large_list, any string and binary layout) as HEADERS, null lists as
-    empty ones.
+    """Return headers of any list, string and binary layout as HEADERS. Null lists become empty.
 
-    Raises SchemaError for another type, SerializationError for a header without a name, or with one that is not UTF-8,
-    with its row.
+    Raises SchemaError for another type, and SerializationError with the row for a header without a name or with a name
+    that is not UTF-8.
     """
     data_type = array.type
     if data_type == HEADERS and array.null_count == 0:
@@ -84,7 +83,7 @@ def normalise_headers(array: pa.Array) -> pa.Array:
         )
     headers = _as_headers(array)
     names, ends = headers.values.flatten()[0], _list_bounds(headers)[1:]
-    unnamed = null_mask(names)  # not of those of `array`: a dictionary may hold the null
+    unnamed = null_mask(names)  # by `names`, because in `array` the null may be in a dictionary
     if unnamed is not None:
         nameless = int(unnamed.argmax())
         row = int(np.searchsorted(ends, nameless, side="right"))
@@ -96,7 +95,7 @@ def normalise_headers(array: pa.Array) -> pa.Array:
 
 
 def _as_headers(array: pa.Array) -> pa.Array:
-    """As HEADERS, null lists as empty ones; names are not looked at, and may be null."""
+    """Return the column as HEADERS. Null lists become empty. Names are not checked, and may be null."""
     counts = int_values(pc.list_value_length(array)).astype(np.int64)
     ends = np.cumsum(counts)
     if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
@@ -110,14 +109,13 @@ def _as_headers(array: pa.Array) -> pa.Array:
 
 
 def _check_names(names: pa.BinaryArray, ends: Int64Array) -> None:
-    """Raise SerializationError for the first of `names` that is not UTF-8, with its row; `ends`: where the names of
-    each row end.
+    """Raise SerializationError with its row for the first of `names` that is not UTF-8.
 
-    Also where they came as strings: those of Spark hold whatever bytes were cast to one.
+    `ends`: the end of the names of each row. Strings are checked too, because those of Spark may hold any bytes.
     """
     offsets = value_offsets(names)
     data = value_bytes(names)[offsets[0] : offsets[-1]]
-    if not len(data) or data.max() < 0x80:  # ASCII, for next to nothing
+    if not len(data) or data.max() < 0x80:  # ASCII: cheap to check
         return
     try:
         names.cast(_STRING)
@@ -139,7 +137,7 @@ def _is_utf_8(name: bytes) -> bool:
 
 
 def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
-    """The headers of every row, of normalise_headers' result or slices of it; None where no row has any."""
+    """Encode the headers of every row, from normalise_headers or slices of its result. None if no row has headers."""
     rows = len(headers)
     bounds = _list_bounds(headers)
     first, last = int(bounds[0]), int(bounds[-1])
@@ -155,14 +153,14 @@ def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
 
 
 def headers_upper_bounds(headers: pa.Array) -> Int64Array:
-    """For each row the bytes that its headers take at most, their count left out: int64."""
+    """Return the most bytes of the headers of each row, without their count: int64."""
     bounds, keys, values = _lengths(headers)
-    # Each of the two lengths takes up to five bytes.
+    # Each of the two lengths takes at most five bytes.
     return _by_row(keys + np.maximum(values, 0) + 10, bounds)
 
 
 def all_headers_upper_bound(headers: pa.Array) -> int:
-    """The bytes that the headers of all rows take at most, their counts left out, without a look at each."""
+    """Return the most bytes of the headers of all rows, without their counts and without reading each length."""
     bounds = _list_bounds(headers)
     first, last = int(bounds[0]), int(bounds[-1])
     columns = (column.slice(first, last - first) for column in headers.values.flatten())
@@ -170,14 +168,14 @@ def all_headers_upper_bound(headers: pa.Array) -> int:
 
 
 def tight_headers_sizes(headers: pa.Array) -> tuple[Int64Array, Int64Array]:
-    """For each row how many headers it has, and the bytes that they take, their count left out: int64."""
+    """Return the count of headers of each row, and their bytes without the count: int64."""
     bounds, keys, values = _lengths(headers)
     widths = varint_widths(keys) + varint_widths(values)
     return bounds[1:] - bounds[:-1], _by_row(keys + np.maximum(values, 0) + widths, bounds)
 
 
 def _lengths(headers: pa.Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Where the headers of each row begin and end, from 0, and the lengths of all keys and values, -1 where null."""
+    """Return the bounds of the headers of each row, from 0, and the lengths of all keys and values, -1 for a null."""
     bounds = _list_bounds(headers)
     first, last = int(bounds[0]), int(bounds[-1])
     keys, values = (byte_lengths(column.slice(first, last - first)) for column in headers.values.flatten())
@@ -185,7 +183,7 @@ def _lengths(headers: pa.Array) -> tuple[Int64Array, Int64Array, Int64Array]:
 
 
 def _by_row(sizes: Int64Array, bounds: Int64Array) -> Int64Array:
-    """The sums of each row's `sizes`."""
+    """Return the sum of `sizes` for each row."""
     sums = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=sums[1:])
     ends = sums[bounds]
@@ -193,8 +191,9 @@ def _by_row(sizes: Int64Array, bounds: Int64Array) -> Int64Array:
 
 
 def headers_from_rows(rows: Sequence[Sequence[Header] | None], numbers: Sequence[int] | None = None) -> pa.Array:
-    """HEADERS of Python lists; `numbers`: the number of each row in errors, its index where None. Raises
-    SerializationError naming the row whose headers are not of a form that `header_pairs` takes.
+    """Return HEADERS of Python lists. `numbers`: the number of each row for errors, its index if None.
+
+    Raises SerializationError with the first row whose headers have no form that `header_pairs` takes.
     """
     numbers = range(len(rows)) if numbers is None else numbers
     counts: list[int] = []
@@ -212,8 +211,9 @@ def headers_from_rows(rows: Sequence[Sequence[Header] | None], numbers: Sequence
 def headers_from_cells(
     counts: Sequence[int], keys: Sequence[Any], values: Sequence[Any], numbers: Sequence[int] | None = None
 ) -> pa.Array:
-    """HEADERS of the keys and values of all rows, `counts[i]` of them for row i, each as `header_pairs` returns it;
-    `numbers` as for `headers_from_rows`. Raises SerializationError for text that UTF-8 cannot hold, with its row.
+    """Return HEADERS of the keys and values of all rows, `counts[i]` of them for row i, as `header_pairs` returns them.
+
+    `numbers` as for `headers_from_rows`. Raises SerializationError with the row for text that UTF-8 cannot encode.
     """
     if len(keys) > np.iinfo(np.int32).max:
         raise SerializationError(_TOO_MANY)
@@ -226,18 +226,18 @@ def headers_from_cells(
 
 
 def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
-    """The headers of one record as pairs of str or bytes and str, bytes or None. A later change of what was given does
-    not change them.
+    """Return the headers of one record as pairs of str or bytes and str, bytes or None.
 
-    `headers`: an iterable of pairs (key, value) as tuples or lists, or of Rows, named tuples and mappings with the
-    fields key and value in any order. Raises SerializationError, with the record in `whose`, for anything else.
+    Later changes of the given objects do not change the pairs. `headers`: an iterable of pairs (key, value) as tuples
+    or lists, or of Rows, named tuples and mappings with the fields key and value in any order. Raises
+    SerializationError, with the record in `whose`, for anything else.
     """
     if not (type(headers) is list or _is_list(headers)):
         raise SerializationError(f"The headers of {whose} are a {_described(headers)}; {_FORMS}.")
     pairs = []
     for header in headers:
         if type(header) is tuple and len(header) == 2 and type(header[0]) is str and type(header[1]) in _FIXED:
-            pairs.append(header)  # by far most often; a call takes longer
+            pairs.append(header)  # the usual case, without a call
         else:
             pairs.append(_checked_pair(header, whose))
     return pairs
@@ -248,7 +248,7 @@ def _is_list(headers: Any) -> bool:
 
 
 _NOT_A_LIST: Final = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
-"""What Python can iterate over, but holds no headers, or holds them in no order."""
+"""Types that Python can iterate over, but that have no headers, or no order."""
 _TEXT: Final = (str, bytes)
 _BYTES: Final = (bytes, bytearray, memoryview)
 _FIXED: Final = (bytes, str, type(None))
@@ -263,7 +263,7 @@ def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
     key, value = _pair_of(header, whose)
     if type(key) is not str and not isinstance(key, _TEXT):
         raise SerializationError(f"A header key of {whose} is a {type(key).__name__}; it must be a str.")
-    if type(value) is bytes or value is None or isinstance(value, str):  # text becomes UTF-8 with its column
+    if type(value) is bytes or value is None or isinstance(value, str):  # the column encodes text as UTF-8
         return key, value
     if not isinstance(value, _BYTES):
         raise SerializationError(
@@ -273,7 +273,7 @@ def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
 
 
 def _pair_of(header: Any, whose: str) -> tuple[Any, Any]:
-    """Key and value of a header, by the names of its fields where it has names."""
+    """Return key and value of a header, by the names of its fields if it has names."""
     if type(header) is dict:
         if len(header) == 2 and "key" in header and "value" in header:
             return header["key"], header["value"]
@@ -300,16 +300,16 @@ def _pair_of_odd(header: Any, whose: str) -> tuple[Any, Any]:
 
 
 def field_names(value: Any) -> Sequence[Any] | None:
-    """Return the names of the fields of a mapping, a Row or a named tuple; None where it has none."""
+    """Return the names of the fields of a mapping, a Row or a named tuple, or None."""
     if not isinstance(value, tuple):
         return list(value) if isinstance(value, Mapping) else None
     names: Sequence[Any] | None = getattr(value, "__fields__", None)
-    # Only then: a Row searches its columns for `_fields`, and raises, which takes ten times as long as all the rest.
+    # Last, because a Row searches its columns for `_fields` and raises, which is slow.
     return getattr(value, "_fields", None) if names is None else names
 
 
 def _described(value: Any) -> str:
-    """What a value is, without its contents, which may be secret."""
+    """Describe a value without its contents, which may be secret."""
     kind = type(value).__name__
     names = field_names(value)
     if names is not None:
@@ -318,7 +318,7 @@ def _described(value: Any) -> str:
 
 
 def _list_bounds(headers: pa.Array) -> Int64Array:
-    """Where the headers of each row begin and end in `headers.values`: int64, len(headers) + 1 entries."""
+    """Return the bounds of the headers of each row in `headers.values`: int64, len(headers) + 1 entries."""
     if len(headers) == 0:
         return np.zeros(1, np.int64)
     return np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4).astype(np.int64)

@@ -1,8 +1,8 @@
 """Zigzag varints (protobuf's, as Kafka's ByteUtils writes them), for whole columns at once.
 
 Holds no state; any thread. A field is at most eight bytes packed into a uint64, first byte lowest, with its width.
-Adjacent fields are merged into words of up to eight bytes and all words stored by one pass of overlapping eight-byte
-writes, in ascending order, so that each write covers what the one before wrote beyond its width.
+Adjacent fields are merged into words of up to eight bytes. One pass of overlapping eight-byte writes stores all words
+in ascending order, so that each write covers the bytes that the write before it wrote beyond its width.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_kafka_sink.record.arrow_arrays import Int64Array, binary_from_numpy
+from spark_kafka_sink.record.arrow import Int64Array, binary_from_numpy
 
 UInt64Array = npt.NDArray[np.uint64]
 
 _WORD = 8
-"""Bytes of one packed word: Kafka's 5-byte varints fit, its 10-byte varlongs take two."""
+"""Bytes of one packed word. A 5-byte varint fits; a 10-byte varlong takes two words."""
 
 
 class Field(NamedTuple):
-    """Bytes to write for each row. `bits` is uint64 per row and `width` int64 per row, or one int for all rows;
-    `width` <= `max_width` <= 8.
+    """Bytes to write for each row.
+
+    `bits` is uint64 per row and `width` int64 per row, or one int for all rows; `width` <= `max_width` <= 8.
     """
 
     bits: UInt64Array | int
@@ -39,13 +40,14 @@ MINUS_ONE = Field(1, 1, 1)
 
 
 def zigzag(values: Int64Array) -> UInt64Array:
-    """(v << 1) ^ (v >> 63) as uint64."""
+    """Return (v << 1) ^ (v >> 63) as uint64."""
     return ((values << 1) ^ (values >> 63)).view(np.uint64)
 
 
 def varint_fields(zigzagged: UInt64Array) -> tuple[Field, ...]:
-    """The varints of zigzagged values, one field where the largest needs up to eight bytes, else two. At least one
-    row.
+    """Return the varints of zigzagged values (at least one row).
+
+    One field if the largest takes up to eight bytes, else two.
     """
     largest = int(zigzagged.max())
     max_width = _width(largest)
@@ -53,7 +55,7 @@ def varint_fields(zigzagged: UInt64Array) -> tuple[Field, ...]:
         return (Field(zigzagged, 1, 1),)
     if max_width == 2:
         wide = zigzagged > 0x7F
-        # Doubling what lies above bit 7 moves it up by one, out of the way of the continuation bit.
+        # Doubling moves the bits above bit 7 up by one, to make room for the continuation bit.
         bits = zigzagged + (zigzagged & 0x3F80)
         bits |= wide.view(np.uint8).astype(np.uint64) << 7
         return (Field(bits, wide + np.int64(1), 2),)
@@ -62,7 +64,7 @@ def varint_fields(zigzagged: UInt64Array) -> tuple[Field, ...]:
 
 
 def varint(number: int) -> bytes:
-    """The zigzag varint of one number. Raises OverflowError where that is no int64."""
+    """Return the zigzag varint of one number. Raises OverflowError if it is no int64."""
     zigzagged = (number << 1) ^ (number >> 63)
     if zigzagged < 0x80:
         return zigzagged.to_bytes(1, "little")
@@ -77,12 +79,12 @@ def varint(number: int) -> bytes:
 
 
 def varint_width(number: int) -> int:
-    """Bytes of one zigzag varint."""
+    """Return the bytes of one zigzag varint."""
     return _width((number << 1) ^ (number >> 63))
 
 
 def varint_widths(numbers: Int64Array) -> Int64Array:
-    """Bytes of the zigzag varint of each."""
+    """Return the bytes of the zigzag varint of each number."""
     zigzagged = zigzag(numbers)
     widths = np.ones(len(numbers), np.int64)
     for bits in range(7, 64, 7):
@@ -95,7 +97,7 @@ def _width(zigzagged: int) -> int:
 
 
 def _pack(zigzagged: UInt64Array, first: int, last: int, more_follow: bool) -> Field:
-    """Bytes first..last-1 of each varint; a row whose varint ends before `first` has width 0."""
+    """Return bytes first..last-1 of each varint. A row whose varint ends before `first` has width 0."""
     bits = np.zeros(len(zigzagged), np.uint64)
     width = np.zeros(len(zigzagged), np.int64)
     for index in range(first, last):
@@ -109,7 +111,7 @@ def _pack(zigzagged: UInt64Array, first: int, last: int, more_follow: bool) -> F
 
 
 def merge(fields: Sequence[Field]) -> list[Field]:
-    """The same bytes in as few words of at most eight bytes as their largest widths allow."""
+    """Return the same bytes in as few words of at most eight bytes as their largest widths allow."""
     words: list[Field] = []
     for field in fields:
         if words and words[-1].max_width + field.max_width <= _WORD:
@@ -126,7 +128,7 @@ def _append(left: Field, right: Field) -> Field:
 
 
 def total_width(fields: Sequence[Field]) -> Int64Array | int:
-    """Bytes per row of all fields together."""
+    """Return the bytes per row of all fields together."""
     total: Int64Array | int = 0
     for field in fields:
         total = field.width + total
@@ -134,9 +136,9 @@ def total_width(fields: Sequence[Field]) -> Int64Array | int:
 
 
 def to_binary(words: Sequence[Field], num_rows: int) -> pa.BinaryArray:
-    """A `binary` array whose row i is the words of row i, one after the other."""
+    """Return a `binary` array whose row i is the words of row i, one after the other."""
     count = len(words)
-    if count == 1 and words[0].max_width == 1 and isinstance(words[0].bits, np.ndarray):  # as lengths below 64 are
+    if count == 1 and words[0].max_width == 1 and isinstance(words[0].bits, np.ndarray):  # as for lengths below 64
         return binary_from_numpy(np.arange(num_rows + 1, dtype=np.int32), words[0].bits.astype(np.uint8))
     positions = np.empty(num_rows * count + 1, np.int64)
     positions[0] = 0
@@ -147,7 +149,7 @@ def to_binary(words: Sequence[Field], num_rows: int) -> pa.BinaryArray:
         bits[index::count] = word.bits
     np.cumsum(ends, out=ends)
     data = np.empty(int(positions[-1]) + _WORD, np.uint8)
-    # Every byte is the start of an eight-byte window; numpy assigns in index order, the last write of a byte wins.
+    # Every byte is the start of an eight-byte window. numpy assigns in index order, so the last write of a byte wins.
     windows: npt.NDArray[np.uint64] = np.ndarray(len(data) - _WORD + 1, np.dtype("<u8"), data, strides=(1,))
     windows[positions[:-1]] = bits
     return binary_from_numpy(positions[::count].astype(np.int32), data)

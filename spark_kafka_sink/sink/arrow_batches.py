@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from spark_kafka_sink.record.arrow_arrays import marked
-from spark_kafka_sink.sink.frame import HEADERS, KEY, TOPIC, VALUE
+from spark_kafka_sink.record.arrow import marked
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
+from spark_kafka_sink.sink.schema import HEADERS, KEY, TOPIC, VALUE
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -43,7 +43,7 @@ _PADDING: Final = "padding"
 _NO_BYTES: Final = (1 << 31) - 1
 """Of all limits of bytes the one at which Spark counts rows alone."""
 _MOST_BYTES: Final = 3_900_000
-"""A batch of more than 4 MiB would be mapped and unmapped each time (record/heap.py), and take twice as much in the
+"""A batch of more than 4 MiB would be mapped and unmapped each time (record/arrow.py), and take twice as much in the
 JVM, whose vectors grow by doubling.
 """
 _MOST_ROWS: Final = 32_768
@@ -172,7 +172,7 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
 
 
 def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
-    """`df`, which has passed `frame.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
+    """`df`, which has passed `schema.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
     which it is false, for every `row_bytes` of its text and bytes, and at most by as many as end any batch.
 
     The numbers are entries of an array at a place that Spark does not work out beforehand, so that they are not in the

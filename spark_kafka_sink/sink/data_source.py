@@ -10,8 +10,8 @@ handler of ours, unless there is one already (spark.sql.pyspark.worker.logging.e
 
 At least once, a task's rows are acknowledged when its `write` returns: `commit` has nothing left to do but to say so,
 and `abort` nothing to take back. Exactly once, the driver begins the batch when the writer is made ready to travel,
-the tasks leave transactions open, and `commit` decides (exactly_once.py). Every method is called by one thread of its
-worker.
+the tasks leave transactions open, and `commit` decides (exactly_once/protocol.py). Every method is called by one
+thread of its worker.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
-from spark_kafka_sink.sink.begun_batch import begun_batch, remember_begun
-from spark_kafka_sink.sink.columnar_writer import deliver_arrow
-from spark_kafka_sink.sink.driver_cluster import process_client, process_driver
-from spark_kafka_sink.sink.driver_session import is_named_by_query, stream_prefix
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.frame import TIMESTAMP, check_columns
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, operator_command
-from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
-from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
-from spark_kafka_sink.sink.task_delivery import TaskDelivery
-from spark_kafka_sink.sink.transactional_arrow import (
+from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.advice import operator_command
+from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, remember_start, remembered_start
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.session import is_named_by_query, stream_prefix
+from spark_kafka_sink.sink.exactly_once.task import (
+    ExactlyOnceTask,
+    TaskIdentity,
     batch_task,
     check_default_location,
-    deliver_in_transaction,
     streaming_task,
 )
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
-from spark_kafka_sink.sink.write_names import Claim, claim_name, release_name
-from spark_kafka_sink.sink.write_report import WriteReport, report_columns, report_rows
+from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
+from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
+from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.report import WriteReport, report_columns, report_rows
+from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
+from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
+from spark_kafka_sink.sink.worker import show_reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-_package_log = logging.getLogger("spark_kafka_sink")
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark itself reads, or puts in, and hands on to the writer; lower-case."""
@@ -77,7 +77,7 @@ class TaskWritten(WriterCommitMessage):
     """What a task wrote; travels from `write` to `commit`."""
 
     columns: tuple[tuple[Any, ...], ...]
-    """Of `write_report.report_columns`: the driver holds those of all tasks, which as rows take seven times as much."""
+    """Of `report.report_columns`: the driver holds those of all tasks, which as rows take seven times as much."""
     started_ms: int
     """Time of day, as `ended_ms`: tasks of other machines are compared with it."""
     ended_ms: int
@@ -154,13 +154,13 @@ class _ArrowWriter(ABC):
         self._config = config
         self._prefix = prefix
         self._claim: Claim | None = None
-        self._mandate: Mandate | None = None
+        self._batch_start: BatchStart | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Spark makes a writer ready to travel before the batch's tasks, and no other: here the driver begins the
         batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
         """
-        if self._config.is_exactly_once and self._mandate is None:
+        if self._config.is_exactly_once and self._batch_start is None:
             if not self.is_stream and not self._config.is_outside_queries:
                 refuse_beside_queries(has_query_thread())
             if self._prefix is None:  # not before: Spark makes writers that write nothing
@@ -169,12 +169,12 @@ class _ArrowWriter(ABC):
                 self._prefix = self._claim.prefix
             try:
                 with self._driver() as driver:
-                    self._mandate = driver.begin()
+                    self._batch_start = driver.begin()
             except KafkaError:
                 self._release_name()
                 raise
             if self.is_stream:
-                remember_begun(self._mandate)
+                remember_start(self._batch_start)
         return self.__dict__
 
     def _driver(self) -> AbstractContextManager[ExactlyOnceDriver]:
@@ -188,14 +188,15 @@ class _ArrowWriter(ABC):
                 release_name(client, self._config, self._claim)
 
     @abstractmethod
-    def _task(self, mandate: Mandate) -> TaskIdentity:
+    def _task(self, batch_start: BatchStart) -> TaskIdentity:
         """Which transaction this task writes in."""
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make the batch count, where that is not so already. Raises KafkaError where it could not be."""
         outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         if len(outcomes) != len(messages):
-            raise IllegalStateError(f"{len(messages) - len(outcomes)} of {len(messages)} tasks told nothing.")
+            missing = len(messages) - len(outcomes)
+            raise IllegalStateError(f"{missing} of {len(messages)} tasks returned no commit message.")
         if self._prefix is not None:
             with self._driver() as driver:
                 committed = driver.commit([outcome for outcome in outcomes if outcome is not None])
@@ -208,14 +209,16 @@ class _ArrowWriter(ABC):
         """
         told = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         outcomes = [outcome for outcome in told if outcome is not None]
-        mandate = self._mandate or (outcomes[0].mandate if outcomes else None)
-        if mandate is None and self._prefix is not None:
-            mandate = begun_batch(self._prefix)  # of a stream; its exact epoch ends nothing of a driver that came later
+        batch_start = self._batch_start or (outcomes[0].batch_start if outcomes else None)
+        if batch_start is None and self._prefix is not None:
+            batch_start = remembered_start(
+                self._prefix
+            )  # of a stream; its exact epoch ends nothing of a driver that came later
         why = ""
         try:
-            if mandate is not None:
+            if batch_start is not None:
                 with self._driver() as driver:
-                    is_ended = driver.abort(mandate, outcomes)
+                    is_ended = driver.abort(batch_start, outcomes)
                 if is_ended:
                     self._release_name()
                     return "were aborted"
@@ -225,9 +228,9 @@ class _ArrowWriter(ABC):
             return f"are finished or aborted when this is started again{why}"
         assert self._prefix is not None
         command = operator_command("finish", self._prefix, self._config.decision_topic)
-        batch = 0 if mandate is None else mandate.next_batch_id
+        batch = 0 if batch_start is None else batch_start.next_batch_id
         return (  # to write it again is another write
-            f"end with their time-out, or before by {command}{why}. Where that says that batch {batch} is committed, do"
+            f"end with their timeout, or before by {command}{why}. Where that says that batch {batch} is committed, do"
             " not write it again"
         )
 
@@ -249,16 +252,13 @@ class _ArrowWriter(ABC):
         """
         clock = SystemClock()
         started_ms = clock.wall_ms()
-        outcome = None
-        delivery: TaskDelivery
-        if self._mandate is None:
-            delivery = deliver_arrow(self._config, process_pool(), iterator)
-        else:
-            task = self._task(self._mandate)
-            delivery = deliver_in_transaction(self._config, process_pool(), self._mandate, task, iterator)
-            outcome = delivery.outcome
-        columns = report_columns(delivery.tally.delivered, delivery.batches, delivery.retries)
-        return TaskWritten(columns, started_ms, clock.wall_ms(), outcome)
+        task = None
+        if self._batch_start is not None:
+            task = ExactlyOnceTask.in_process(self._config, self._batch_start, self._task(self._batch_start))
+        delivery = TaskDelivery(self._config, process_pool(), task)
+        write_all(delivery, iterator)
+        columns = report_columns(delivery.counts.delivered, delivery.batches, delivery.retries)
+        return TaskWritten(columns, started_ms, clock.wall_ms(), None if task is None else task.outcome)
 
 
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
@@ -266,8 +266,8 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
 
     is_stream = False
 
-    def _task(self, mandate: Mandate) -> TaskIdentity:
-        return batch_task(mandate)
+    def _task(self, batch_start: BatchStart) -> TaskIdentity:
+        return batch_task(batch_start)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
@@ -289,7 +289,7 @@ class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
     is_named_by_query = False
     """Its prefix is made of the query's name: then Spark must have been given a default location of checkpoints."""
 
-    def _task(self, mandate: Mandate) -> TaskIdentity:  # noqa: ARG002 - a stream's task knows its batch from Spark
+    def _task(self, batch_start: BatchStart) -> TaskIdentity:  # noqa: ARG002 - a stream's task knows its batch from Spark
         if self.is_named_by_query:
             check_default_location()
         return streaming_task()
@@ -315,15 +315,3 @@ def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
     started_ms = min((message.started_ms for message in written), default=0)
     ended_ms = max((message.ended_ms for message in written), default=0)
     return WriteReport.of(rows, max(0, ended_ms - started_ms) / 1000)  # a clock may be set back
-
-
-def show_reports() -> None:
-    """Let this worker show what the sink logs from INFO on: on stderr, where nothing is set up to show it otherwise."""
-    if _package_log.level == logging.NOTSET:
-        _package_log.setLevel(logging.INFO)
-    if not _package_log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
-        )
-        _package_log.addHandler(handler)

@@ -3,25 +3,26 @@
 Names are those of Spark's own Kafka sink: `topic`, and `kafka.` before every producer setting. Spark hands options
 over with keys in any case, so case does not count here. Nothing is ignored in silence: an unknown option is an error,
 which names the nearest known one if that is near. An option that cannot work here is an error that says why and what to
-use instead. Options of Spark's source and of consumers are passed over with a warning (passed_over.py).
+use instead. Options of Spark's source and of consumers are passed over with a warning.
 
 Plain values that pickle; used by the driver's thread and by a task's alike.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.nearest import nearest
-from spark_kafka_sink.common.option_parsers import RefusalError, boolean
-from spark_kafka_sink.common.option_table import table_of
-from spark_kafka_sink.sink.passed_over import PASSED_OVER, warn_of
+from spark_kafka_sink.common.options import RefusalError, boolean, nearest, table_of
+
+log = logging.getLogger(__name__)
 
 KAFKA_PREFIX: Final = "kafka."
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -46,6 +47,62 @@ _REFUSED: Final[Mapping[str, str]] = {
     "kafka.transactional.id": "the rows of many tasks cannot share one transactional id; leave it out",
 }
 """Options with a meaning elsewhere: lower-case key → why not here."""
+SOURCE_OPTIONS: Final = (
+    "assign",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "includeHeaders",
+    "kafkaConsumer.pollTimeoutMs",
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+    "subscribe",
+    "subscribePattern",
+)
+CONSUMER_SETTINGS: Final = (
+    "allow.auto.create.topics",
+    "auto.commit.interval.ms",
+    "auto.offset.reset",
+    "check.crcs",
+    "client.rack",
+    "default.api.timeout.ms",
+    "enable.auto.commit",
+    "exclude.internal.topics",
+    "fetch.max.bytes",
+    "fetch.max.wait.ms",
+    "fetch.min.bytes",
+    "group.id",
+    "group.instance.id",
+    "group.protocol",
+    "group.remote.assignor",
+    "heartbeat.interval.ms",
+    "internal.throw.on.fetch.stable.offset.unsupported",
+    "isolation.level",
+    "key.deserializer",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
+    "max.poll.records",
+    "partition.assignment.strategy",
+    "session.timeout.ms",
+    "share.acknowledgement.mode",
+    "share.acquire.mode",
+    "value.deserializer",
+)
+PASSED_OVER: Final[Mapping[str, str]] = {
+    name.lower(): name for name in (*SOURCE_OPTIONS, *(f"kafka.{setting}" for setting in CONSUMER_SETTINGS))
+}
+"""Lower-case name → the name as Spark and Kafka spell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +300,17 @@ def _metrics_host(by_key: Mapping[str, object]) -> str:
             f"metrics.host={value!r} must be an address of this machine, without a port: 127.0.0.1, or 0.0.0.0 for all."
         )
     return host
+
+
+def warn_of(keys: Iterable[str]) -> None:
+    """Log one warning that names the options `keys` (of PASSED_OVER), the first time that this process has them."""
+    if names := tuple(sorted(PASSED_OVER[key] for key in keys)):
+        _warn_once(names)
+
+
+@functools.cache
+def _warn_once(names: tuple[str, ...]) -> None:
+    log.warning(
+        "Options of Spark's Kafka source and of consumers have no effect in a write, and are passed over: %s",
+        ", ".join(names),
+    )

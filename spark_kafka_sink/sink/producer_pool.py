@@ -10,10 +10,8 @@ Any thread may call; creating happens under the lock, closing after it.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
-import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +25,11 @@ from spark_kafka_sink.producer.futures import RunCallback
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.worker import freeze_modules
 
 IDLE_MS: Final = 600_000
 """As Spark's spark.kafka.producer.cache.timeout."""
 CLOSE_TIMEOUT_S: Final = 5.0
-MANY_MODULES: Final = 100
 
 
 class Producer(Protocol):
@@ -179,29 +177,6 @@ def _close(producers: Iterable[Producer]) -> None:
         producer.close(CLOSE_TIMEOUT_S)
 
 
-class LoadedModules:
-    """Keeps the garbage collector from walking what was imported: it stays for good.
-
-    PySpark makes two tracked objects of every row, and a block of rows some for each partition, so the collector runs
-    all the time; walking modules again and again would cost more than everything else done for a row. A data source's
-    worker imports pandas when its first task is done: without the second freeze that is a tenth of its processor time
-    with 200 partitions.
-    """
-
-    def __init__(self) -> None:
-        self._frozen = 0
-
-    def freeze(self, modules: int) -> None:
-        """At a task's begin, with so many modules loaded. What is alive then is out of the collector's sight, so it is
-        done for many new modules alone, a few times in a process's life.
-        """
-        if modules - self._frozen >= MANY_MODULES:
-            gc.collect()  # garbage that was frozen would stay
-            gc.freeze()
-            self._frozen = modules
-
-
-_LOADED: Final = LoadedModules()
 _POOLS: Final[dict[int, ProducerPool]] = {}
 """By process id. A child keeps its parent's pool untouched: its sockets and locks are the parent's business."""
 
@@ -212,5 +187,5 @@ def process_pool() -> ProducerPool:
     pool = _POOLS.get(pid)
     if pool is None:
         pool = _POOLS.setdefault(pid, ProducerPool(KafkaProducer, SystemClock()))
-    _LOADED.freeze(len(sys.modules))
+    freeze_modules()
     return pool

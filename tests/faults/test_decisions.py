@@ -13,7 +13,7 @@ from support.fault_stage import Timeline
 import spark_kafka_sink
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import Decision, TaskTransaction
 
 pytestmark = pytest.mark.quick
 

@@ -43,8 +43,8 @@ from pathlib import Path
 from support import killed_query
 from support.killed_query import DyingCluster, KEYS, Query
 from spark_kafka_sink.common.errors import KafkaTimeoutError
-from spark_kafka_sink.sink.driver_session import StreamBatch, session
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
 
 given = json.loads(sys.argv[1])
 
@@ -58,14 +58,14 @@ class Staged(Query):
             tasks[number % KEYS % given["tasks"]].append(self.row(number))
         return tasks
 
-    def _task(self, config, mandate, batch_id, index, rows):
+    def _task(self, config, batch_start, batch_id, index, rows):
         if not given["attempts"]:
-            return super()._task(config, mandate, batch_id, index, rows)
+            return super()._task(config, batch_start, batch_id, index, rows)
         outcomes, own = {}, Query._task
 
         def attempt(number):
             made = killed_query.TaskIdentity
-            outcomes[number] = self._attempt(config, mandate, batch_id, index, number, rows)
+            outcomes[number] = self._attempt(config, batch_start, batch_id, index, number, rows)
 
         threads = [threading.Thread(target=attempt, args=[number]) for number in range(2)]
         for thread in threads:
@@ -74,19 +74,19 @@ class Staged(Query):
             thread.join()
         return outcomes[random.Random(given["seed"] + batch_id).randrange(2)]
 
-    def _attempt(self, config, mandate, batch_id, index, number, rows):
+    def _attempt(self, config, batch_start, batch_id, index, number, rows):
         task = TaskIdentity(batch_id, "query", index, number)
-        delivery = killed_query.TransactionalDelivery(
-            config, killed_query.process_pool(), mandate, task,
-            lambda id_: killed_query.describe_in_process(config, id_),
+        transaction = killed_query.ExactlyOnceTask(
+            batch_start, task, lambda id_: killed_query.describe_in_process(config, id_)
         )
+        delivery = killed_query.TaskDelivery(config, killed_query.process_pool(), transaction)
         try:
             for key, value in rows:
                 delivery.send(self.topic, killed_query.RecordColumns.from_rows([value], [key]))
             delivery.finish()
         finally:
             delivery.abandon()
-        return delivery.outcome
+        return transaction.outcome
 
 
 class FailingCluster(DyingCluster):

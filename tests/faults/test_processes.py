@@ -29,7 +29,7 @@ from support.workload import Workload, draw_settings, finish
 from spark_kafka_sink.common.errors import ProducerClosedError
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1024 * 1024

@@ -36,7 +36,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.local import BrokerSecurity, EmbeddedKafka
 from spark_kafka_sink.local.access import AccessAdmin, Permission
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 StartProducer = Callable[..., KafkaProducer]
 WRONG = "wrong-canary-secret"

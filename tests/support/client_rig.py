@@ -17,7 +17,7 @@ from spark_kafka_sink.client.factory import network_client
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.protocol.building import Request
+from spark_kafka_sink.protocol.versions import Request
 
 REQUEST_TIMEOUT_MS = 30_000
 SETUP_TIMEOUT_MS = 10_000

@@ -9,8 +9,7 @@ from support.raw_transactions import RawTransactions
 from support.scripted_broker.exchange import Exchange
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.open_transaction import OpenTransaction

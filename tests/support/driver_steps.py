@@ -8,10 +8,9 @@ from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.sink.decision import TaskTransaction
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -23,11 +22,11 @@ def driver_of(bench: CoordinatorBench, prefix: str) -> ExactlyOnceDriver:
     return ExactlyOnceDriver(prefix, KafkaDriverCluster(bench.coordinator, CONFIG, prefix), lambda: 0)
 
 
-def told_by_a_task(bench: CoordinatorBench, mandate: Mandate, timeout_ms: int = 60_000) -> TaskOutcome:
+def told_by_a_task(bench: CoordinatorBench, batch_start: BatchStart, timeout_ms: int = 60_000) -> TaskOutcome:
     """Of one that has left its transaction open."""
-    open_ = bench.raw.begin(f"{mandate.prefix}/0", timeout_ms=timeout_ms)
+    open_ = bench.raw.begin(f"{batch_start.prefix}/0", timeout_ms=timeout_ms)
     bench.raw.write(open_, TopicPartition("t", 0), "row")
-    return TaskOutcome(mandate, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))
+    return TaskOutcome(batch_start, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))
 
 
 def refused_to_task_0(error_code: int) -> faults.Hook:

@@ -12,13 +12,14 @@ from support.librdkafka import read_values
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.sink.decision import BatchChangedError
-from spark_kafka_sink.sink.driver_cluster import process_driver
-from spark_kafka_sink.sink.exactly_once import Committed
+from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.cluster import process_driver
+from spark_kafka_sink.sink.exactly_once.messages import BatchChangedError
+from spark_kafka_sink.sink.exactly_once.protocol import Committed
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.transactional_arrow import deliver_in_transaction
-from spark_kafka_sink.sink.transactional_task import TaskIdentity
 
 
 @contextmanager
@@ -46,13 +47,15 @@ class Query:
     def run(self, batch_id: int, *tasks: Sequence[str], transaction_version: int) -> Committed:
         """Run a batch as Spark does; a task for each sequence of values."""
         with process_driver(self._config, self.prefix) as driver:
-            mandate = driver.begin()
-            assert mandate.driver.transaction_version == transaction_version
+            batch_start = driver.begin()
+            assert batch_start.driver.transaction_version == transaction_version
             outcomes = []
             for partition, values in enumerate(tasks):
-                task = TaskIdentity(batch_id, "query", partition, 0)
+                identity = TaskIdentity(batch_id, "query", partition, 0)
                 rows = [pa.record_batch({"value": pa.array(values, pa.string())})]
-                outcomes.append(deliver_in_transaction(self._config, self._pool, mandate, task, rows).outcome)
+                task = ExactlyOnceTask.in_process(self._config, batch_start, identity)
+                write_all(TaskDelivery(self._config, self._pool, task), rows)
+                outcomes.append(task.outcome)
             return driver.commit(outcomes)
 
     def visible(self) -> list[str]:

@@ -19,17 +19,17 @@ from support.exactly_once_streams import KEYS, Stream
 from support.killed_query import DyingCluster
 from support.killed_spark import KilledDriver, KilledSink, KilledSource
 
-from spark_kafka_sink.sink import driver_session
+from spark_kafka_sink.sink.exactly_once import session as session_module
 
 
 def die_after(number: int) -> None:
     """Let the next session of this process end it."""
-    made = driver_session.KafkaDriverCluster
+    made = session_module.KafkaDriverCluster
 
     def make(*arguments: Any, **options: Any) -> Any:
         return DyingCluster(made(*arguments, **options), number, True, lambda: os.killpg(0, signal.SIGKILL))
 
-    driver_session.KafkaDriverCluster = make  # type: ignore[misc,assignment]
+    session_module.KafkaDriverCluster = make  # type: ignore[misc,assignment]
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--order", default="")
     parser.add_argument("--dies-after", type=int)
     options = parser.parse_args()
-    driver_session.ExactlyOnceDriver = KilledDriver  # type: ignore[misc]
+    session_module.ExactlyOnceDriver = KilledDriver  # type: ignore[misc]
     if options.dies_after is not None:
         die_after(options.dies_after)
     os.environ["PYSPARK_PYTHON"] = sys.executable

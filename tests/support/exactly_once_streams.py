@@ -20,8 +20,8 @@ from support.librdkafka import read_topic
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
-from spark_kafka_sink.sink.driver_cluster import connect
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.exactly_once.cluster import connect
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from support.scripted_broker.cluster import ScriptedCluster
 
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, KafkaError, ProtocolError
 from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
-from spark_kafka_sink.network.selector_sample import SelectorSample
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
+from spark_kafka_sink.network.selector import SelectorSample
 from spark_kafka_sink.network.transport import Address
 
 _MAX_RECEIVE_SIZE = 100 * 1024 * 1024

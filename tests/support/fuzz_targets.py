@@ -19,9 +19,9 @@ from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.common.jaas import parse_jaas_config
-from spark_kafka_sink.common.option_parsers import RefusalError
+from spark_kafka_sink.common.options import RefusalError
 from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.security import parse_jaas_config
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism
@@ -30,12 +30,12 @@ from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvi
 from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism
 from spark_kafka_sink.network.transport import WOULD_BLOCK
 from spark_kafka_sink.producer.produce_response import _outcomes
-from spark_kafka_sink.protocol.coordinator_requests import coordinator_of, group_offsets_of
+from spark_kafka_sink.protocol.fetch import group_offsets_of
 from spark_kafka_sink.protocol.framing import parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type
+from spark_kafka_sink.protocol.metadata import coordinator_of
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type
 from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
-from spark_kafka_sink.sink.birth import Birth
-from spark_kafka_sink.sink.decision import Decision
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse
 
 OURS = (KafkaError, RefusalError)
 """What a target may raise."""
@@ -223,16 +223,16 @@ def decision(data: bytes) -> None:
     Decision.from_bytes(data, "decisions-0 at offset 1", "P")
 
 
-def birth(data: bytes) -> None:
-    """A record of a prefix's birth in the decision topic."""
-    Birth.from_bytes(data, "decisions-0 at offset 1")
+def first_use(data: bytes) -> None:
+    """The first-use record of a prefix in the decision topic."""
+    FirstUse.from_bytes(data, "decisions-0 at offset 1")
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         response, frames, batches, records, scram_first, scram_final, oauthbearer, gssapi, login, jaas, token_answer,
-        decision, birth,
+        decision, first_use,
     )
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from spark_kafka_sink.local.ports import HOST, ReservedPort
+from spark_kafka_sink.local.properties import HOST, ReservedPort
 
 REALM: Final = "EXAMPLE.TEST"
 _TOOLS: Final = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.driver_cluster import describe_in_process
-from spark_kafka_sink.sink.driver_session import StreamBatch, session
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import DECISION_TOPIC, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
 KEYS = 7
 LATEST_KILL_S = 0.25
@@ -87,24 +88,23 @@ class Query(NamedTuple):
         for batch in range(self.finished(), last_batch + 1):
             layout = self.layout(batch, rng)
 
-            def run_tasks(mandate: Mandate, batch_id: int, layout: Any = layout) -> Sequence[TaskOutcome]:
-                return [self._task(config, mandate, batch_id, index, rows) for index, rows in enumerate(layout)]
+            def run_tasks(batch_start: BatchStart, batch_id: int, layout: Any = layout) -> Sequence[TaskOutcome]:
+                return [self._task(config, batch_start, batch_id, index, rows) for index, rows in enumerate(layout)]
 
             own.run(config, StreamBatch("query", str(os.getpid()), batch), run_tasks)
             self.log_commit(batch)
 
-    def _task(self, config: SinkConfig, mandate: Mandate, batch_id: int, index: int, rows: Any) -> TaskOutcome:
+    def _task(self, config: SinkConfig, batch_start: BatchStart, batch_id: int, index: int, rows: Any) -> TaskOutcome:
         task = TaskIdentity(batch_id, "query", index, 0)
-        delivery = TransactionalDelivery(
-            config, process_pool(), mandate, task, lambda id_: describe_in_process(config, id_)
-        )
+        transaction = ExactlyOnceTask(batch_start, task, lambda id_: describe_in_process(config, id_))
+        delivery = TaskDelivery(config, process_pool(), transaction)
         try:
             for key, value in rows:
                 delivery.send(self.topic, RecordColumns.from_rows([value], [key]))
             delivery.finish()
         finally:
             delivery.abandon()
-        return delivery.outcome
+        return transaction.outcome
 
 
 class DyingCluster:

@@ -19,10 +19,9 @@ import psutil
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
-from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.foreach import KafkaSink
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +60,7 @@ class KilledDriver(ExactlyOnceDriver):
 
     _place = ""
 
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         self._place = "begin"
         return super().begin(held, known)
 
@@ -124,7 +123,7 @@ class KilledWriter(KafkaStreamWriter):
 
 
 class KilledSink(KafkaSink):
-    """`KafkaSink` with tasks that hold. Its driver is the one that `driver_session` makes."""
+    """`KafkaSink` with tasks that hold. Its driver is the one that `session` makes."""
 
     def _run_tasks(self, df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
         def held_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

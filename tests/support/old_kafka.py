@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spark_kafka_sink.local import fetch_jars
-from spark_kafka_sink.local.java import find_java
+from spark_kafka_sink.local.jvm import find_java
 from spark_kafka_sink.local.watchdog import Watchdog
 
 LOCKS = Path(__file__).with_name("old_releases")

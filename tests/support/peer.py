@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_kafka_sink.network.frames import ChannelState, NetworkReceive, NetworkSend
-from spark_kafka_sink.network.resolver import resolve
+from spark_kafka_sink.network.channel import ChannelState, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.selector import Selector
+from spark_kafka_sink.network.transport import resolve
 
 LIMIT_S = 10.0
 

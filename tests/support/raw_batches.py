@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 
-from spark_kafka_sink.admin.request_client import RequestClient
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import error_for_code
-from spark_kafka_sink.protocol.requests import FetchPartition, FetchRequest
+from spark_kafka_sink.protocol.fetch import FetchPartition, FetchRequest
 from spark_kafka_sink.record.decoder import DecodedBatch, decode_batches
 
 PARTITION_BYTES = 32 * 1024 * 1024

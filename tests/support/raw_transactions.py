@@ -10,19 +10,16 @@ from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import error_for_code
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.coordinator_requests import (
-    GROUP,
-    TRANSACTION,
+from spark_kafka_sink.protocol.framing import RecordChunks
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION, FindCoordinatorRequest, coordinator_of
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
-    FindCoordinatorRequest,
     OffsetToCommit,
     TxnOffsetCommitRequest,
-    coordinator_of,
 )
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.versions import Request
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows

@@ -16,7 +16,7 @@ _NAME: Final = "spark_kafka_sink.record._kernel"
 
 def pytest_configure() -> None:
     path = os.environ["SANITIZED_KERNEL"]
-    assert "spark_kafka_sink.record.runs" not in sys.modules, "the installed kernel is loaded already"
+    assert "spark_kafka_sink.record.kernel" not in sys.modules, "the installed kernel is loaded already"
     spec = importlib.util.spec_from_loader(_NAME, importlib.machinery.ExtensionFileLoader(_NAME, path), origin=path)
     assert spec is not None
     assert spec.loader is not None
@@ -26,7 +26,7 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> str:
-    from spark_kafka_sink.record import runs
+    from spark_kafka_sink.record.kernel import KERNEL
 
-    assert runs._kernel.__spec__.origin == os.environ["SANITIZED_KERNEL"]
-    return f"kernel with sanitizers: {runs._kernel.__spec__.origin}"
+    assert KERNEL.__spec__.origin == os.environ["SANITIZED_KERNEL"]
+    return f"kernel with sanitizers: {KERNEL.__spec__.origin}"

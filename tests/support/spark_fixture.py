@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_kafka_sink.local import fetch_jars
-from spark_kafka_sink.local.lock import KAFKA_LOCK
+from spark_kafka_sink.local.jars import KAFKA_LOCK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

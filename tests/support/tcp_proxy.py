@@ -100,7 +100,7 @@ class TcpProxy:
         self._poller.register(self._wake_end, selectors.EVENT_READ)
         self._is_stopping = False
         self._listener: socket.socket | None = None
-        # Bound for good, so that the port stays ours while nobody listens (see spark_kafka_sink.local.ports).
+        # Bound for good, so that the port stays ours while nobody listens (see spark_kafka_sink.local.properties).
         self._place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._place.bind((HOST, 0))

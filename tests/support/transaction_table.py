@@ -16,7 +16,7 @@ from support.raw_transactions import LIMIT_MS, TIMEOUT_MS, RawTransactions
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
@@ -32,12 +32,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.protocol.requests import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-)
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 SHORT_TIMEOUT_MS: Final = 400

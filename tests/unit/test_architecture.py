@@ -33,7 +33,7 @@ ONLY_ROOMS = {
     "rich": {"local"},
 }
 ROOM_THAT_STARTS_THREADS = "producer"
-BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.aside"
+BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.login"
 """Slow steps of an authentication: each a thread that ends with it."""
 METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
 """Listens for Prometheus in a thread of its own; no connection of Kafka's goes through it."""
@@ -41,6 +41,15 @@ MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_A_FUNCTION = 60
 """Ruff limits the complexity (pyproject.toml)."""
 LINES_OF_A_LONG_FILE = 700
+LINES_OF_A_CRUMB = 60
+MOST_MODULES = 130
+CRUMBS = {
+    "local.relock": "a command for maintainers: python -m spark_kafka_sink.local.relock",
+    "transactions": "the door of a public command, by the name that users type",
+    "network.acknowledgements": "only network/ may use sockets, and this one is Spark's, not the producer's",
+    "network.sasl.plain": "each mechanism of SASL has a file",
+}
+"""Short files with one importer, and why each does not move in with its importer."""
 
 
 def modules() -> list[Path]:
@@ -211,6 +220,24 @@ def test_a_file_of_more_than_700_lines_says_why() -> None:
         if len(text.splitlines()) > LINES_OF_A_LONG_FILE and f"{LINES_OF_A_LONG_FILE} lines" not in head:
             unexplained.append(dotted(path))
     assert unexplained == []
+
+
+def test_a_short_file_with_one_importer_says_why() -> None:
+    importers: dict[str, set[str]] = {}
+    for source, target in arrows():
+        importers.setdefault(target, set()).add(source)
+    crumbs = [
+        dotted(path).partition(".")[2]
+        for path in modules()
+        if path.stem not in {"__init__", "__main__"}
+        and len(path.read_text().splitlines()) < LINES_OF_A_CRUMB
+        and len(importers.get(dotted(path), ())) <= 1
+    ]
+    assert sorted(crumbs) == sorted(CRUMBS)
+
+
+def test_the_package_has_at_most_130_modules() -> None:
+    assert len(modules()) <= MOST_MODULES
 
 
 def test_the_file_map_names_every_module() -> None:

@@ -12,9 +12,9 @@ import pytest
 from spark_kafka_sink.common import config
 from spark_kafka_sink.common.config import ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.option_table import table_of
+from spark_kafka_sink.common.options import table_of
 from spark_kafka_sink.sink import options
-from spark_kafka_sink.sink.passed_over import PASSED_OVER
+from spark_kafka_sink.sink.options import PASSED_OVER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

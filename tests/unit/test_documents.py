@@ -11,7 +11,7 @@ import pytest
 from spark_kafka_sink.common import config
 from spark_kafka_sink.common.config import describe_options
 from spark_kafka_sink.sink import options
-from spark_kafka_sink.sink.passed_over import PASSED_OVER
+from spark_kafka_sink.sink.options import PASSED_OVER
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = ROOT / "spark_kafka_sink" / "ARCHITECTURE.md"

@@ -1,3 +1,3 @@
-"""SASL: one file a mechanism, bytes in and bytes out; the authenticator that carries them over Kafka's frames; and the
-thread beside the loop on which a slow step runs.
+"""SASL. Each mechanism is one file that takes and returns bytes. The authenticator carries them over Kafka's frames,
+and slow steps run on threads of their own.
 """

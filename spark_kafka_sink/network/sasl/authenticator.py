@@ -1,8 +1,8 @@
 """Authenticates one connection: Kafka's frames around a mechanism's messages, and again before the session ends.
 
-ApiVersions, SaslHandshake, SaslAuthenticate until the mechanism is content (KIP-43, KIP-152); another mechanism than
-the configured one is never tried. What a server must not know before it has proved itself is the mechanism's affair.
-Mirrors org.apache.kafka.common.security.authenticator.SaslClientAuthenticator. Owned by the selector's thread; no I/O.
+ApiVersions, SaslHandshake, then SaslAuthenticate until the mechanism is complete (KIP-43, KIP-152). Only the configured
+mechanism is tried. The mechanism itself decides what the server may see before the server has proved its identity.
+Mirrors org.apache.kafka.common.security.authenticator.SaslClientAuthenticator. The selector's thread owns it; no I/O.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
@@ -23,43 +23,84 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.retold import retold
-from spark_kafka_sink.network.sasl.aside import Step, StepRunner
-from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.coordinator_requests import SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import Message, MessageType, to_ms
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms
 
 FIRST_CORRELATION_ID: Final = 2**31 - 8
-"""Requests of an authentication have the eight highest ids, which the network client never uses: so they are told apart
-from what is in flight when a session is renewed.
+"""An authentication uses the eight highest ids, and the network client never does. So its responses differ from those
+that are in flight when a session is renewed.
 """
 _CORRELATION_IDS: Final = 8
 _MOST_MESSAGES: Final = 16
 _VERSIONS_REQUEST_VERSION: Final = 0
-"""Brokers before their first look at a client take nothing newer for granted."""
+"""The version that every broker knows."""
 _EARLIEST: Final = 0.85
 _LATEST: Final = 0.95
 _SHORTEST_SESSION_MS: Final = 1_000
-"""A broker takes no second authentication within a second of the last."""
+"""A broker refuses a second authentication within a second."""
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _Reply = Callable[[Message, int], None]
 
 
+class SaslMechanism(Protocol):
+    """The client's side of one exchange (RFC 4422). It takes the server's message, returns the answer, and is used
+    once.
+
+    Neither `repr` nor an error shows a secret.
+    """
+
+    name: ClassVar[str]
+    """The name in the server's list."""
+    is_slow: ClassVar[bool]
+    """`respond` computes or waits for long, so it must not run on the selector's thread."""
+
+    @property
+    def secrets(self) -> Sequence[Secret]:
+        """The secrets that were sent in the clear. They are removed from the server's texts."""
+        ...
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        """Return the answer to `challenge`, which is b"" at the beginning, or None when the exchange is complete: the
+        server has proved what it must.
+
+        Raises SaslAuthenticationError if the server is not trusted or refuses the login, RetriableError if the answer
+        needs something that is not available now, such as a token.
+        """
+        ...
+
+
+class Step(Protocol[T]):  # type: ignore[misc]
+    """A step that runs."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def result(self) -> T:
+        """Return its value, or raise its error. Call it only when the step is done."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Starts a step. It calls `on_done` at its end, on any thread."""
+
+    def __call__(self, run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]: ...
+
+
 def is_of_authentication(payload: bytes | bytearray) -> bool:
-    """Whether a response is for an authenticator and not for the network client."""
+    """Return whether a response is for an authenticator, not for the network client."""
     return len(payload) >= 4 and correlation_id_of(payload) >= FIRST_CORRELATION_ID
 
 
 class SaslAuthenticator:
-    """`begin`, then frames: `take_outgoing` when it has one, `receive` what comes; `is_complete` in the end.
+    """Call `begin`, send what `take_outgoing` returns, and pass each frame to `receive`, until `is_complete`.
 
-    Every method may raise: AuthenticationError, which is final; any other KafkaError, which a new connection may cure.
+    Every method may raise an AuthenticationError, which is final, or another KafkaError. After that a new connection
+    may succeed.
     """
 
     def __init__(
@@ -85,12 +126,12 @@ class SaslAuthenticator:
         self._awaited: tuple[int, MessageType, _Reply] | None = None
         self._step: Step[bytes | None] | None = None
         self._messages = 0
-        self._session_ms = 0  # as the node told it last; 0 for one without end
+        self._session_ms = 0  # as the node said last; 0: no end
         self.is_complete = False
         self._renew_at_ms: int | None = None
 
     def begin(self) -> None:
-        """Authenticate, or do so again (KIP-368); the node's versions are asked for the first time only."""
+        """Authenticate, or renew the session (KIP-368). Only the first time asks for the node's versions."""
         self.is_complete = False
         self._renew_at_ms = None
         self._mechanism = self._make_mechanism()
@@ -101,16 +142,16 @@ class SaslAuthenticator:
             self._shake_hands()
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the session is to be renewed now, by another `begin`."""
+        """Return whether the session must be renewed now, by another `begin`."""
         return self.is_complete and self._renew_at_ms is not None and now_ms >= self._renew_at_ms
 
     def take_outgoing(self) -> list[memoryview] | None:
-        """The next frame to send, once."""
+        """Return the next frame to send, once."""
         frame, self._outgoing = self._outgoing, None
         return frame
 
     def receive(self, payload: bytes | bytearray, now_ms: int) -> None:
-        """A frame without its size."""
+        """Handle a frame, given without its size."""
         if self._awaited is None:
             raise ProtocolError(f"{self._description} sent {len(payload)} bytes though SASL had asked it nothing.")
         wanted_id, request_type, on_reply = self._awaited
@@ -123,7 +164,7 @@ class SaslAuthenticator:
         on_reply(parse_response(request_type, payload)[1], now_ms)
 
     def advance(self, now_ms: int) -> None:
-        """Go on where a slow step has ended."""
+        """Continue after a slow step that has ended."""
         if self._step is not None and self._step.is_done:
             step, self._step = self._step, None
             self._say(step.result(), now_ms)
@@ -133,7 +174,7 @@ class SaslAuthenticator:
     def _on_versions(self, response: Message, _: int) -> None:
         if int(response.error_code):
             error = error_for_code(int(response.error_code), api="ApiVersions")
-            raise retold(error, f"{self._description}: {error}")
+            raise error.reworded(f"{self._description}: {error}")
         self._versions = NodeApiVersions.from_response(response)
         self._shake_hands()
 
@@ -177,8 +218,8 @@ class SaslAuthenticator:
         try:
             return mechanism.respond(challenge)
         except KafkaError as error:
-            raise type(error)(f"{self._description}: {error}") from None
-        except Exception as error:  # its text may hold what it failed over
+            raise error.reworded(f"{self._description}: {error}") from None
+        except Exception as error:  # its text may show a secret
             kind = type(error).__name__
             raise SaslAuthenticationError(f"{self._description}: SASL {mechanism.name} failed with {kind}.") from None
 
@@ -218,13 +259,13 @@ class SaslAuthenticator:
             ) from None
 
     def _refusal(self, error_code: int, message: str, api: str) -> KafkaError:
-        """The server's error with place and mechanism, without anything that we told it in confidence."""
+        """Return the server's error with node and mechanism, and without secrets."""
         for secret in self._current.secrets:
             message = message.replace(secret.reveal(), "***")
         error = error_for_code(error_code, message, api)
         text = f"{self._description} refuses us by SASL {self._current.name}: {error}"
         if isinstance(error, AuthenticationError) or error.retriable:
-            return retold(error, text)
+            return error.reworded(text)
         refusal = SaslAuthenticationError(text)
         refusal.error_code = error_code
         return refusal

@@ -1,7 +1,7 @@
-"""Tokens for Amazon MSK's IAM access control, signed by AWS's own package. Its credentials are those that boto3 finds.
+"""Tokens for Amazon MSK's IAM access control, signed by AWS's own package. boto3 finds the credentials.
 
-On the wire this is OAUTHBEARER, as in AWS's clients for every language but Java. The package
-(`pip install spark-kafka-sink[aws]`) is imported where the provider is made, and only there.
+On the wire this is OAUTHBEARER, as in AWS's clients for all languages except Java. The package
+(`pip install spark-kafka-sink[aws]`) is imported only when the provider is made.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
-from spark_kafka_sink.common.jaas import JaasConfig
-from spark_kafka_sink.network.sasl.token_cache import TokenProvider
+from spark_kafka_sink.common.security import JaasConfig
+from spark_kafka_sink.network.sasl.oauthbearer import TokenProvider
 
 _BROKER: Final = re.compile(r".*\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|api\.aws)")
 _SESSION_NAME: Final = "spark-kafka-sink"
 
 
 def region_of(hosts: Iterable[str]) -> str:
-    """The region in the brokers' names, else that of AWS_REGION or AWS_DEFAULT_REGION. Raises ConfigError."""
+    """Return the region in the brokers' names, else AWS_REGION or AWS_DEFAULT_REGION. Raises ConfigError."""
     for host in hosts:
         found = _BROKER.fullmatch(host.lower())
         if found is not None:
@@ -35,9 +35,9 @@ def region_of(hosts: Iterable[str]) -> str:
 
 
 def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
-    """Signs with the default credentials, a profile (awsProfileName), or an assumed role (awsRoleArn).
+    """Return a provider that signs with the default credentials, a profile (awsProfileName) or a role (awsRoleArn).
 
-    Raises ConfigError where the package is missing.
+    Raises ConfigError if the package is missing.
     """
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer  # noqa: N813
@@ -57,7 +57,7 @@ def msk_token_provider(jaas: JaasConfig | None, region: str) -> TokenProvider:
     def provide() -> tuple[str, int]:
         try:
             return sign()
-        except Exception as error:  # boto3's many kinds; a text of theirs may name a key
+        except Exception as error:  # boto3 has many kinds; their texts may show a key
             kind = type(error).__name__
             raise RetriableError(
                 f"AWS's signer gives no token ({kind}): can boto3 find credentials on this machine?"

@@ -1,6 +1,6 @@
 """GSSAPI (RFC 4752): Kerberos, with mutual authentication and no security layer, as Kafka's brokers speak it.
 
-The library (`pip install spark-kafka-sink[kerberos]`) is imported where a context is opened, and only there.
+The library (`pip install spark-kafka-sink[kerberos]`) is imported only when a context is opened.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from spark_kafka_sink.common.secret import Secret
 
 _NO_SECURITY_LAYER: Final = 1
 _OUR_CHOICE: Final = bytes((_NO_SECURITY_LAYER, 0, 0, 0))
-"""No security layer, and so no buffer for one; no name to act for follows."""
+"""No security layer, a buffer size of 0 for it, and no authorization id."""
 _OFFER_BYTES: Final = 4
 _MOST_ROUNDS: Final = 10
 _PASSING: Final = frozenset({-1765328228 & 0xFFFFFFFF, -1765328350 & 0xFFFFFFFF})
-"""KRB5_KDC_UNREACH and KRB5KRB_AP_ERR_REPEAT, as the library's unsigned codes: the same may go well a moment later."""
+"""KRB5_KDC_UNREACH and KRB5KRB_AP_ERR_REPEAT, as the library's unsigned codes. A retry may succeed."""
 
 
 class GssContext(Protocol):
-    """What is used of `gssapi.SecurityContext`. Each call may raise the library's GSSError."""
+    """The used part of `gssapi.SecurityContext`. Each call may raise the library's GSSError."""
 
     @property
     def complete(self) -> bool: ...
@@ -39,13 +39,13 @@ class GssContext(Protocol):
 
 
 class GssapiMechanism:
-    """Tokens until both are sure of each other; then the server's offer of security layers, and our refusal of them."""
+    """Exchanges tokens until both sides are authenticated, then refuses the security layers that the server offers."""
 
     name: ClassVar[str] = "GSSAPI"
     is_slow: ClassVar[bool] = True
 
     def __init__(self, open_context: Callable[[], GssContext]) -> None:
-        """`open_context` asks for the credentials; like the context's own calls it may wait for a KDC."""
+        """`open_context` gets the credentials. It may wait for a KDC, as each call of the context may."""
         self._open_context = open_context
         self._context: GssContext | None = None
         self._rounds = 0
@@ -63,7 +63,7 @@ class GssapiMechanism:
             return self._respond(challenge)
         except (SaslAuthenticationError, RetriableError):
             raise
-        except Exception as error:  # the library's own kinds of error are not known without the library
+        except Exception as error:  # the library's error classes exist only where it is installed
             raise _told(error) from None
 
     def _respond(self, challenge: bytes) -> bytes | None:
@@ -87,8 +87,9 @@ class GssapiMechanism:
 
 @dataclass(frozen=True, slots=True)
 class KerberosLogin:
-    """Whose ticket is used towards `service`. With a keytab it is got by that, and got anew when half its time is over;
-    without one it is that of the ticket cache (kinit; KRB5CCNAME or `ticket_cache` names another).
+    """The principal whose ticket is used for `service`. With a keytab the library fetches the ticket, and fetches it
+    again when half its time is over. Without one the ticket is in the cache (kinit; KRB5CCNAME or `ticket_cache` names
+    another cache).
     """
 
     service: str
@@ -97,7 +98,7 @@ class KerberosLogin:
     ticket_cache: str | None = None
 
     def open_context(self, host: str) -> GssContext:
-        """A context towards the service at `host`. May wait for a KDC; raises the library's GSSError."""
+        """Return a context for the service at `host`. May wait for a KDC. Raises the library's GSSError."""
         import gssapi
 
         kerberos = gssapi.MechType.kerberos

@@ -1,25 +1,61 @@
-"""Who we are to every broker of a client, from the settings: makes the mechanism of each connection."""
+"""Makes the authenticator of each connection from the settings, and the threads on which its slow steps run.
+
+A slow step computes or waits for long. It runs on a thread of its own, which wakes the loop at the step's end and ends.
+When the step's connection is gone, the thread ends by itself and its result is dropped.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import random
+import threading
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, RetriableError
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.network.sasl.aside import run_aside
-from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
+from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, SaslMechanism, Step
 from spark_kafka_sink.network.sasl.aws_msk_iam import msk_token_provider, region_of
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
-from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
-from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism
+from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism, RefreshRule, TokenCache, TokenProvider
 from spark_kafka_sink.network.sasl.plain import PlainMechanism
 from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism, ScramSha512Mechanism
-from spark_kafka_sink.network.sasl.token_cache import RefreshRule, TokenCache, TokenProvider
+
+T = TypeVar("T")
+
+
+class _AsideStep(Generic[T]):
+    def __init__(self, run: Callable[[], T], on_done: Callable[[], None]) -> None:
+        self._run = run
+        self._on_done = on_done
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+        self.is_done = False
+        threading.Thread(target=self._work, name="spark-kafka-sink-sasl", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            self._value.append(self._run())
+        except BaseException as error:  # the loop decides what it means
+            self._error = error
+        self.is_done = True
+        self._on_done()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+def run_aside(run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]:
+    """The `StepRunner` of a client. Raises RetriableError if the system starts no thread."""
+    try:
+        return _AsideStep(run, on_done)
+    except RuntimeError as error:  # only this login fails, not the loop's turn
+        raise RetriableError(f"No thread for a slow step of the login: {error}.") from None
+
 
 _EXTENSION: Final = "extension_"
 
@@ -28,14 +64,14 @@ MechanismFactory = Callable[[str], SaslMechanism]
 
 
 def mechanism_factory(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
-    """By sasl.mechanism. Raises ConfigError where the credentials cannot be used, before any connection is made."""
+    """Return the factory for sasl.mechanism. Raises ConfigError if the credentials cannot be used."""
     make = _FACTORIES[config.sasl_mechanism](config, clock, rng)
-    make("")  # what is wrong with the credentials themselves is found here
+    make("")  # refuses wrong credentials before any connection is made
     return make
 
 
 class AuthenticatorFactory:
-    """Makes the authenticator of each connection of a client; what they share, such as a token, is shared."""
+    """Makes the authenticators of a client's connections. They share what can be shared, such as a token."""
 
     def __init__(self, config: ProducerConfig, clock: Clock, rng: random.Random) -> None:
         """Raises ConfigError as `mechanism_factory` does."""
@@ -44,7 +80,7 @@ class AuthenticatorFactory:
         self._rng = rng
 
     def __call__(self, description: str, host: str, wakeup: Callable[[], None]) -> SaslAuthenticator:
-        """See `network.selector`."""
+        """See `AuthenticatorFactory` in `network.selector`."""
         return SaslAuthenticator(
             description, lambda: self._make_mechanism(host), self._client_id, self._rng, run_aside, wakeup
         )
@@ -118,7 +154,7 @@ def _credentials(config: ProducerConfig) -> tuple[str, Secret]:
 
 
 def _oidc(config: ProducerConfig, clock: Clock) -> TokenProvider:
-    # Here, not above: other logins do without HTTP, 0.7 MB of every worker.
+    # Imported here, because HTTP takes 0.7 MB of every worker and other logins do not need it.
     from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
 
     secret = config.sasl_oauthbearer_client_credentials_client_secret

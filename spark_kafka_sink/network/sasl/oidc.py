@@ -1,5 +1,7 @@
-"""A token by OAuth's client credentials (RFC 6749, section 4.4) from an endpoint that the configuration names: https
-alone, no redirects, a bounded answer in bounded time. Blocks; never on the loop's thread.
+"""Fetches a token by OAuth's client credentials (RFC 6749, section 4.4) from a configured endpoint.
+
+It uses only https, follows no redirects, and limits the size and the time of the answer. It blocks, so it never runs on
+the loop's thread.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
 _LARGEST_ANSWER: Final = 1 << 20
 _PIECE: Final = 1 << 16
 _REFUSALS: Final = frozenset({*range(300, 400), 400, 401, 403, 404})
-"""The endpoint does not take our credentials (RFC 6749, section 5.2), or is none; to ask again changes nothing."""
+"""HTTP statuses after which a retry is useless: the endpoint refuses the credentials (RFC 6749, section 5.2), or is not
+a token endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """Who asks, and where (sasl.oauthbearer.*; an https URL), and how long that may take (sasl.login.*)."""
+    """Endpoint (an https URL) and credentials (sasl.oauthbearer.*), and the timeouts (sasl.login.*)."""
 
     endpoint: str
     client_id: str
@@ -45,14 +48,14 @@ class ClientCredentials:
 
 
 class OidcTokenProvider:
-    """Fetches a token each time it is called. The endpoint's certificate is checked against the system's store
-    (SSL_CERT_FILE names another), unless `context` says otherwise.
+    """Fetches a token at each call. It checks the endpoint's certificate against the system's store (SSL_CERT_FILE
+    names another one), or as `context` says.
     """
 
     def __init__(self, credentials: ClientCredentials, clock: Clock, context: ssl.SSLContext | None = None) -> None:
         self._credentials = credentials
         self._clock = clock
-        # Built by hand: urllib's own opener would follow redirects, and open file: and ftp:.
+        # Not urllib's default opener, which follows redirects and opens file: and ftp:.
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
@@ -61,10 +64,10 @@ class OidcTokenProvider:
             self._opener.add_handler(handler)
 
     def __call__(self) -> tuple[str, int]:
-        """The token and its end in ms since the epoch.
+        """Return the token and its end in ms since the epoch.
 
-        Raises SaslAuthenticationError where the endpoint refuses the credentials, RetriableError where it cannot be
-        reached or makes no sense.
+        Raises SaslAuthenticationError if the endpoint refuses the credentials, RetriableError if it cannot be reached
+        or its answer is not valid.
         """
         credentials = self._credentials
         try:
@@ -89,7 +92,7 @@ class OidcTokenProvider:
         return urllib.request.Request(credentials.endpoint, body, headers, method="POST")  # noqa: S310  # https alone
 
     def _sent_secrets(self) -> tuple[str, str]:
-        """The secret as it is sent, and what proves that we know it."""
+        """Return the secret as it is sent, and the value of the Authorization header."""
         credentials = self._credentials
         user, password = credentials.client_id, credentials.client_secret.reveal()
         if credentials.url_encodes_header:
@@ -97,7 +100,7 @@ class OidcTokenProvider:
         return password, base64.b64encode(f"{user}:{password}".encode()).decode()
 
     def _without_secrets(self, text: str) -> str:
-        """What the endpoint says, which may repeat what it was told."""
+        """Remove the secrets, which the endpoint may repeat."""
         for secret in (self._credentials.client_secret.reveal(), *self._sent_secrets()):
             text = text.replace(secret, "***")
         return text
@@ -111,7 +114,7 @@ class OidcTokenProvider:
         return bytes(body)
 
     def _deadline(self) -> Callable[[], None]:
-        """Of a request that begins now: raises RetriableError when its time is over."""
+        """Return a check for a request that begins now. It raises RetriableError when the request's time is over."""
         credentials = self._credentials
         end_ms = self._clock.now_ms() + credentials.connect_timeout_ms + credentials.read_timeout_ms
 
@@ -152,16 +155,16 @@ class OidcTokenProvider:
 
 
 def _system_trust() -> ssl.SSLContext:
-    """Python's own context, without SSLKEYLOGFILE: who reads that file could read the client's secret and the token."""
+    """Return Python's default context without SSLKEYLOGFILE. With that file a reader could decrypt secret and token."""
     context = ssl.create_default_context()
     context.keylog_filename = None  # type: ignore[assignment]
     return context
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
-    """urllib's own, whose time-out is for the connection, with another for each wait for the answer, and a deadline for
-    the whole of it. A server that sends a byte now and then keeps within every
-    time-out but this one, be it in a header, in the size of a chunk or in the body.
+    """urllib's handler has a timeout for the connection. This one adds a timeout for each wait for the answer, and a
+    deadline for the whole answer. A server that sends single bytes slowly, in a header, a chunk's size or the body,
+    exceeds only the deadline.
     """
 
     def __init__(self, context: ssl.SSLContext, read_timeout_s: float, begin: Callable[[], Callable[[], None]]) -> None:
@@ -215,7 +218,7 @@ def _json_object(data: bytes) -> Mapping[str, Any] | None:
 
 
 def _claims(token: str) -> Mapping[str, Any]:
-    """The claims of a JWT (RFC 7519), unverified: it is the broker who verifies them. Empty for any other token."""
+    """Return the claims of a JWT (RFC 7519); empty for any other token. Not verified, because the broker does that."""
     parts = token.split(".")
     if len(parts) != 3:
         return {}
@@ -227,7 +230,7 @@ def _claims(token: str) -> Mapping[str, Any]:
 
 
 def _seconds(time_ms: int) -> float:
-    """Never 0, by which sockets do not wait at all."""
+    """Never return 0, which makes a socket non-blocking."""
     return max(time_ms, 1) / 1000
 
 

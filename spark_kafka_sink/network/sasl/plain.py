@@ -1,4 +1,7 @@
-"""PLAIN (RFC 4616): name and password, as they are. TLS alone keeps them from others."""
+"""PLAIN (RFC 4616): name and password in the clear. Only TLS hides them from others.
+
+Its own file although it is short: one file a mechanism.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from spark_kafka_sink.common.secret import Secret
 
 
 class PlainMechanism:
-    """One message, no challenge."""
+    """Sends one message and takes no challenge."""
 
     name: ClassVar[str] = "PLAIN"
     is_slow: ClassVar[bool] = False
 
     def __init__(self, username: str, password: Secret) -> None:
-        """Raises ConfigError where a field is empty or holds a NUL, which would move the fields' bounds."""
+        """Raises ConfigError if a field is empty or contains NUL, which separates the fields."""
         if not username or not password.reveal():
             raise ConfigError("SASL PLAIN needs a username and a password, neither of them empty.")
         if "\0" in username or "\0" in password.reveal():

@@ -1,8 +1,8 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): both sides prove that they know the password, neither tells it.
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): both sides prove that they know the password, neither sends it.
 
-Own code, because the server is not trusted here: what it may ask for is bounded, and it must prove itself. As in
-Kafka's ScramFormatter, name and password are UTF-8 without SASLprep, and there is no channel binding. Nothing is
-logged: what the server says contains proofs.
+This is our own code, because it does not trust the server: it limits what the server may ask for, and checks the
+server's proof. As in Kafka's ScramFormatter, name and password are UTF-8 without SASLprep, and there is no channel
+binding. Nothing is logged, because the messages contain proofs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_kafka_sink.common.secret import Secret
 
 _FEWEST_ITERATIONS: Final = 4_096
 _MOST_ITERATIONS: Final = 1_000_000
-"""About a second of computing. Kafka's own brokers store at most 16,384."""
+"""They take about a second to compute. Kafka's brokers store at most 16,384."""
 _LONGEST_MESSAGE: Final = 4_096
 _NO_CHANNEL_BINDING: Final = "n,,"
 _NONCE_BYTES: Final = 24
@@ -32,12 +32,12 @@ _NONCE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]+")
 
 
 def new_nonce() -> str:
-    """Printable, without a comma, from the system's own source of randomness."""
+    """Return printable text without a comma, from the system's random source."""
     return random_source.token_urlsafe(_NONCE_BYTES)
 
 
 class _ScramMechanism:
-    """client-first, server-first, client-final, server-final; nothing is complete before the last is verified."""
+    """client-first, server-first, client-final, server-final. It is complete when the last one is verified."""
 
     name: ClassVar[str]
     is_slow: ClassVar[bool] = True
@@ -50,9 +50,9 @@ class _ScramMechanism:
         is_delegation_token: bool = False,
         nonce: Callable[[], str] = new_nonce,
     ) -> None:
-        """With `is_delegation_token` name and password are a delegation token's id and HMAC (KIP-48).
+        """If `is_delegation_token`, name and password are the id and the HMAC of a delegation token (KIP-48).
 
-        Raises ConfigError where one is empty, or the name holds a NUL.
+        Raises ConfigError if one is empty, or if the name contains NUL.
         """
         if not username or not password.reveal():
             raise ConfigError(f"SASL {self.name} needs a username and a password, neither of them empty.")
@@ -120,8 +120,8 @@ class _ScramMechanism:
             raise self._refused("its message is not UTF-8") from None
 
     def _attributes(self, text: str) -> dict[str, str]:
-        """In order. An error that the server states goes before anything else, and an extension that we must know, and
-        do not, ends it (RFC 5802, section 5.1).
+        """Return the attributes in order. An error of the server counts before anything else. An unknown mandatory
+        extension ends the exchange (RFC 5802, section 5.1).
         """
         pieces = text.split(",")
         if not all(map(_ATTRIBUTE.fullmatch, pieces)):

@@ -18,7 +18,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.local import EmbeddedKafka
-from spark_kafka_sink.protocol.coordinator_requests import TRANSACTION
+from spark_kafka_sink.protocol.metadata import TRANSACTION
 
 PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from support.exactly_once_streams import KEYS, Stream, check_nothing_open, visible_values
 
 from spark_kafka_sink.local import Admin
-from spark_kafka_sink.sink.foreach import KafkaSink
-from spark_kafka_sink.transactions import main
+from spark_kafka_sink.sink.exactly_once.operator import main
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 EARLIER_S = 1_700_000_000 - 60  # a week before what it has seen, and Spark's source passes a file over
 each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])

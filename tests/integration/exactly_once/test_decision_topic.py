@@ -18,8 +18,8 @@ from support.killed_query import KEYS, Query
 
 from spark_kafka_sink.common.errors import IllegalStateError, UnknownTopicOrPartitionError
 from spark_kafka_sink.local import Admin
-from spark_kafka_sink.sink import driver_session
-from spark_kafka_sink.transactions import main
+from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.operator import main
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPACTED = {"cleanup.policy": "compact"}
@@ -104,14 +104,14 @@ def test_lost_decision_topic_is_an_error_until_the_prefix_is_adopted(query: Quer
 def test_decision_topic_deleted_while_the_query_runs_is_an_error_soon(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_session, "_SESSIONS", {})
+    monkeypatch.setattr(session_module, "_SESSIONS", {})
     query.run(1, 0)
     Admin(query.servers).delete_topic(query.decisions)
     started = time.monotonic()
     with pytest.raises(IllegalStateError, match=f"decision.topic={query.decisions} is not in the cluster"):
         query.run(2, 0)
     assert time.monotonic() - started < 30
-    driver_session.session(query.topic).close()
+    session_module.session(query.topic).close()
     with pytest.raises(UnknownTopicOrPartitionError):
         Admin(query.servers).describe_topic(query.decisions)
     check(query, 2)

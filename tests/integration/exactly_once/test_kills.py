@@ -25,10 +25,10 @@ from support.raw_transactions import LIMIT_MS, RawTransactions
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.local import EmbeddedKafka
-from spark_kafka_sink.sink.decision import TransactionLostError
-from spark_kafka_sink.sink.driver_cluster import connect
-from spark_kafka_sink.sink.driver_session import DriverSession
-from spark_kafka_sink.transactions import main
+from spark_kafka_sink.sink.exactly_once.cluster import connect
+from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
+from spark_kafka_sink.sink.exactly_once.operator import main
+from spark_kafka_sink.sink.exactly_once.session import DriverSession
 
 ROUNDS = 16_500 if int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) >= 100 else 100
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,7 +136,7 @@ def leave_decided(query: Query) -> None:
             raise GoneError
 
         own._driver.finish = gone  # type: ignore[method-assign]
-        own._give_up = lambda config, mandate, outcomes: None  # type: ignore[method-assign]
+        own._give_up = lambda config, batch_start, outcomes: None  # type: ignore[method-assign]
         touched.append(own)
 
     touched: list[DriverSession] = []

@@ -26,8 +26,8 @@ from support.killed_spark import DIES_AT, HOLDS, POINTS, kill_session
 
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.local import Admin
-from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.driver_cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
+from spark_kafka_sink.sink.exactly_once.messages import Decision
 from spark_kafka_sink.sink.options import SinkConfig
 
 ROOT = Path(__file__).resolve().parents[3]

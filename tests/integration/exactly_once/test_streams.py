@@ -33,8 +33,8 @@ from support.fresh_process import run_script
 
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
-from spark_kafka_sink.sink.foreach import KafkaSink
-from spark_kafka_sink.sink.write_names import is_one_off
+from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 KILLS = max(3, int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 4)
 BROKER_KILLS = KILLS // 2 + 1

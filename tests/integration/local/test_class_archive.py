@@ -9,8 +9,7 @@ import pytest
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import EmbeddedKafka
-from spark_kafka_sink.local.jars import cache_dir
-from spark_kafka_sink.local.lock import sha256_of
+from spark_kafka_sink.local.jars import cache_dir, sha256_of
 
 
 @pytest.mark.slow

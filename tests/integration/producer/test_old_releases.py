@@ -21,10 +21,9 @@ from support.old_kafka import old_kafka
 
 from spark_kafka_sink.common.errors import UnsupportedVersionError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS
-from spark_kafka_sink.protocol.releases import first_release
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, first_release
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.driver_cluster import process_driver
+from spark_kafka_sink.sink.exactly_once.cluster import process_driver
 from spark_kafka_sink.sink.options import SinkConfig
 
 pytestmark = pytest.mark.slow

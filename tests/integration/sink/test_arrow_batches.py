@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udtf
 
 from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, LastWrite, batch_limits, without_padding
-from spark_kafka_sink.sink.frame import by_position, projection
+from spark_kafka_sink.sink.schema import by_position, projection
 
 MIB = 1 << 20
 

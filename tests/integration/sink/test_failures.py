@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from support.topic_frames import topic_frame
 
 from spark_kafka_sink.local import Admin, EmbeddedKafka
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 FAILURES = (PythonException, Py4JJavaError)
 """How a failed task shows itself: from PySpark 4.2 on as the first, before as the second."""

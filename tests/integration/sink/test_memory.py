@@ -16,7 +16,7 @@ from support.spark_workers import python_workers
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.local import EmbeddedKafka
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 LARGE, SMALL = (240, 900_000), (3_000_000, 100)
 """Rows, and bytes of a value."""

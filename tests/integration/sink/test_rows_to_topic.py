@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from support.topic_frames import topic_frame
 
 from spark_kafka_sink.local import Admin, EmbeddedKafka
-from spark_kafka_sink.sink import foreach
+from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink.arrow_batches import LastWrite, batch_limits
-from spark_kafka_sink.sink.foreach import KafkaSink
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.producer_pool import process_pool
 
 Write = Callable[[DataFrame, KafkaSink], None]
@@ -215,7 +215,7 @@ def test_a_write_is_cut_by_what_the_last_one_told_of_sizes(
         with batch_limits(frame, last) as given:
             yield given
 
-    monkeypatch.setattr(foreach, "batch_limits", limits)
+    monkeypatch.setattr(kafka_sink_module, "batch_limits", limits)
     small = spark.range(101_000).selectExpr("rpad(CAST(id AS STRING), 100, 'x') AS value")
     large = spark.range(50).selectExpr("rpad(CAST(id AS STRING), 9000, 'x') AS value")
     for frame in (small, small.where("1 = 0"), small, large, small):

@@ -11,12 +11,12 @@ from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_server import ScriptedServer
 
-from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
-from spark_kafka_sink.network.resolver import resolve
+from spark_kafka_sink.network.channel import ChannelKind, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.selector import Selector
+from spark_kafka_sink.network.transport import resolve
 from spark_kafka_sink.protocol.framing import encode_request, parse_response
-from spark_kafka_sink.protocol.messages import request_type
-from spark_kafka_sink.protocol.requests import MetadataRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.versions import request_type
 
 METADATA = 3
 

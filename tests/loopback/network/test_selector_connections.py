@@ -15,7 +15,7 @@ from support.peer import Peer, connect, frame, lost, open_files, poll_until, rec
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import DisconnectError, IllegalStateError, SaslAuthenticationError
-from spark_kafka_sink.network.frames import ChannelKind, NetworkSend
+from spark_kafka_sink.network.channel import ChannelKind, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.transport import Address, PlainTransport
 

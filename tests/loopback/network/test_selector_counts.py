@@ -9,8 +9,7 @@ from support.peer import Peer, connect, lost, poll_until
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import SaslAuthenticationError, SslAuthenticationError
 from spark_kafka_sink.common.windows import Reading
-from spark_kafka_sink.network.selector import Selector
-from spark_kafka_sink.network.selector_sample import SelectorSample
+from spark_kafka_sink.network.selector import Selector, SelectorSample
 from spark_kafka_sink.network.transport import PlainTransport
 
 

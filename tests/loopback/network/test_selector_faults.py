@@ -11,7 +11,7 @@ from support.peer import Peer, connect, frame, lost, poll_until, send_of
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import DisconnectError
-from spark_kafka_sink.network.frames import ChannelKind
+from spark_kafka_sink.network.channel import ChannelKind
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.transport import Address, PlainTransport
 

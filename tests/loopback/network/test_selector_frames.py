@@ -15,7 +15,7 @@ from support.peer import LIMIT_S, Peer, connect, frame, lost, poll_until, receiv
 
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.network import selector as selector_module
-from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, NetworkSend
+from spark_kafka_sink.network.channel import ChannelKind, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 
 

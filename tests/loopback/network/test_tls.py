@@ -28,11 +28,10 @@ from support.tls_server import TlsServer, server_context
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, ProtocolError, SslAuthenticationError
-from spark_kafka_sink.network.frames import ChannelKind, NetworkSend
-from spark_kafka_sink.network.resolver import resolve
+from spark_kafka_sink.network.channel import ChannelKind, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.tls import transport_factory
-from spark_kafka_sink.network.transport import READ, WRITE, Address
+from spark_kafka_sink.network.transport import READ, WRITE, Address, resolve
 
 AUTHORITY = Authority()
 BROKER = AUTHORITY.issue()

@@ -16,11 +16,9 @@ from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import PreparedTransaction
-from spark_kafka_sink.sink.birth import Birth
-from spark_kafka_sink.sink.decision import Decision
-from spark_kafka_sink.sink.decision_topic import lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once import PrefixRecords
-from spark_kafka_sink.sink.mandate import driver_id
+from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id
+from spark_kafka_sink.sink.exactly_once.protocol import PrefixRecords
 
 if TYPE_CHECKING:
     from support.exactly_once_model.world import World
@@ -137,20 +135,22 @@ class ModelDriverCluster:
     def _read(self) -> PrefixRecords:
         self.world.check_topic()
         values = list(reversed(self.world.cluster.log(*PLACE).committed()))
-        decision = next((value for value in values if not isinstance(value, Birth)), None)
-        return PrefixRecords(decision, next((value for value in values if isinstance(value, Birth)), None))
+        decision = next((value for value in values if not isinstance(value, FirstUse)), None)
+        return PrefixRecords(decision, next((value for value in values if isinstance(value, FirstUse)), None))
 
     def lost_decisions(self) -> KafkaError:
         return lost_decisions(PREFIX, PLACE.topic, 1)
 
-    def write_birth(self, *, is_adopted: bool) -> None:
-        birth = Birth.from_bytes(Birth(self.world.now_ms, 1, 1, is_adopted=is_adopted).to_bytes(), "the model")
+    def write_first_use(self, *, is_adopted: bool) -> None:
+        first_use = FirstUse.from_bytes(
+            FirstUse(self.world.now_ms, 1, 1, is_adopted=is_adopted).to_bytes(), "the model"
+        )
 
         def effect() -> None:
             self.world.check_topic()
-            self.world.cluster.log(*PLACE).append_alone(birth)
+            self.world.cluster.log(*PLACE).append_alone(first_use)
 
-        self.world.request("write the birth record", effect)
+        self.world.request("write the first-use record", effect)
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
         stored = Decision.from_bytes(decision.to_bytes(), "the model", "P")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from support.exactly_once_model.actors import PLACE, ModelDriverCluster
-from support.exactly_once_model.world import Input, World
+from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool
+from support.exactly_once_model.world import CONFIG, Input, World
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.decision import Decision, TaskTransaction
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver, PrefixRecords
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
-from spark_kafka_sink.sink.transactional_task import Describe, TaskIdentity, TransactionalDelivery
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.exactly_once.task import Describe, ExactlyOnceTask, TaskIdentity
 
 
 def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
@@ -27,7 +25,7 @@ def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
 class CommitsWithoutDecision(ExactlyOnceDriver):
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
         decision = decision_of(outcomes, 0)
-        self.finish(outcomes[0].mandate.driver, decision)
+        self.finish(outcomes[0].batch_start.driver, decision)
         return Committed(decision, False, None)
 
 
@@ -35,25 +33,25 @@ class SkipsByMarker(World):
     driver_class = CommitsWithoutDecision
     has_decisions = False
 
-    def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
-        mandate = replace(mandate, is_adopted=True)  # there is no decision on an earlier batch
+    def _attempt(self, batch_start: BatchStart, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
+        batch_start = replace(batch_start, is_adopted=True)  # there is no decision on an earlier batch
         cluster = ModelDriverCluster(self)
-        marker = cluster.markers([task_id(mandate.prefix, task.partition, 0)]).popitem()[1]
+        marker = cluster.markers([task_id(batch_start.prefix, task.partition, 0)]).popitem()[1]
         if marker is not None and marker.offset >= task.batch_id + 1:
-            return TaskOutcome(mandate, task.batch_id, task.query_id, task.partition, 0, None)
-        return super()._attempt(mandate, task, rows)
+            return TaskOutcome(batch_start, task.batch_id, task.query_id, task.partition, 0, None)
+        return super()._attempt(batch_start, task, rows)
 
 
 # ---- H4: nothing fences an older driver, nor the task ids that the new layout does not use ---------------------------
 
 
 class DecidesUnfenced(ExactlyOnceDriver):
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         last = self._cluster.last_decision()
         if last is not None and not last.is_finished:
             self.finish(OpenTransaction(f"{self.prefix}/driver", 0, 0, 2), last)
         driver = OpenTransaction(f"{self.prefix}/driver", 0, 0, 2)
-        return Mandate(self.prefix, driver, PLACE, last and last.batch_id, last.query_id if last else "")
+        return BatchStart(self.prefix, driver, PLACE, last and last.batch_id, last.query_id if last else "")
 
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
         if outcomes[0].was_skipped:
@@ -68,16 +66,16 @@ class DecidesUnfenced(ExactlyOnceDriver):
             log.entries[-1].is_committed = True
 
         world.request("write the decision in no transaction", write)
-        self.finish(outcomes[0].mandate.driver, decision)
+        self.finish(outcomes[0].batch_start.driver, decision)
         return Committed(decision, False, None)
 
-    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
+    def abort(self, batch_start: BatchStart, outcomes: Iterable[TaskOutcome | None]) -> bool:
         return False
 
 
-class TakesWhatIsOpen(TransactionalDelivery):
+class TakesWhatIsOpen(ExactlyOnceTask):
     def _free_name(self) -> str:
-        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+        return task_id(self._batch_start.prefix, self._identity.partition, self._identity.attempt)
 
 
 class NeverTooLate(TakesWhatIsOpen):
@@ -87,14 +85,14 @@ class NeverTooLate(TakesWhatIsOpen):
 
 class Unfenced(World):
     driver_class = DecidesUnfenced
-    delivery_class = NeverTooLate
+    task_class = NeverTooLate
 
 
 # ---- H5: abort ends the tasks' transactions whatever was decided -----------------------------------------------------
 
 
 class AbortsWhatIsDecided(ExactlyOnceDriver):
-    def abort(self, mandate: Mandate, outcomes: Iterable[TaskOutcome | None]) -> bool:
+    def abort(self, batch_start: BatchStart, outcomes: Iterable[TaskOutcome | None]) -> bool:
         named = [outcome.written for outcome in outcomes if outcome is not None and outcome.written is not None]
         self._abort_all([task.transaction for task in named])
         return True
@@ -107,35 +105,29 @@ class AbortsAfterDecision(World):
 # ---- H7: every batch up to the last decided one is skipped, whoever's it is ------------------------------------------
 
 
-class SkipsOlder(TransactionalDelivery):
-    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
-        is_old = mandate.last_batch_id is not None and task.batch_id <= mandate.last_batch_id
-        known = Mandate(mandate.prefix, mandate.driver, mandate.place, is_adopted=True)
-        super().__init__(config, pool, known, task, describe)
-        self._mandate = mandate
+class SkipsOlder(ExactlyOnceTask):
+    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+        is_old = batch_start.last_batch_id is not None and identity.batch_id <= batch_start.last_batch_id
+        known = BatchStart(batch_start.prefix, batch_start.driver, batch_start.place, is_adopted=True)
+        super().__init__(known, identity, describe)
+        self._batch_start = batch_start
         self._is_written_already = is_old
 
 
 class SkipsOlderBatches(World):
-    delivery_class = SkipsOlder
+    task_class = SkipsOlder
 
 
 # ---- H9: a task without rows has an empty transaction decided; or leaves its old one open ----------------------------
 
 
-class BeginsWithoutRows(TransactionalDelivery):
-    def finish(self) -> None:
-        super().finish()
-        if self.outcome.written is None and not self.outcome.was_skipped:
-            producer = self._acquire()
-            written = TaskTransaction(producer.current_transaction, self._task.partition, 0)
-            self.outcome = TaskOutcome(
-                self._mandate, self._task.batch_id, self._task.query_id, self._task.partition, 0, written
-            )
-
-
 class DecidesEmptyTransactions(World):
-    delivery_class = BeginsWithoutRows
+    def _outcome(self, transaction: ExactlyOnceTask) -> TaskOutcome:
+        outcome = transaction.outcome
+        if outcome.written is not None or outcome.was_skipped:
+            return outcome
+        producer = transaction.begin(ModelPool(self), CONFIG.producer)  # type: ignore[arg-type]
+        return replace(outcome, written=TaskTransaction(producer.current_transaction, outcome.partition, 0))
 
     def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
         return super().layout(batch, 0)
@@ -186,7 +178,7 @@ class DecidesUnseen(World):
 
 
 class DecidesWhatWasTaken(DecidesUnseen):
-    delivery_class = TakesWhatIsOpen
+    task_class = TakesWhatIsOpen
 
 
 class SweepsLast(ExactlyOnceDriver):
@@ -202,20 +194,20 @@ class SweepsUnproven(World):
     driver_class = SweepsLast
 
 
-class SkipsAnyQuery(TransactionalDelivery):
-    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
-        super().__init__(config, pool, mandate, task._replace(query_id=mandate.last_query_id), describe)
-        self._task = task
+class SkipsAnyQuery(ExactlyOnceTask):
+    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+        super().__init__(batch_start, identity._replace(query_id=batch_start.last_query_id), describe)
+        self._identity = identity
 
 
 class IgnoresTheQueryId(World):
-    delivery_class = SkipsAnyQuery
+    task_class = SkipsAnyQuery
 
 
 class ComparesCountsOnly(ExactlyOnceDriver):
     """As decisions of version 1 allow it."""
 
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         return replace(super().begin(held, known), last_fingerprint=None)
 
 
@@ -224,7 +216,7 @@ class IgnoresTheContent(World):
 
 
 class ComparesNothing(ExactlyOnceDriver):
-    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> Mandate:
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         return replace(super().begin(held, known), last_is_accepted=True)
 
 
@@ -233,16 +225,16 @@ class IgnoresTheRows(World):
 
 
 class BeginsHoweverLate(World):
-    delivery_class = NeverTooLate
+    task_class = NeverTooLate
 
 
 # ---- the decision topic is trusted -----------------------------------------------------------------------------------
 
 
 class AsksNoCoordinator(ExactlyOnceDriver):
-    def ensure_birth(self) -> None:
+    def ensure_first_use(self) -> None:
         if self._cluster.last_records() == PrefixRecords(None, None):
-            self._cluster.write_birth(is_adopted=False)
+            self._cluster.write_first_use(is_adopted=False)
 
 
 class TakesAnyTopicForNew(World):
@@ -258,14 +250,14 @@ class TakesNothingForNoDecision(World):
     driver_class = MissesNoRecord
 
 
-class BeginsAtAnyBatch(TransactionalDelivery):
-    def __init__(self, config: Any, pool: Any, mandate: Mandate, task: TaskIdentity, describe: Describe) -> None:
-        super().__init__(config, pool, replace(mandate, is_adopted=True), task, describe)
-        self._mandate = mandate
+class BeginsAtAnyBatch(ExactlyOnceTask):
+    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+        super().__init__(replace(batch_start, is_adopted=True), identity, describe)
+        self._batch_start = batch_start
 
 
 class TrustsTheCheckpoint(World):
-    delivery_class = BeginsAtAnyBatch
+    task_class = BeginsAtAnyBatch
 
 
 class BeginsEmpty(World):
@@ -289,10 +281,10 @@ class ForgetsEmptyBatches(BeginsEmpty):
 # ---- a late attempt's marker is pending under the id of a decided transaction ------------------------------------
 
 
-class WaitsForUsurpers(ExactlyOnceDriver):
-    def _abort_usurpers(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+class WaitsForLateAttempts(ExactlyOnceDriver):
+    def _abort_late_attempts(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
         pass
 
 
 class WaitsForTimeouts(World):
-    driver_class = WaitsForUsurpers
+    driver_class = WaitsForLateAttempts

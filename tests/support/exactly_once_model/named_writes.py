@@ -19,9 +19,8 @@ from support.exactly_once_model.world import (
 
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.sink.decision import Decision, TransactionLostError
-from spark_kafka_sink.sink.exactly_once import ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, TransactionLostError
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 WRITE_FAULTS = (
     Fault.CRASH_BEFORE,
@@ -50,7 +49,7 @@ class OneOffCluster(ModelDriverCluster):
         if not self.world.request("look for the decision topic", lambda: not self.world.is_topic_gone):
             self.world.request("create the decision topic", self._create_topic)
 
-    def write_birth(self, *, is_adopted: bool) -> None:
+    def write_first_use(self, *, is_adopted: bool) -> None:
         pass
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
@@ -96,14 +95,14 @@ class NamedWrites(World):
         """Whether the name is free again."""
         is_aborted = False
         try:
-            mandate = self._in_process(lambda driver: driver.begin())
+            batch_start = self._in_process(lambda driver: driver.begin())
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(number, number)):
-                    outcomes.append(self._run_task(mandate, mandate.next_batch_id, partition, rows))
+                    outcomes.append(self._run_task(batch_start, batch_start.next_batch_id, partition, rows))
                 self._in_process(lambda driver: driver.commit(outcomes))
             except (KafkaError, QueryFailedError):
-                is_aborted = self._abort(mandate, outcomes)
+                is_aborted = self._abort(batch_start, outcomes)
                 raise
         except (KafkaError, QueryFailedError) as error:
             self.told.append((number, error if isinstance(error, KafkaError) else KafkaError()))
@@ -112,9 +111,9 @@ class NamedWrites(World):
         self.request(COMMIT_LOG, lambda: None)
         return True
 
-    def _abort(self, mandate: Mandate, outcomes: list[TaskOutcome]) -> bool:
+    def _abort(self, batch_start: BatchStart, outcomes: list[TaskOutcome]) -> bool:
         try:
-            return bool(self._in_process(lambda driver: driver.abort(mandate, outcomes)))
+            return bool(self._in_process(lambda driver: driver.abort(batch_start, outcomes)))
         except KafkaError:
             return False
 

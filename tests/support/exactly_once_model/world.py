@@ -18,12 +18,19 @@ from support.exactly_once_model.logs import ModelCluster, ModelLog
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.decision import BatchChangedError, Decision, TaskTransaction, TransactionLostError
-from spark_kafka_sink.sink.decision_topic import missing_topic
-from spark_kafka_sink.sink.exactly_once import Committed, ExactlyOnceDriver
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.advice import missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    BatchStart,
+    Decision,
+    TaskOutcome,
+    TransactionLostError,
+    task_id,
+)
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.transactional_task import TaskIdentity, TransactionalDelivery
 
 TOPIC = "t"
 TIMEOUT_MS = 10_000
@@ -134,17 +141,17 @@ class Input(NamedTuple):
         return self._replace(variant=self.variant + ("x" if fault is Fault.OTHER_ROWS else "-"))
 
 
-class StalledDelivery(TransactionalDelivery):
-    """Of an attempt that has looked at its driver, and was stopped before its InitProducerId."""
+class StalledTask(ExactlyOnceTask):
+    """An attempt that has looked at its driver, and was stopped before its InitProducerId."""
 
     def _free_name(self) -> str:
-        return task_id(self._mandate.prefix, self._task.partition, self._task.attempt)
+        return task_id(self._batch_start.prefix, self._identity.partition, self._identity.attempt)
 
     def _ensure_current(self) -> None:
         pass
 
-    def _prepare(self, producer: Any) -> TaskTransaction:
-        super()._prepare(producer)
+    def prepare(self, producer: Any) -> None:
+        super().prepare(producer)
         raise TaskCrash
 
 
@@ -155,7 +162,7 @@ class World:
     """
 
     driver_class: type[ExactlyOnceDriver] = ExactlyOnceDriver
-    delivery_class: type[TransactionalDelivery] = TransactionalDelivery
+    task_class: type[ExactlyOnceTask] = ExactlyOnceTask
     has_decisions = True
 
     def __init__(self, plan: Plan, *, version: int = 2, holds_epoch: bool = False, batches: int = 2) -> None:
@@ -181,7 +188,7 @@ class World:
         self._checked = 0
         self._drivers = 0
         self._is_tampered = False
-        self._last_tasks: list[tuple[Mandate, int, int, list[tuple[int, str]]]] = []
+        self._last_tasks: list[tuple[BatchStart, int, int, list[tuple[int, str]]]] = []
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -271,17 +278,17 @@ class World:
 
     def run_stalled_attempt(self) -> None:
         """It leaves rows and a marker, and no process that would end them."""
-        held, self.delivery_class = self.delivery_class, StalledDelivery
+        held, self.task_class = self.task_class, StalledTask
         try:
             self.run_other_attempt(0)
         finally:
-            self.delivery_class = held
+            self.task_class = held
 
     def run_other_attempt(self, attempt: int) -> None:
         if self._last_tasks and not self._is_tampered:
             self._is_tampered = True
-            mandate, batch, partition, rows = self._last_tasks[-1]
-            _quietly(lambda: self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), rows))
+            batch_start, batch, partition, rows = self._last_tasks[-1]
+            _quietly(lambda: self._attempt(batch_start, TaskIdentity(batch, self._query_id, partition, attempt), rows))
             self._is_tampered = False
 
     def _lose_checkpoint(self, effect: Callable[[], Any], fault: Fault) -> Any:
@@ -306,7 +313,7 @@ class World:
         """The operator's command; what keeps it from its end leaves the query with its checkpoint."""
         cluster = ModelDriverCluster(self)
         driver = self._driver(cluster).begin().driver
-        cluster.write_birth(is_adopted=True)
+        cluster.write_first_use(is_adopted=True)
         write(self, driver, PLACE, 0, [None])
         (ended,) = cluster.end([driver], committed=True)
         if ended.error is not None:
@@ -376,20 +383,20 @@ class World:
         held: ProducerIdAndEpoch | None = None
         known: Decision | None = None
         while (batch := len(self.commit_log)) < self.batches:
-            mandate = driver.begin(held, known)
+            batch_start = driver.begin(held, known)
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(batch, run)):
-                    outcomes.append(self._run_task(mandate, batch, partition, rows))
+                    outcomes.append(self._run_task(batch_start, batch, partition, rows))
                 committed = driver.commit(outcomes)
             except KafkaError as error:
-                self._give_up(driver, mandate, outcomes)
+                self._give_up(driver, batch_start, outcomes)
                 if isinstance(error, (TransactionLostError, BatchChangedError, IllegalStateError)):
                     raise
                 raise QueryFailedError from error
             if not MAY_STAY_OPEN & set(self.plan.values()):
                 self._check_nothing_open(committed)
-            held = (committed.driver or mandate.driver).producer if self._holds_epoch else None
+            held = (committed.driver or batch_start.driver).producer if self._holds_epoch else None
             known = committed.decision or known
             self.request(COMMIT_LOG, lambda batch=batch: self._log_commit(input_, batch))  # type: ignore[misc]
 
@@ -400,9 +407,9 @@ class World:
         if (input_, batch) not in self.history:
             self.history.append((input_, batch))
 
-    def _give_up(self, driver: ExactlyOnceDriver, mandate: Mandate, outcomes: list[TaskOutcome]) -> None:
+    def _give_up(self, driver: ExactlyOnceDriver, batch_start: BatchStart, outcomes: list[TaskOutcome]) -> None:
         with contextlib.suppress(KafkaError):  # then the next start has to do it
-            driver.abort(mandate, outcomes)
+            driver.abort(batch_start, outcomes)
 
     def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
         """The batch's rows by task: 2, 1 or 3 tasks; a key's rows are in one task, in their order."""
@@ -422,28 +429,34 @@ class World:
         """The batch's rows, by key."""
         return input_.rows(batch)
 
-    def _run_task(self, mandate: Mandate, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
+    def _run_task(
+        self, batch_start: BatchStart, batch: int, partition: int, rows: list[tuple[int, str]]
+    ) -> TaskOutcome:
         for attempt in range(4):
             try:
-                return self._attempt(mandate, TaskIdentity(batch, self._query_id, partition, attempt), rows)
+                return self._attempt(batch_start, TaskIdentity(batch, self._query_id, partition, attempt), rows)
             except TaskCrash:
                 continue
             except KafkaTimeoutError:
                 continue
         raise QueryFailedError
 
-    def _attempt(self, mandate: Mandate, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
-        self._last_tasks.append((mandate, task.batch_id, task.partition, rows))
+    def _attempt(self, batch_start: BatchStart, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
+        self._last_tasks.append((batch_start, task.batch_id, task.partition, rows))
         self._in_task += 1
         try:
             describe = ModelDriverCluster(self).describe_one
-            delivery = self.delivery_class(CONFIG, ModelPool(self), mandate, task, describe)  # type: ignore[arg-type]
+            transaction = self.task_class(batch_start, task, describe)
+            delivery = TaskDelivery(CONFIG, ModelPool(self), transaction)  # type: ignore[arg-type]
             for row in rows:
                 delivery.send(self.input.topic, columns_of(*row))
             delivery.finish()
-            return delivery.outcome
+            return self._outcome(transaction)
         finally:
             self._in_task -= 1
+
+    def _outcome(self, transaction: ExactlyOnceTask) -> TaskOutcome:
+        return transaction.outcome
 
     # ---- invariants ------------------------------------------------------------------------------------------------
 
@@ -514,8 +527,8 @@ class World:
 class BegunWorld(World):
     """The prefix's first driver has begun before, and decided nothing.
 
-    Where it has not, a driver may look for it, find nothing, and write the birth record of a topic that is another one
-    by then: another driver's whole first batch and the loss of the topic would have to fall between the two requests.
+    If it has not, a driver may look for the record, find nothing, and write the first-use record into another topic:
+    another driver's whole first batch and the loss of the topic would have to fall between the two requests.
     """
 
     def run(self) -> None:

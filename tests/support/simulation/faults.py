@@ -11,7 +11,7 @@ from support.scripted_broker.faults import Hook
 from support.simulation import hooks
 from support.simulation.world import World
 
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 Fault = Callable[["Troubles"], str]
 """Does its harm and says what it was."""

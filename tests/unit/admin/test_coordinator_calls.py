@@ -31,8 +31,8 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.protocol.coordinator_requests import GROUP, TRANSACTION
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
+from spark_kafka_sink.protocol.versions import ApiKey
 
 FIND, END, DESCRIBE = int(ApiKey.FIND_COORDINATOR), int(ApiKey.END_TXN), int(ApiKey.DESCRIBE_TRANSACTIONS)
 INIT_PRODUCER_ID, OFFSET_FETCH = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.OFFSET_FETCH)

@@ -16,7 +16,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 OFFSET_FETCH = int(ApiKey.OFFSET_FETCH)
 OTHER = TopicPartition("u", 3)

@@ -15,7 +15,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 PRODUCE = int(ApiKey.PRODUCE)
 ADD_PARTITIONS, FETCH, LIST_OFFSETS = int(ApiKey.ADD_PARTITIONS_TO_TXN), int(ApiKey.FETCH), int(ApiKey.LIST_OFFSETS)
@@ -94,7 +94,7 @@ def test_who_was_fenced_writes_nothing_and_is_told_so(bench: CoordinatorBench) -
 def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.on(PRODUCE, faults.lose_request(), times=None)
-    with pytest.raises(KafkaTimeoutError, match=r"t-0: no record was written within 3000 ms"):
+    with pytest.raises(KafkaTimeoutError, match=r"t-0: No record was written within 3000 ms"):
         write(bench, open_, "unheard", limit_ms=3_000)
 
 
@@ -164,7 +164,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: Coor
     open_ = bench.raw.begin("driver")
     bench.coordinator.writer.write(open_, PLACE, b"mine", b"decided", 0, bench.timer())
     bench.commit(open_)
-    with pytest.raises(KafkaTimeoutError, match="a transaction stayed open at offset 0"):
+    with pytest.raises(KafkaTimeoutError, match="A transaction stayed open at offset 0"):
         newest(bench, b"mine", 2_000)
     assert len(bench.asked(LIST_OFFSETS)) < 150  # every 20 ms, not as fast as the broker answers
     bench.end([blocking], committed=False)

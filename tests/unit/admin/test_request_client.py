@@ -8,8 +8,7 @@ import pytest
 from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
-from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, RequestFuture
-from spark_kafka_sink.admin.timer import Timer
+from spark_kafka_sink.admin.request_client import MAX_POLL_MS, RequestClient, RequestFuture, Timer
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
@@ -21,9 +20,10 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.protocol.requests import InitProducerIdRequest, ListOffsetsRequest
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState
+from spark_kafka_sink.protocol.fetch import ListOffsetsRequest
+from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import ApiKey
 
 
 def test_a_completed_future_has_its_value() -> None:

@@ -29,8 +29,8 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.protocol.requests import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.decoder import DecodedBatch, DecodedRecord
@@ -475,7 +475,7 @@ def test_offsets_are_asked_for_by_time(bench: CoordinatorBench) -> None:
 
 def test_a_partition_that_the_topic_does_not_have_is_named_at_once(bench: CoordinatorBench) -> None:
     started_ms = bench.rig.now_ms
-    with pytest.raises(UnknownTopicOrPartitionError, match=r"t-1: the topic has 1 partitions"):
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"t-1: The topic has 1 partitions"):
         bench.coordinator.topics.read_from(TopicPartition("t", 1), 0, bench.timer())
     assert bench.rig.now_ms - started_ms < 1_000
 

@@ -23,8 +23,9 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnknownTopicOrPartitionError,
 )
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.protocol.requests import READ_UNCOMMITTED, MetadataRequest
+from spark_kafka_sink.protocol.fetch import READ_UNCOMMITTED
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.versions import ApiKey
 
 NODE = Node(0, "b", 9092)
 

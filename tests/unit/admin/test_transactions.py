@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 INIT, END, LIST = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.END_TXN), int(ApiKey.LIST_TRANSACTIONS)
 DESCRIBE, METADATA = int(ApiKey.DESCRIBE_TRANSACTIONS), int(ApiKey.METADATA)

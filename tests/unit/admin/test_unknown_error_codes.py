@@ -9,8 +9,8 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.errors import KafkaTimeoutError, UnknownServerError
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.protocol.requests import LATEST_TIMESTAMP
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP
+from spark_kafka_sink.protocol.versions import ApiKey
 
 SAID = "answered {api} with error code 999, which this client does not know"
 Call = Callable[[CoordinatorBench], object]

@@ -8,8 +8,7 @@ import pytest
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.protocol.api_versions import NodeApiVersions
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, VersionRange
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, NodeApiVersions, VersionRange
 
 LATEST = SUPPORTED_VERSIONS[ApiKey.API_VERSIONS].latest
 UNSUPPORTED_VERSION = 35

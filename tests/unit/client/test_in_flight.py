@@ -6,8 +6,8 @@ from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.seams import ClientRequest
 from spark_kafka_sink.common.errors import IllegalStateError
-from spark_kafka_sink.network.frames import NetworkSend
-from spark_kafka_sink.protocol.requests import MetadataRequest
+from spark_kafka_sink.network.channel import NetworkSend
+from spark_kafka_sink.protocol.metadata import MetadataRequest
 
 
 def in_flight(node_id: str = "1", sent_ms: int = 0, timeout_ms: int = 1_000) -> InFlightRequest:

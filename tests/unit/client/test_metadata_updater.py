@@ -7,7 +7,7 @@ from support.client_rig import METADATA_EXPIRE_MS, REBOOTSTRAP_TRIGGER_MS, REQUE
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import Node, TopicPartition
-from spark_kafka_sink.protocol.messages import ApiKey
+from spark_kafka_sink.protocol.versions import ApiKey
 
 METADATA = int(ApiKey.METADATA)
 BOOTSTRAP = Node(-1, "broker-0", 9092)

@@ -9,7 +9,7 @@ from support.scripted_broker.responses import encode_response
 from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.protocol.framing import parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type
 
 TOPIC_ID = uuid.UUID(int=77)
 VERSIONS = SUPPORTED_VERSIONS[ApiKey.METADATA]

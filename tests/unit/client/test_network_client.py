@@ -32,15 +32,13 @@ from spark_kafka_sink.common.errors import (
     SaslAuthenticationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState, SetupStep
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState, SetupStep
 from spark_kafka_sink.network.transport import Address
-from spark_kafka_sink.protocol.messages import ApiKey, Message
-from spark_kafka_sink.protocol.requests import (
-    InitProducerIdRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
-)
+from spark_kafka_sink.protocol.fetch import ListOffsetsRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import ApiKey, Message
 
 ASK = InitProducerIdRequest()
 BROKERS_ONLY = MetadataRequest((), allow_auto_topic_creation=False)

@@ -8,7 +8,7 @@ import pytest
 
 from spark_kafka_sink.client.network_metrics import NetworkMetrics
 from spark_kafka_sink.common.windows import Windows
-from spark_kafka_sink.network.selector_sample import SelectorSample
+from spark_kafka_sink.network.selector import SelectorSample
 
 START_MS = 1_000_000
 LATER_MS = START_MS + 40_000

@@ -8,7 +8,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import LONG_MAX
 
 
-def test_a_wait_may_be_as_long_as_a_setting_can_say() -> None:
+def test_wait_may_be_as_long_as_any_setting() -> None:
     condition, is_done = threading.Condition(), False
 
     def end() -> None:

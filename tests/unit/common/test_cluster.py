@@ -73,7 +73,7 @@ def test_a_node_says_its_id_and_address() -> None:
     assert str(B) == "b:9093 (id 1)"
 
 
-def test_bootstrap_addresses_are_nodes_with_negative_ids_and_say_nothing_of_topics() -> None:
+def test_bootstrap_addresses_are_nodes_with_negative_ids_and_no_topics() -> None:
     cluster = Cluster.bootstrap([("x", 1), ("y", 2)])
     assert cluster.nodes == (Node(-1, "x", 1), Node(-2, "y", 2))
     assert cluster.is_bootstrap_configured
@@ -91,14 +91,14 @@ def test_a_snapshot_does_not_change(cluster: Cluster) -> None:
         PartitionMetadata(TopicPartition("t", 0), 1).leader_id = 2  # type: ignore[misc]
 
 
-def test_a_topic_partition_is_a_key_and_shows_as_in_kafka() -> None:
+def test_topic_partition_is_hashable_and_prints_as_in_kafka() -> None:
     place = TopicPartition("t", 4)
     assert {place: 1}[TopicPartition("t", 4)] == 1
     assert str(place) == "t-4"
     assert pickle.loads(pickle.dumps(place)) == place
 
 
-def test_names_of_strangers_stay_on_one_line() -> None:
+def test_names_from_peers_stay_on_one_line() -> None:
     """Bug: a host or topic with a line break forged lines of the log."""
     name = "evil\n2026 CRITICAL\x1b[2J"
     for text in (str(Node(1, name, 9092)), str(TopicPartition(name, 0))):

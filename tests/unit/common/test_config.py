@@ -10,8 +10,8 @@ import pytest
 
 from spark_kafka_sink.common.config import _JAVA_ONLY, INT_MAX, ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.option_table import table_of
-from spark_kafka_sink.common.security_config import SecurityConfig
+from spark_kafka_sink.common.options import table_of
+from spark_kafka_sink.common.security import SecurityConfig
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 
@@ -64,7 +64,7 @@ def test_defaults_are_kafkas(key: str) -> None:
     assert getattr(config(), key.replace(".", "_")) == KAFKAS_DEFAULTS[key]
 
 
-def test_the_table_has_kafkas_keys_and_the_one_default_of_our_own_says_so() -> None:
+def test_table_has_kafkas_keys_and_documents_its_own_default() -> None:
     assert ProducerConfig.keys() == {*KAFKAS_DEFAULTS, *table_of(SecurityConfig), "bootstrap.servers", "batch.size"}
     (row,) = [row for row in describe_options() if row.name == "batch.size"]
     assert row.default == "262144"
@@ -134,7 +134,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("bootstrap.servers", " , ", "at least one host:port"),
     ],
 )
-def test_a_malformed_value_names_its_setting_and_what_is_wanted(key: str, given: object, wanted: str) -> None:
+def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, wanted: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         ProducerConfig.from_mapping({**SERVERS, key: given})
     assert str(refusal.value).startswith(f"{key}={given!r}: ")
@@ -151,14 +151,14 @@ def test_an_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
 
 
 @pytest.mark.parametrize("key", [b"linger.ms", 1, None])
-def test_a_key_that_is_no_text_is_refused_as_that(key: Any) -> None:
+def test_key_that_is_not_str_is_refused(key: Any) -> None:
     """Bug: a bare TypeError of difflib's."""
     with pytest.raises(ConfigError, match=f"^Names of settings are text, not {key!r}.$"):
         ProducerConfig.from_mapping({**SERVERS, key: "5"})
 
 
 @pytest.mark.parametrize("key", ["key.serializer", "interceptor.classes", "partitioner.class", "metrics.num.samples"])
-def test_a_key_of_the_java_client_alone_says_so(key: str) -> None:
+def test_key_of_the_java_client_only_is_refused_as_such(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: "):
         ProducerConfig.from_mapping({**SERVERS, key: "x"})
 
@@ -169,7 +169,7 @@ def test_bootstrap_servers_must_be_given(settings: dict[str, Any]) -> None:
         ProducerConfig.from_mapping(settings)
 
 
-def test_none_stands_for_the_default() -> None:
+def test_none_means_the_default() -> None:
     assert config(linger_ms=None) == config()
 
 
@@ -195,7 +195,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 @pytest.mark.parametrize(
     "settings", [{"acks": "1"}, {"acks": "0"}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}]
 )
-def test_idempotence_that_nobody_asked_for_gives_way(settings: dict[str, Any]) -> None:
+def test_default_idempotence_yields_to_conflicting_settings(settings: dict[str, Any]) -> None:
     assert not config(**settings).enable_idempotence
 
 
@@ -208,7 +208,7 @@ def test_idempotence_that_nobody_asked_for_gives_way(settings: dict[str, Any]) -
         ({"request_timeout_ms": INT_MAX, "linger_ms": 10}, INT_MAX),
     ],
 )
-def test_a_delivery_timeout_that_nobody_asked_for_gives_way(settings: dict[str, Any], expected: int) -> None:
+def test_default_delivery_timeout_yields_to_longer_settings(settings: dict[str, Any], expected: int) -> None:
     assert config(**settings).delivery_timeout_ms == expected
 
 
@@ -220,9 +220,7 @@ def test_a_delivery_timeout_that_nobody_asked_for_gives_way(settings: dict[str, 
         ({"reconnect_backoff_ms": 5_000, "reconnect_backoff_max_ms": 1_000}, 1_000),
     ],
 )
-def test_a_longest_pause_before_a_reconnect_that_nobody_asked_for_gives_way(
-    settings: dict[str, Any], expected: int
-) -> None:
+def test_default_longest_reconnect_pause_yields_to_a_longer_first_one(settings: dict[str, Any], expected: int) -> None:
     assert config(**settings).reconnect_backoff_max_ms == expected
 
 

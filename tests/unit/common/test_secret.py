@@ -7,7 +7,7 @@ import pickle
 from spark_kafka_sink.common.secret import Secret
 
 
-def test_a_secret_shows_itself_to_nobody_who_does_not_ask() -> None:
+def test_secret_is_shown_only_by_reveal() -> None:
     secret = Secret("hunter2")
     assert "hunter2" not in f"{secret} {secret!r} {[secret]}"
     assert secret.reveal() == "hunter2"

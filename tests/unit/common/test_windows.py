@@ -33,7 +33,7 @@ def test_nothing_is_counted_before_the_first_event() -> None:
     assert windows.read(5_000).window_s == 30
 
 
-def test_what_is_counted_within_a_window_goes_into_one_sample() -> None:
+def test_counts_within_a_window_go_into_one_sample() -> None:
     windows = Windows(Counts)
     count(windows, 1_000, 2, 7)
     first = windows.at(1_000)
@@ -43,7 +43,7 @@ def test_what_is_counted_within_a_window_goes_into_one_sample() -> None:
     assert windows.at(1_000 + WINDOW_MS) is not first
 
 
-def test_a_peak_ends_when_its_whole_window_is_two_windows_old_and_a_total_does_not() -> None:
+def test_peak_expires_after_two_windows_and_a_total_does_not() -> None:
     windows = Windows(Counts)
     count(windows, 0, 1, 100)
     count(windows, 30_000, 10, 20)
@@ -57,7 +57,7 @@ def test_a_peak_ends_when_its_whole_window_is_two_windows_old_and_a_total_does_n
     assert seen(windows, 180_000) == (1_111, 0, 0)
 
 
-def test_what_is_over_is_summed_up_however_long_it_goes_on() -> None:
+def test_expired_samples_are_summed_up_for_any_time() -> None:
     windows = Windows(Counts)
     for now_ms in range(0, 3_600_000, 10_000):
         count(windows, now_ms, 1)
@@ -65,7 +65,7 @@ def test_what_is_over_is_summed_up_however_long_it_goes_on() -> None:
     assert len(windows._past_and_kept[1]) == 3
 
 
-def test_a_sample_begins_with_its_first_event_and_not_where_the_last_one_ended() -> None:
+def test_sample_begins_with_its_first_event() -> None:
     windows = Windows(Counts)
     count(windows, 0, 1)
     count(windows, 80_000, 2)
@@ -76,9 +76,7 @@ def test_a_sample_begins_with_its_first_event_and_not_where_the_last_one_ended()
 @pytest.mark.parametrize(
     ("now_ms", "window_s"), [(0, 30), (10_000, 40), (29_999, 59.999), (30_000, 30), (59_000, 59), (89_999, 89.999)]
 )
-def test_a_rate_is_over_the_time_since_the_oldest_sample_and_a_young_one_has_a_window_before_it(
-    now_ms: int, window_s: float
-) -> None:
+def test_rate_is_over_the_time_since_the_oldest_sample(now_ms: int, window_s: float) -> None:
     windows = Windows(Counts)
     count(windows, 0, 1)
     count(windows, 30_000, 1)
@@ -93,7 +91,7 @@ def test_the_time_of_a_rate_moves_on_with_the_samples() -> None:
     assert windows.read(300_000).window_s == 30
 
 
-def test_keys_are_counted_apart_and_idle_ones_give_way_to_new_ones() -> None:
+def test_keys_are_counted_separately_and_idle_ones_are_forgotten() -> None:
     by_key = WindowsByKey(Counts)
     for now_ms in range(0, 3 * EXPIRY_MS, WINDOW_MS):
         by_key.at("busy", now_ms).things += 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from spark_kafka_sink.common.properties_file import read_properties
+from spark_kafka_sink.common.options import read_properties
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 

@@ -20,8 +20,7 @@ from jobs.stream_to_kafka import (
 )
 from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.passed_over import _warn_once
+from spark_kafka_sink.sink.options import SinkConfig, _warn_once
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

@@ -13,11 +13,9 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import class_archive
 from spark_kafka_sink.local.class_archive import with_class_archive
-from spark_kafka_sink.local.java import Java
-from spark_kafka_sink.local.jvm import Jvm
+from spark_kafka_sink.local.jvm import CURRENT, Java, Jvm
 from spark_kafka_sink.local.node import Node
-from spark_kafka_sink.local.ports import ReservedPort
-from spark_kafka_sink.local.releases import CURRENT
+from spark_kafka_sink.local.properties import ReservedPort
 from spark_kafka_sink.local.watchdog import Watchdog
 
 

@@ -14,10 +14,8 @@ from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import EmbeddedKafka, cluster
 from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.class_archive import drop_class_archive
-from spark_kafka_sink.local.java import Java
-from spark_kafka_sink.local.jvm import Jvm
+from spark_kafka_sink.local.jvm import CURRENT, Java, Jvm
 from spark_kafka_sink.local.node import Node
-from spark_kafka_sink.local.releases import CURRENT
 
 
 def test_a_forked_child_that_leaves_the_with_block_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from spark_kafka_sink.local import cluster
 from spark_kafka_sink.local.__main__ import main
-from spark_kafka_sink.local.java import Java
+from spark_kafka_sink.local.jvm import Java
 
 
 @pytest.mark.parametrize(

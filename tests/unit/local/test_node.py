@@ -17,11 +17,9 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import node as node_module
 from spark_kafka_sink.local.admin import Admin
-from spark_kafka_sink.local.java import Java
-from spark_kafka_sink.local.jvm import STORAGE_TOOL_CLASS, Jvm
+from spark_kafka_sink.local.jvm import CURRENT, STORAGE_TOOL_CLASS, Java, Jvm
 from spark_kafka_sink.local.node import Node, new_cluster_id
 from spark_kafka_sink.local.properties import NodeAddress
-from spark_kafka_sink.local.releases import CURRENT
 from spark_kafka_sink.local.watchdog import Watchdog
 
 STARTED = "INFO [KafkaRaftServer nodeId=3] Kafka Server started (kafka.server.KafkaRaftServer)\n"

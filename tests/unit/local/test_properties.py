@@ -1,8 +1,10 @@
-"""What a node is told in its files."""
+"""A node's server.properties and its ports."""
 
 from __future__ import annotations
 
 import re
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.cluster import EmbeddedKafka
-from spark_kafka_sink.local.properties import NodeAddress, PropertyValue, render, server_properties
+from spark_kafka_sink.local.properties import HOST, NodeAddress, PropertyValue, ReservedPort, render, server_properties
 
 ONE = [NodeAddress(1, 9092, 9093)]
 THREE = [NodeAddress(node_id, 9090 + node_id, 9190 + node_id) for node_id in (1, 2, 3)]
@@ -123,3 +125,28 @@ def test_any_property_survives_the_file(properties: dict[str, str]) -> None:
 
 def test_a_known_line_is_escaped_as_java_reads_it() -> None:
     assert render({"sasl jaas": ' C:\\x "ü"\n'}) == 'sasl\\ jaas=\\ C:\\\\x "\\u00fc"\\n\n'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a server listen beside a reservation")
+def test_a_server_can_listen_on_a_reserved_port_again_and_again_and_nobody_is_given_it_meanwhile() -> None:
+    port = ReservedPort()
+    for _ in range(2):
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does
+            server.bind((HOST, port.number))
+            server.listen()
+            socket.create_connection((HOST, port.number), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, port.number), timeout=5)
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind((HOST, port.number))
+    port.release()
+    with socket.socket() as stranger:
+        stranger.bind((HOST, port.number))
+
+
+def test_ports_reserved_at_once_differ() -> None:
+    ports = [ReservedPort() for _ in range(50)]
+    assert len({port.number for port in ports}) == 50
+    for port in ports:
+        port.release()

@@ -9,8 +9,7 @@ import pytest
 from support.peer import frame, send_of
 
 from spark_kafka_sink.common.errors import DisconnectError, ProtocolError, SaslAuthenticationError
-from spark_kafka_sink.network.channel import Channel
-from spark_kafka_sink.network.frames import ChannelKind, NetworkReceive, SetupStep
+from spark_kafka_sink.network.channel import Channel, ChannelKind, NetworkReceive, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.network.transport import READ, WOULD_BLOCK
 

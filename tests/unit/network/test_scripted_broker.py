@@ -13,22 +13,20 @@ from support.scripted_broker.batches import HEADER, read_records
 from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.versions import KAFKA_2_1
 
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.coordinator_requests import FindCoordinatorRequest, coordinator_of
-from spark_kafka_sink.protocol.framing import encode_request, parse_response
-from spark_kafka_sink.protocol.requests import (
+from spark_kafka_sink.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
-    ApiVersionsRequest,
     FetchPartition,
     FetchRequest,
-    InitProducerIdRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
 )
+from spark_kafka_sink.protocol.framing import RecordChunks, encode_request, parse_response
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
+from spark_kafka_sink.protocol.metadata import FindCoordinatorRequest, MetadataRequest, coordinator_of
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
+from spark_kafka_sink.protocol.versions import Request
 
 
 def zigzag(value: int) -> bytes:

@@ -9,7 +9,7 @@ from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import InvalidTxnStateError, ProducerFencedError, error_for_code
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.coordinator_requests import AddPartitionsToTxnRequest
+from spark_kafka_sink.protocol.transactions import AddPartitionsToTxnRequest
 from spark_kafka_sink.record.decoder import decode_batches
 
 MAX_EPOCH = 2**15 - 2

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import DisconnectError, KafkaError, SslAuthenticationError
-from spark_kafka_sink.network.tls import TlsTransport, _pieces
-from spark_kafka_sink.network.tls_failures import handshake_failure, later_failure
+from spark_kafka_sink.network.tls import TlsTransport, _pieces, handshake_failure, later_failure
 from spark_kafka_sink.network.transport import WOULD_BLOCK, Address
 
 RECORD = 16_384

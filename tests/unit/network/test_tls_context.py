@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from support.certificates import Authority
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.network.tls_context import tls_context
-from spark_kafka_sink.network.tls_stores import client_identity, file_in_memory, trusted_certificates
+from spark_kafka_sink.network.tls_context import client_identity, file_in_memory, tls_context, trusted_certificates
 
 AUTHORITY = Authority()
 CLIENT = AUTHORITY.issue(common_name="client")
@@ -410,3 +410,30 @@ def test_no_program_that_is_started_meanwhile_gets_the_key() -> None:
 
 def test_an_intermediate_authority_in_the_truststore_will_do() -> None:
     assert context_of().verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN
+
+
+def test_endless_truststore_file_is_refused() -> None:
+    """Bug: reading it filled all memory."""
+    with pytest.raises(ConfigError, match="more than 16777216 bytes"):
+        trusted_certificates(settings_of(ssl_truststore_certificates=None, ssl_truststore_location="/dev/zero"))
+
+
+def certificates_in(text: str) -> str:
+    trusted = trusted_certificates(settings_of(ssl_truststore_certificates=text))
+    assert trusted is not None
+    return trusted.pem
+
+
+@pytest.mark.parametrize("labels", [1, 20_000])
+def test_blocks_without_an_end_take_linear_time(labels: int) -> None:
+    """Bug: 540 KB of them took a minute."""
+    begins = "".join(f"-----BEGIN L{number % labels}-----\n" for number in range(20_000))
+    text = f"{begins}-----BEGIN CERTIFICATE-----\n"
+    started = time.process_time()
+    assert certificates_in(text) == ""
+    assert time.process_time() - started < 2
+
+
+def test_blocks_after_one_without_an_end_are_found() -> None:
+    block = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    assert certificates_in(f"-----BEGIN A-----\n{block}") == block

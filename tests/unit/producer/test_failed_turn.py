@@ -50,7 +50,7 @@ def with_a_record_on_its_way() -> ProducerHarness:
 def assert_told(error: BaseException | None) -> None:
     assert isinstance(error, KafkaTimeoutError)
     assert isinstance(error.__cause__, AttributeError)
-    assert str(error).endswith(f" ms ago a turn of its Sender failed with AttributeError: {FAULT}")
+    assert str(error).endswith(f" ms ago a turn of its Sender thread failed with AttributeError: {FAULT}")
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns", "partitions_for"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.producer.accumulator_partition import PartitionQueue
 from spark_kafka_sink.producer.idempotence import (
     NO_PRODUCER,
     PartitionSequences,
@@ -13,6 +12,7 @@ from spark_kafka_sink.producer.idempotence import (
     SequenceTable,
 )
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.record_accumulator import PartitionQueue
 from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
 
 PLACE = TopicPartition("flights", 0)

@@ -47,7 +47,7 @@ from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import partition_for_key
+from spark_kafka_sink.record.partitioning import partition_for_key
 
 PRODUCE, METADATA = 0, 3
 AT_ONCE = {"linger.ms": "0"}
@@ -459,6 +459,30 @@ def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the
     assert delivery.error is None
 
 
+@pytest.mark.parametrize("stamp", [-1, -2, 1_764_000_000_000_000])
+def test_columns_with_a_timestamp_that_no_record_can_have_are_refused(stamp: int) -> None:
+    """Bug: they went to the broker, which refused the whole batch."""
+    harness = warm()
+    columns = RecordColumns.from_rows([b"a", b"b"], timestamps_ms=[1_764_000_000_000, stamp])
+    with pytest.raises(SerializationError, match=rf"A timestamp_ms for topic {TOPIC} is {stamp}"):
+        harness.producer.send_columns(TOPIC, columns)
+    harness.settle()
+    assert harness.values() == []
+    assert harness.memory_in_use == 0
+
+
+def test_likely_seconds_are_warned_of_once_by_send_and_by_columns(caplog: pytest.LogCaptureFixture) -> None:
+    for is_columns_first in (True, False):
+        harness = warm()
+        caplog.clear()
+        for by_columns in (is_columns_first, not is_columns_first):
+            if by_columns:
+                harness.send_columns(RecordColumns.from_rows([b"a"], timestamps_ms=[1_764_000_000]))
+            else:
+                harness.send(b"a", timestamp_ms=1_764_000_000)
+            assert ["looks like seconds" in line for line in caplog.messages].count(True) == 1
+
+
 def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
     harness = warm(topics={TOPIC: 1})
     harness.selector.at(harness.now_ms + 300, lambda: harness.cluster.add_partitions(TOPIC, 1))
@@ -490,7 +514,7 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     for limit_ms in (50, 0):  # the second time without asking again
         delivery = harness.send(topic=topic)
         assert isinstance(delivery.error, InvalidTopicError)
-        assert f"Not a valid topic name: '{topic}'. " in str(delivery.error)
+        assert f"Topic '{topic}': " in str(delivery.error)
         assert harness.now_ms - delivery.sent_ms <= limit_ms
     good = harness.send(b"good")
     harness.settle()

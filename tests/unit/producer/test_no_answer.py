@@ -16,7 +16,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.produce_response import _no_answer
-from spark_kafka_sink.protocol.requests import ProduceRequest
+from spark_kafka_sink.protocol.produce import ProduceRequest
 
 
 @pytest.mark.parametrize(

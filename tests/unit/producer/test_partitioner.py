@@ -10,9 +10,14 @@ from itertools import pairwise
 import pytest
 
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo, TopicPartition
-from spark_kafka_sink.producer.batch_sizes import BatchSizes
-from spark_kafka_sink.producer.node_availability import NodeAvailability
-from spark_kafka_sink.producer.partitioner import Partitioners, PartitionLoads, RoomOf, StickyPartitioner
+from spark_kafka_sink.producer.partitioner import (
+    NodeAvailability,
+    Partitioners,
+    PartitionLoads,
+    RoomOf,
+    StickyPartitioner,
+)
+from spark_kafka_sink.producer.producer_batch import BatchSizes
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 

@@ -15,7 +15,7 @@ from support.scripted_broker import faults
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
-from spark_kafka_sink.producer import batch_split, produce_response
+from spark_kafka_sink.producer import produce_response, producer_batch
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -97,7 +97,7 @@ def test_no_memory_for_a_split_costs_its_batch_only(
 ) -> None:
     """Bug: the other batches of the answer had no outcome until delivery.timeout.ms, and memory was lost."""
     harness, deliveries = before_an_answer(settings)
-    raise_once(monkeypatch, batch_split, "decode_batches", MemoryError("no more"))
+    raise_once(monkeypatch, producer_batch, "decode_batches", MemoryError("no more"))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     for delivery in deliveries[SPLIT]:
@@ -120,7 +120,7 @@ def test_after_a_fault_later_records_are_still_written_once(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
 ) -> None:
     harness, _ = before_an_answer(settings)
-    raise_once(monkeypatch, batch_split, "decode_batches", MemoryError())
+    raise_once(monkeypatch, producer_batch, "decode_batches", MemoryError())
     harness.settle(1_000)
     later = [harness.send(b"later", partition=place) for place in range(4)]
     harness.settle(1_000)
@@ -364,7 +364,7 @@ def test_no_memory_for_a_split_leaves_the_transaction_to_be_aborted(
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     for _ in range(4):
         harness.send(bytes(150), partition=SPLIT)
-    raise_once(monkeypatch, batch_split, "decode_batches", MemoryError("no more"))
+    raise_once(monkeypatch, producer_batch, "decode_batches", MemoryError("no more"))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     assert harness.state is State.ABORTABLE_ERROR

@@ -20,12 +20,10 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
-from spark_kafka_sink.producer.batch_sizes import LEAST_SHARE, BatchSizes
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
-from spark_kafka_sink.producer.drain_rules import DrainRules, NoDrainRules
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
-from spark_kafka_sink.producer.producer_batch import ProducerBatch
-from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
+from spark_kafka_sink.producer.producer_batch import LEAST_SHARE, BatchSizes, ProducerBatch
+from spark_kafka_sink.producer.record_accumulator import DrainRules, NoDrainRules, RecordAccumulator
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for

@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import logging
 from collections import namedtuple
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.producer.record_fields import checked_group, checked_headers, checked_offsets, checked_place
+from spark_kafka_sink.producer.record_fields import (
+    TimestampWatch,
+    checked_group,
+    checked_headers,
+    checked_offsets,
+    checked_place,
+)
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.record.columns import RecordColumns
 
 PLACE = TopicPartition("flights", 0)
 
@@ -120,3 +129,36 @@ def test_a_header_of_unclear_meaning_is_refused_by_send(header: Any) -> None:
 def test_a_partition_beyond_32_bits_is_refused_with_the_range() -> None:
     with pytest.raises(SerializationError, match="from 0 to 2147483647"):
         checked_place(2**40, None)
+
+
+def timestamps(*numbers: int | None) -> RecordColumns:
+    return RecordColumns(value=pa.array(["v"] * len(numbers)), timestamp_ms=pa.array(numbers, pa.int64()))
+
+
+@pytest.mark.parametrize("by_columns", [True, False])
+def test_likely_seconds_are_warned_of_once_by_a_producer(by_columns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    watch = TimestampWatch()
+    with caplog.at_level(logging.WARNING):
+        for stamp in (None, 0, 86_400_000, 1_764_000_000_000, 1_764_000_000, 1_764_000_001):
+            if by_columns:
+                watch.of_columns("flights", timestamps(None, stamp))
+            else:
+                watch.of_record("flights", stamp)
+    (line,) = caplog.messages
+    assert line.startswith("A timestamp_ms for topic flights is 1764000000. As milliseconds since 1970")
+    assert line.endswith("It looks like seconds: multiply it by 1000.")
+
+
+@pytest.mark.parametrize(
+    ("stamp", "text"),
+    [
+        (-1, "lies before 1970.*-1 is what consumers show"),
+        (-2, "lies before 1970"),
+        (1_764_000_000_000_000, "looks like microseconds: divide it by 1000"),
+    ],
+)
+def test_a_timestamp_that_no_record_can_have_is_refused_of_columns_and_records(stamp: int, text: str) -> None:
+    with pytest.raises(SerializationError, match=rf"A timestamp_ms for topic flights is {stamp}.*{text}"):
+        TimestampWatch().of_columns("flights", timestamps(1_764_000_000_000, stamp))
+    with pytest.raises(SerializationError, match=rf"^timestamp_ms is {stamp}.*{text}"):
+        checked_place(None, stamp)

@@ -37,7 +37,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.frames import ChannelKind, ChannelState
+from spark_kafka_sink.network.channel import ChannelKind, ChannelState
 from spark_kafka_sink.record.columns import RecordColumns
 
 PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
@@ -392,7 +392,8 @@ def test_an_error_for_good_fails_the_record_at_once_and_names_the_place() -> Non
 def test_an_authorization_error_names_the_topic() -> None:
     error = refused(warm(), 29).error
     assert isinstance(error, TopicAuthorizationError)
-    assert str(error).startswith("flights: ")
+    assert str(error).startswith("Topic flights: ")
+    assert error.topic == "flights"
 
 
 def test_a_code_that_is_not_known_fails_the_record_and_is_told() -> None:

@@ -36,7 +36,7 @@ from spark_kafka_sink.producer.transaction_requests import (
     TransactionRequest,
     action_for,
 )
-from spark_kafka_sink.protocol.coordinator_requests import GROUP, TRANSACTION
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
 
 PRODUCER = ProducerIdAndEpoch(1000, 3)
 OPEN = OpenTransaction("t", *PRODUCER, 2)

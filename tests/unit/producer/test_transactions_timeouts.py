@@ -97,3 +97,13 @@ def test_call_whose_coordinator_is_away_names_it(call: str) -> None:
     }
     with pytest.raises(KafkaTimeoutError, match=r"cannot be reached|disconnected before it answered"):
         calls[call]()
+
+
+def test_call_without_any_broker_left_says_how_the_connection_was_lost() -> None:
+    harness = TransactionHarness(2, {"max.block.ms": "2000", "metadata.recovery.strategy": "none"}).started()
+    harness.send(b"x")
+    harness.settle()
+    harness.network.cut(0)
+    harness.network.refusing.add(0)
+    with pytest.raises(KafkaTimeoutError, match=r"The last lost connection: .*Connection refused"):
+        harness.producer.commit_transaction()

@@ -15,10 +15,11 @@ from support.random_entities import random_entity, response_payload, varint
 from support.scripted_broker.responses import RawErrorCode
 
 from spark_kafka_sink.common.errors import ProtocolError
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type, response_type
-from spark_kafka_sink.protocol.requests import ApiVersionsRequest, MetadataRequest, ProduceRequest
+from spark_kafka_sink.protocol.framing import RecordChunks, correlation_id_of, encode_request, parse_response
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
+from spark_kafka_sink.protocol.metadata import MetadataRequest
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, request_type, response_type
 
 LATEST = [pytest.param(api_key, versions.latest, id=api_key.name) for api_key, versions in SUPPORTED_VERSIONS.items()]
 OLDEST = [
@@ -49,7 +50,7 @@ def test_a_frame_is_size_header_and_body() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
-def test_record_batches_are_sent_from_where_they_lie(version: int) -> None:
+def test_record_batches_are_sent_without_a_copy(version: int) -> None:
     chunks = [memoryview(bytearray(61)), memoryview(bytearray(b"x" * 1000)), memoryview(bytearray(b"y" * 5))]
     request = ProduceRequest(-1, 1000, {"t": [(0, RecordChunks(chunks[:2])), (1, RecordChunks(chunks[2:]))]})
     frame = encode_request(request.build(version), 1, None)
@@ -66,20 +67,20 @@ def test_a_partition_with_empty_records_leaves_no_empty_buffer() -> None:
     assert all(piece.nbytes for piece in frame)
 
 
-def test_what_does_not_fit_its_field_is_a_protocol_error_that_names_the_request() -> None:
+def test_value_beyond_its_field_is_a_protocol_error_naming_the_request() -> None:
     with pytest.raises(ProtocolError, match="Metadata cannot be encoded"):
         encode_request(MetadataRequest(("a" * 40_000,)).build(4), 1, None)
     with pytest.raises(ProtocolError, match="Produce cannot be encoded"):
         encode_request(ProduceRequest(2**20, 1, {}).build(9), 1, None)
 
 
-def test_a_frame_beyond_what_its_size_can_say_is_refused() -> None:
+def test_frame_above_2_gib_is_refused() -> None:
     two_mib = memoryview(bytes(2 * 1024 * 1024))
     with pytest.raises(ProtocolError, match=r"Produce is 2147483\d+ bytes"):
         encode_request(ProduceRequest(1, 1, {"t": [(0, RecordChunks([two_mib] * 1024))]}).build(9), 1, None)
 
 
-def test_chunks_tell_their_size_not_their_contents() -> None:
+def test_repr_of_chunks_shows_size_not_contents() -> None:
     chunks = RecordChunks([memoryview(b"secret"), memoryview(b"x")])
     assert repr(chunks) == "RecordChunks(7 bytes in 2 buffers)"
 
@@ -143,7 +144,7 @@ def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_k
         logging.disable(logging.NOTSET)
 
 
-def test_an_error_code_that_kio_does_not_know_is_told_by_its_number_and_logged(
+def test_error_code_unknown_to_kio_keeps_its_number_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     payload = struct.pack(">iihqh", 1, 0, 999, 7, 3)
@@ -165,7 +166,7 @@ def places_of_codes(entity: Any) -> Iterator[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
-def test_codes_that_kio_does_not_know_come_back_in_their_places(api_key: int, version: int) -> None:
+def test_codes_unknown_to_kio_keep_their_places(api_key: int, version: int) -> None:
     """Beside codes that it knows, UNKNOWN_SERVER_ERROR among them."""
     for seed in range(20):
         random = Random(seed)
@@ -187,7 +188,7 @@ def test_a_response_with_many_unknown_codes_is_one_warning(caplog: pytest.LogCap
     assert "and 49 more such places" in record.getMessage()
 
 
-def test_tags_that_kio_does_not_know_are_passed_over_on_every_level() -> None:
+def test_tags_unknown_to_kio_are_skipped_on_every_level() -> None:
     unknown = varint(90) + varint(3) + b"abc"
     leader = varint(0) + varint(9 + len(unknown)) + struct.pack(">ii", 4, 17) + b"\x01" + unknown
     partition = struct.pack(">ihqqq", 6, 6, -1, -1, -1) + b"\x01\x00" + b"\x02" + leader + unknown
@@ -200,7 +201,7 @@ def test_tags_that_kio_does_not_know_are_passed_over_on_every_level() -> None:
     assert response.throttle_time.total_seconds() == 0.25
 
 
-def test_an_unknown_error_code_inside_a_tag_is_mended_with_the_tags_size() -> None:
+def test_unknown_error_code_inside_a_tag_changes_the_size_of_the_tag() -> None:
     """No response of today holds a code in a tag: the features of ApiVersions stand in, with an unknown tag inside."""
     feature = varint(3) + b"tv" + struct.pack(">hh", 2, 2) + b"\x01" + varint(40) + varint(1) + b"?"
     content = varint(2) + feature
@@ -210,7 +211,7 @@ def test_an_unknown_error_code_inside_a_tag_is_mended_with_the_tags_size() -> No
     assert [(feature.name, feature.max_version_level) for feature in response.finalized_features] == [("tv", 2)]
 
 
-def test_what_follows_an_unknown_tag_inside_a_tag_is_read_all_the_same() -> None:
+def test_fields_after_an_unknown_nested_tag_are_read() -> None:
     features = [varint(3) + name + struct.pack(">hh", 2, 2) for name in (b"kv", b"tv")]
     content = varint(3) + features[0] + b"\x01" + varint(40) + varint(1) + b"?" + features[1] + b"\x00"
     tags = b"\x02" + varint(1) + varint(8) + struct.pack(">q", 5) + varint(2) + varint(len(content)) + content
@@ -228,7 +229,7 @@ def test_a_tag_that_does_not_fill_its_size_is_a_protocol_error() -> None:
         parse_response(request_type(ApiKey.PRODUCE, 10), payload)
 
 
-def test_a_null_where_none_may_be_is_a_protocol_error() -> None:
+def test_null_in_a_field_without_nulls_is_a_protocol_error() -> None:
     payload = struct.pack(">i", 1) + b"\x00" + varint(0) + struct.pack(">i", 0) + b"\x00"
     with pytest.raises(ProtocolError, match="a count of -1"):
         parse_response(request_type(ApiKey.PRODUCE, 9), payload)
@@ -242,7 +243,7 @@ def test_a_date_beyond_the_calendar_is_a_protocol_error() -> None:
 
 
 @pytest.mark.parametrize("count", [33, 34, 35])
-def test_a_response_is_not_taken_for_that_of_api_versions_by_how_many_topics_it_tells_of(count: int) -> None:
+def test_response_with_many_topics_is_not_read_as_api_versions(count: int) -> None:
     """After the header, 34 topics begin like the error code 35, UNSUPPORTED_VERSION."""
     topic = varint(2) + b"t" + varint(1) + b"\x00"
     payload = struct.pack(">i", 1) + b"\x00" + varint(count + 1) + topic * count + struct.pack(">i", 0) + b"\x00"

@@ -12,7 +12,7 @@ from support.random_entities import random_entity, response_payload
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.framing import parse_response
 from spark_kafka_sink.protocol.layout import Edit, apply_edits, layout_of, read_varint, write_varint
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, request_type, response_type
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, request_type, response_type
 
 RESPONSES = [
     pytest.param(api_key, version, id=f"{api_key.name}-{version}")
@@ -22,7 +22,7 @@ RESPONSES = [
 
 
 @pytest.mark.parametrize(("api_key", "version"), RESPONSES)
-def test_whatever_the_schema_allows_passes_unedited_and_to_its_last_byte(api_key: int, version: int) -> None:
+def test_every_valid_message_passes_unedited_to_its_last_byte(api_key: int, version: int) -> None:
     entity_type = response_type(api_key, version)
     for seed in range(25):
         entity = random_entity(entity_type, Random(seed))
@@ -60,7 +60,7 @@ def test_a_varint_that_ends_early_is_an_index_error() -> None:
 
 
 @pytest.mark.parametrize("count", [2**31 - 1, 2**30, 1000, 2])
-def test_a_count_is_held_against_the_bytes_at_hand_before_kio_sees_it(count: int) -> None:
+def test_count_is_checked_against_the_bytes_before_kio_reads_it(count: int) -> None:
     walk = layout_of(response_type(0, 3))
     with pytest.raises(ProtocolError, match=f"a count of {count} with 4 bytes left"):
         walk(struct.pack(">i", count) + b"\0" * 4, 0, [])
@@ -72,7 +72,7 @@ def test_a_count_below_null_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("sent_ms", "read_ms"), [(-1, 0), (0, 0), (1_700_000_000_123, 1_700_000_000_123)])
-def test_a_time_that_is_not_there_is_read_as_the_epoch(sent_ms: int, read_ms: int) -> None:
+def test_missing_time_is_read_as_the_epoch(sent_ms: int, read_ms: int) -> None:
     """A transaction that was never begun has no start time; kio takes no negative one."""
     state = b"\0\0" + b"\x02t" + b"\x06Empty" + struct.pack(">iqqh", 60_000, sent_ms, 7, 3) + b"\x01\0"
     payload = struct.pack(">i", 9) + b"\0" + struct.pack(">i", 0) + b"\x03" + state * 2 + b"\0"

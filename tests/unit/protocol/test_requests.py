@@ -9,42 +9,40 @@ from kio.serial import entity_reader
 from support.scripted_broker.responses import encode_response
 
 from spark_kafka_sink.common.errors import UnsupportedVersionError
-from spark_kafka_sink.protocol.building import Request
-from spark_kafka_sink.protocol.chunks import RecordChunks
-from spark_kafka_sink.protocol.coordinator_requests import (
+from spark_kafka_sink.protocol.fetch import (
+    LATEST_TIMESTAMP,
+    READ_COMMITTED,
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    OffsetFetchRequest,
+    group_offsets_of,
+)
+from spark_kafka_sink.protocol.framing import RecordChunks, encode_request, parse_response
+from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
+    CreateTopicRequest,
+    DescribeTopicConfigsRequest,
+    FindCoordinatorRequest,
+    FindCoordinatorsRequest,
+    MetadataRequest,
+    coordinator_of,
+)
+from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     DescribeTransactionsRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
-    FindCoordinatorsRequest,
-    ListTransactionsRequest,
-    OffsetFetchRequest,
-    OffsetToCommit,
-    SaslAuthenticateRequest,
-    SaslHandshakeRequest,
-    TxnOffsetCommitRequest,
-    coordinator_of,
-    group_offsets_of,
-)
-from spark_kafka_sink.protocol.framing import encode_request, parse_response
-from spark_kafka_sink.protocol.messages import SUPPORTED_VERSIONS, ApiKey, request_type, to_ms
-from spark_kafka_sink.protocol.requests import (
-    LATEST_TIMESTAMP,
-    READ_COMMITTED,
-    ApiVersionsRequest,
-    CreateTopicRequest,
-    DescribeTopicConfigsRequest,
-    FetchPartition,
-    FetchRequest,
     InitProducerIdRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
+    ListTransactionsRequest,
+    OffsetToCommit,
+    TxnOffsetCommitRequest,
 )
+from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Request, request_type, to_ms
 
 REQUESTS: list[Request] = [
     ApiVersionsRequest("spark-kafka-sink", "0.1"),
@@ -95,7 +93,7 @@ def test_every_api_key_has_a_request() -> None:
     assert {request.api_key for request in REQUESTS} | {ApiKey.PRODUCE} == set(ApiKey) == set(SUPPORTED_VERSIONS)
 
 
-def test_metadata_tells_all_topics_from_none() -> None:
+def test_metadata_request_distinguishes_all_topics_from_no_topics() -> None:
     assert written_and_read(MetadataRequest(None), 12).topics is None
     assert written_and_read(MetadataRequest(()), 12).topics == ()
     assert [topic.name for topic in written_and_read(MetadataRequest(("a",)), 4).topics] == ["a"]
@@ -150,7 +148,7 @@ def test_offsets_of_a_groups_member_need_a_broker_that_fences_it(member: dict[st
         (lambda v: TxnOffsetCommitRequest("txn", 1, 1, "g", {}, transaction_version=v), 4, 5),
     ],
 )
-def test_transaction_version_1_keeps_to_the_versions_that_do_not_mean_version_2(
+def test_transaction_version_1_avoids_request_versions_of_version_2(
     of_version: Any, under_1: int, under_2: int
 ) -> None:
     assert of_version(1).latest_version == under_1
@@ -171,13 +169,13 @@ def test_without_transactional_id_the_transaction_version_does_not_matter() -> N
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "build") else str(value),
 )
-def test_what_an_old_version_cannot_say_is_refused_not_dropped(request_: Request, version: int, field: str) -> None:
+def test_field_missing_in_an_old_version_is_refused_not_dropped(request_: Request, version: int, field: str) -> None:
     with pytest.raises(UnsupportedVersionError, match=field):
         request_.build(version)
     request_.build(request_.latest_version)
 
 
-def test_hints_that_an_old_broker_has_no_use_for_are_dropped() -> None:
+def test_hints_unknown_to_old_brokers_are_dropped() -> None:
     fetch = FetchRequest({"t": [FetchPartition(0, 1, 2, current_leader_epoch=9)]}, 1)
     assert not hasattr(fetch.build(8).topics[0].partitions[0], "current_leader_epoch")
     assert fetch.build(9).topics[0].partitions[0].current_leader_epoch == 9
@@ -202,7 +200,7 @@ def test_a_coordinator_is_found_in_every_shape_of_the_answer(version: int) -> No
     assert found == (3, "h", 9, 0, None)
 
 
-def test_an_answer_about_other_keys_is_no_coordinator() -> None:
+def test_answer_about_other_keys_gives_no_coordinator() -> None:
     assert coordinator_of(parsed(10, 4, {"coordinators": []}), "k") is None
 
 
@@ -218,13 +216,13 @@ def test_a_groups_offsets_are_found_in_every_shape_of_the_answer(version: int) -
         assert group_offsets_of(parsed(9, version, values), "other") is None
 
 
-def test_find_coordinator_asks_for_its_kind_of_key() -> None:
+def test_find_coordinator_sends_the_type_of_its_key() -> None:
     assert written_and_read(FindCoordinatorRequest("g", GROUP), 1).key_type == 0
     assert written_and_read(FindCoordinatorRequest("t", TRANSACTION), 6).coordinator_keys == ("t",)
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_several_coordinators_are_asked_for_at_once_where_the_broker_can(version: int) -> None:
+def test_several_coordinators_are_asked_for_at_once_from_version_4(version: int) -> None:
     request = FindCoordinatorsRequest(("a", "b"), TRANSACTION)
     found = written_and_read(request, version)
     assert (found.coordinator_keys, found.key_type) == (("a", "b"), TRANSACTION)

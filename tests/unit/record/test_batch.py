@@ -22,7 +22,7 @@ def address(chunk: Any) -> int:
     return int(np.frombuffer(chunk, np.uint8).ctypes.data)
 
 
-def test_chunks_go_out_as_they_are_behind_the_header() -> None:
+def test_chunks_follow_the_header_without_a_copy() -> None:
     chunks = [encoded(3), encoded(2, 3)]
     batch = seal(chunks, 5, 1000, 1000, codec_for("none"))
     assert len(batch.buffers[0]) == HEADER_SIZE
@@ -32,7 +32,7 @@ def test_chunks_go_out_as_they_are_behind_the_header() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "snappy", "lz4", "zstd"])
-def test_a_compressed_batch_is_a_header_and_one_buffer_and_says_its_true_size(name: str) -> None:
+def test_compressed_batch_is_a_header_and_one_buffer_with_its_size(name: str) -> None:
     batch = seal([encoded(500), encoded(500, 500)], 1000, 1000, 1000, codec_for(name))
     assert [len(buffer) for buffer in batch.buffers] == [HEADER_SIZE, batch.size - HEADER_SIZE]
     joined = b"".join(batch.buffers)
@@ -42,7 +42,7 @@ def test_a_compressed_batch_is_a_header_and_one_buffer_and_says_its_true_size(na
     assert decoded.codec.name == name
 
 
-def test_records_that_do_not_shrink_are_sent_compressed_all_the_same() -> None:
+def test_incompressible_records_are_sent_compressed() -> None:
     batch = seal([encoded(1)], 1, 1000, 1000, codec_for("lz4"))
     assert batch.size > HEADER_SIZE + len(encoded(1))
     (decoded,) = decode_batches(b"".join(batch.buffers))
@@ -67,6 +67,6 @@ def test_a_new_producer_state_changes_header_and_checksum_and_shares_the_records
     assert (after.base_timestamp_ms, after.max_timestamp_ms, after.last_offset_delta) == (1000, 1005, 2)
 
 
-def test_the_checksum_covers_all_that_follows_it() -> None:
+def test_checksum_covers_all_bytes_after_it() -> None:
     joined = b"".join(seal([encoded(2), encoded(1, 2)], 3, 1000, 1000, codec_for("none")).buffers)
     assert int.from_bytes(joined[17:21], "big") == crc32c(joined[21:])

@@ -23,10 +23,12 @@ from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import (
     EncodedRun,
     columns_size_upper_bound,
+    encode_by_kernel,
+    encode_by_numpy,
     record_size_upper_bound,
     record_size_upper_bounds,
 )
-from spark_kafka_sink.record.runs import encode_by_kernel, encode_by_numpy, has_kernel
+from spark_kafka_sink.record.kernel import has_kernel
 
 NONE = codec_for("none")
 NOW = 1_700_000_000_000
@@ -56,7 +58,7 @@ def array_of(partitions: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]
     return np.array(partitions, np.int32)
 
 
-def test_rows_are_grouped_by_partition_in_the_order_in_which_they_came() -> None:
+def test_rows_are_grouped_by_partition_and_keep_their_order() -> None:
     columns = RecordColumns.from_rows([b"a", b"b", b"c", b"d", b"e"], timestamps_ms=[5, 4, 3, 2, 1])
     block = Block(columns, array_of([2, 70_000, 2, 0, 2]), NOW)
     assert list(block.groups) == [(0, 0, 1), (2, 1, 4), (70_000, 4, 5)]
@@ -100,7 +102,7 @@ def test_rows_already_in_order_are_cut_where_the_partition_changes(partitions: l
 
 
 @pytest.mark.parametrize("nulls", [False, True])
-def test_the_bound_of_all_records_is_no_less_than_their_bounds_together(nulls: bool) -> None:
+def test_bound_of_a_block_is_at_least_the_sum_of_bounds(nulls: bool) -> None:
     def content(row: int) -> bytes | None:
         return None if nulls and row % 3 == 0 else b"x" * row
 
@@ -145,7 +147,7 @@ def test_an_empty_block_has_no_groups_and_encodes_to_nothing() -> None:
         assert (list(block.groups), block.num_rows, encoded_runs(block, [])) == ([], 0, [])
 
 
-def test_sizes_add_up_and_the_last_fitting_row_is_found_by_them() -> None:
+def test_last_fitting_row_is_found_by_the_sum_of_sizes() -> None:
     block = Block(RecordColumns.from_rows([b"x" * size for size in (10, 1000, 0, 20)]), 0, NOW)
     assert block.size(0, 4) == block.size(0, 1) + block.size(1, 2) + block.size(2, 4)
     assert block.size(2, 2) == 0
@@ -203,7 +205,7 @@ def test_a_block_of_more_than_2_gib_is_refused() -> None:
         Block(RecordColumns(column, column), 0, NOW)
 
 
-def test_the_encoded_bytes_are_joined_once_and_runs_are_views_of_them() -> None:
+def test_encoded_bytes_are_joined_once_and_runs_are_views() -> None:
     block = Block(RecordColumns.from_rows([b"a" * 100] * 20), array_of([row % 4 for row in range(20)]), NOW)
     runs = encoded_runs(block, [(start, end, 0, NOW) for _, start, end in block.groups])
     views = [np.frombuffer(run.chunk, np.uint8) for run in runs]
@@ -238,7 +240,7 @@ def cases(draw: st.DrawFn) -> tuple[RecordColumns, list[PlainRecord], list[int |
 
 @settings(derandomize=True, max_examples=120, deadline=None, database=None)
 @given(cases(), st.integers(0, 2**62), st.randoms(use_true_random=False))
-def test_any_columns_come_back_as_they_went_in_whatever_the_runs(
+def test_any_columns_in_any_runs_decode_to_the_same_records(
     case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]], base_time: int, rng: random.Random
 ) -> None:
     columns, expected, times, partitions = case

@@ -26,7 +26,7 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
 @pytest.mark.parametrize("name", ["none", *COMPRESSING])
-def test_what_was_compressed_comes_back(name: str, payload: list[bytes]) -> None:
+def test_compressed_bytes_decompress_to_the_same_bytes(name: str, payload: list[bytes]) -> None:
     codec = codec_for(name)
     plain = b"".join(payload)
     compressed = codec.compress([memoryview(chunk) for chunk in payload])
@@ -45,7 +45,7 @@ def test_decompression_stops_at_the_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSING)
-def test_beyond_the_limit_no_memory_is_taken(name: str) -> None:
+def test_decompression_takes_no_memory_beyond_the_limit(name: str) -> None:
     codec = codec_for(name)
     bomb = bytes(codec.compress([bytes(50_000_000)]))
     tracemalloc.start()
@@ -59,7 +59,7 @@ def test_beyond_the_limit_no_memory_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSING)
-def test_bytes_that_are_cut_off_or_go_on_are_refused(name: str) -> None:
+def test_truncated_or_longer_bytes_are_refused(name: str) -> None:
     codec = codec_for(name)
     compressed = bytes(codec.compress([random.Random(2).randbytes(100_000)]))
     for wrong in (compressed[:-1], compressed[:-5000], compressed + b"more", b"\xff" * 40):
@@ -79,7 +79,7 @@ def test_lz4_frames_have_independent_blocks_and_no_content_checksum() -> None:
         assert (info["block_linked"], info["content_checksum"], info["content_size"]) == (False, False, 0)
 
 
-def test_gzip_is_one_member_that_anyone_reads() -> None:
+def test_gzip_is_one_member_that_every_reader_reads() -> None:
     assert gzip.decompress(bytes(codec_for("gzip").compress([b"a", b"b" * 1000]))) == b"a" + b"b" * 1000
 
 
@@ -112,7 +112,7 @@ def test_large_chunks_go_into_snappy_as_they_are_and_small_ones_joined(sizes: li
     assert found == blocks
 
 
-def test_a_snappy_block_that_claims_more_than_it_can_hold_is_refused_before_anything_is_allocated() -> None:
+def test_snappy_block_with_an_impossible_length_is_refused_before_memory_is_allocated() -> None:
     claim = b"\xff\xff\xff\xff\x07" + bytes(20)  # 2 GiB - 1
     with pytest.raises(CorruptBatchError, match="a block of 25 bytes claims to hold 2147483647"):
         codec_for("snappy").decompress(claim, 2**31)

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record import arrow_arrays
-from spark_kafka_sink.record.arrow_arrays import value_offsets
+from spark_kafka_sink.record import arrow
+from spark_kafka_sink.record.arrow import value_offsets
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
 
@@ -52,17 +52,17 @@ def test_chunks_of_a_dictionary_column_need_not_fit_into_one_dictionary() -> Non
     assert made.to_pylist() == [b"a7", b"c", None, None]
 
 
-def test_of_a_dictionary_larger_than_a_chunk_only_the_entries_of_its_rows_are_looked_at(
+def test_only_used_entries_of_a_large_dictionary_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every chunk and slice of a column has the whole dictionary."""
-    binary_length, looked_at = arrow_arrays.pc.binary_length, []
+    binary_length, looked_at = arrow.pc.binary_length, []
 
     def noted(array: pa.Array) -> pa.Array:
         looked_at.append(len(array))
         return binary_length(array)
 
-    monkeypatch.setattr(arrow_arrays.pc, "binary_length", noted)
+    monkeypatch.setattr(arrow.pc, "binary_length", noted)
     dictionary = pa.array([f"customer-{row}" for row in range(1000)]).slice(100)
     chunk = pa.DictionaryArray.from_arrays(pa.array([7, None, 899, 7], pa.int16()), dictionary)
     made = RecordColumns(pa.chunked_array([chunk, chunk.slice(2)])).value
@@ -130,7 +130,7 @@ def large_column(*ends: int) -> pa.LargeBinaryArray:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, offsets, data])
 
 
-def test_more_than_32_bit_offsets_can_address_is_refused_by_name() -> None:
+def test_column_above_32_bit_offsets_is_refused_by_name() -> None:
     with pytest.raises(SerializationError, match=r"'value' holds more than 2147483647 bytes; hand over fewer rows"):
         RecordColumns(large_column(2**31))
     dictionary = pa.array([bytes(1 << 20)], pa.binary())
@@ -222,7 +222,7 @@ def test_dictionaries_of_chunks_of_headers_have_any_layout(data_type: pa.DataTyp
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_chunks_of_headers_whose_dictionaries_stand_for_more_than_2_gib_are_refused_by_name(chunks: int) -> None:
+def test_chunks_of_dictionary_headers_above_2_gib_are_refused_by_name(chunks: int) -> None:
     """Bug: it was a bare ArrowInvalid, after 2 GiB had been written."""
     indices = pa.array(np.zeros(2048, np.int32))
     texts = pa.DictionaryArray.from_arrays(indices, pa.array([bytes(1 << 20)], pa.binary()))
@@ -251,7 +251,7 @@ def test_a_header_whose_key_is_a_null_of_its_dictionary_is_refused_with_its_row(
     assert columns(headers=array.slice(0, 2), value=pa.array([b"v"] * 2)).num_rows == 2
 
 
-def test_a_null_that_stands_on_headers_has_none_also_in_the_final_layout() -> None:
+def test_null_row_over_headers_has_no_headers_in_the_final_layout() -> None:
     structs = pa.StructArray.from_arrays([pa.array([b"a", b"b"]), pa.array([b"1", b"2"])], ["key", "value"])
     array = pa.ListArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), structs, mask=pa.array([False, True, False]))
     assert columns(headers=array).headers.to_pylist() == [[{"key": b"a", "value": b"1"}], [], []]
@@ -267,7 +267,7 @@ def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
         columns(headers=pa.ListArray.from_arrays(pa.array([0, 1, 1, 2], pa.int32()), structs))
 
 
-@pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow_arrays.BINARY], ids=str)
+@pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow.BINARY], ids=str)
 def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
     names = [b"\xfe", b"b", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
     keys = pa.array(names, pa.binary())
@@ -275,7 +275,7 @@ def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.Dat
         keys = pa.StringArray.from_buffers(len(keys), *keys.buffers()[1:])
     else:
         keys = keys.cast(key_type)
-    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 7, arrow_arrays.BINARY)], ["key", "value"])
+    structs = pa.StructArray.from_arrays([keys, pa.array([b"1"] * 7, arrow.BINARY)], ["key", "value"])
     array = pa.ListArray.from_arrays(pa.array([0, 2, 3, 3, 4, 6, 7], pa.int32()), structs)
     with pytest.raises(
         SerializationError, match=r"Row 3 has the header key b'\\xff' in the column 'headers', .* UTF-8"
@@ -290,7 +290,7 @@ def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.Dat
         )
 
 
-def test_header_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_keys_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = columns(headers=pa.array([[{"key": "ß", "value": b"1"}]] * 3, HEADER_TYPE))
 
     def again(array: pa.Array) -> pa.Array:
@@ -301,7 +301,7 @@ def test_header_keys_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def arrow_header_type() -> pa.DataType:
-    return pa.list_(pa.struct([("key", arrow_arrays.BINARY), ("value", arrow_arrays.BINARY)]))
+    return pa.list_(pa.struct([("key", arrow.BINARY), ("value", arrow.BINARY)]))
 
 
 def test_rows_of_python_values_become_columns() -> None:
@@ -334,7 +334,7 @@ def test_a_row_that_is_no_bytes_is_refused_with_its_place(rows: dict[str, Any], 
         RecordColumns.from_rows(**rows)
 
 
-def test_more_headers_than_32_bit_offsets_can_address_are_refused_by_name() -> None:
+def test_headers_above_32_bit_offsets_are_refused_by_name() -> None:
     headers = pa.array([{"key": "h", "value": b""}], HEADER_TYPE.value_type)
     offsets = pa.py_buffer(np.array([0, 2**31, 1], np.int64))  # Arrow looks at the last one alone
     column = pa.Array.from_buffers(pa.large_list(headers.type), 2, [None, offsets], children=[headers]).slice(0, 1)

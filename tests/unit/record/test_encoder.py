@@ -48,7 +48,7 @@ def test_a_slice_of_rows_has_its_own_headers() -> None:
         assert part == whole[bounds[start] : bounds[end]]
 
 
-def test_rows_tell_the_latest_time_and_the_largest_record_wherever_they_are() -> None:
+def test_encoded_rows_have_latest_time_and_largest_record_at_any_place() -> None:
     values = [b"a", b"b" * 100, b"c"]
     sizes = [len(encode_rows(None, [value], None, [0], 0, 0).chunk) for value in values]
     run = encode_rows(None, values, None, [5, 9, 7], 0, 5)
@@ -87,13 +87,13 @@ def test_a_few_rows_become_the_same_bytes_without_arrays(
 
 @pytest.mark.parametrize("name", [None, 7, b"\xff", "\ud800"])
 @pytest.mark.parametrize("rows", [1, 100])
-def test_a_header_name_that_is_none_is_refused_in_few_rows_and_in_many(name: object, rows: int) -> None:
+def test_header_without_a_name_is_refused_in_few_rows_and_in_many(name: object, rows: int) -> None:
     headers = [[(name, b"x")]] * rows
     with pytest.raises(SerializationError, match=r"(?i)row 0"):
         encode_rows(None, [b"a"] * rows, headers, [5] * rows, 0, 5)  # type: ignore[arg-type]
 
 
-def test_a_few_rows_of_text_and_without_keys_or_headers_are_as_their_columns() -> None:
+def test_few_rows_of_text_without_keys_encode_like_columns() -> None:
     data, _ = encode_columns(RecordColumns.from_rows(["é", b"b"]), np.arange(2), None)
     assert bytes(encode_rows(None, ["é", b"b"], None, [5, 5], 0, 5).chunk) == bytes(data)
     with pytest.raises(SerializationError, match="The value of row 1 is a int"):
@@ -108,7 +108,7 @@ def test_short_lengths_are_written_as_bytes_and_not_packed() -> None:
     assert to_binary([MINUS_ONE], 2).to_pylist() == [b"\1", b"\1"]
 
 
-def test_the_bound_of_a_whole_block_takes_no_look_at_each_header(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_of_a_block_reads_no_single_header(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = [[("a", b"1")], [("b", None), ("c", b"22")], None, [("d", b"3")]]
     columns = RecordColumns.from_rows([b"v"] * 4, None, headers).slice(1, 3)
     bound = int(encoder.record_size_upper_bounds(columns).sum())

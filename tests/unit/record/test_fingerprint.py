@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spark_kafka_sink.record import fingerprint as module
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, add_hashes_by_kernel, add_hashes_by_numpy, fingerprint
-from spark_kafka_sink.record.runs import has_kernel
+from spark_kafka_sink.record.kernel import KERNEL, has_kernel
 
 HASHERS = [add_hashes_by_numpy, *([add_hashes_by_kernel] if has_kernel() else [])]
 MASK = MODULUS - 1
@@ -82,7 +82,7 @@ def hasher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     return request.param  # type: ignore[no-any-return]
 
 
-def test_compiled_kernel_hashes_where_it_is_there() -> None:
+def test_compiled_kernel_hashes_if_it_is_loaded() -> None:
     assert module.add_hashes is HASHERS[-1]
 
 
@@ -128,7 +128,7 @@ def test_any_other_row_changes_the_fingerprint(rows: list[Record], other: Record
 
 
 @pytest.mark.usefixtures("hasher")
-def test_fields_do_not_stand_for_each_other() -> None:
+def test_same_bytes_in_another_field_change_the_fingerprint() -> None:
     variants = [
         Record("t", b"v"),
         Record("t", None),
@@ -182,7 +182,7 @@ def test_headers_that_are_missing_null_or_empty_are_the_same() -> None:
 def test_offsets_beyond_the_bytes_are_an_error() -> None:
     offsets = np.array([0, 4, 99], np.int32)
     with pytest.raises(ValueError, match=r"a length is out of bounds"):
-        module._kernel.fingerprint(offsets, b"abcd", None, 0, 1, np.zeros(2, np.uint64))
+        KERNEL.fingerprint(offsets, b"abcd", None, 0, 1, np.zeros(2, np.uint64))
     for wrong in (
         (None, b"", None, 0),
         (b"\0" * 12, b"", None, -1),
@@ -190,7 +190,7 @@ def test_offsets_beyond_the_bytes_are_an_error() -> None:
         (b"\0" * 12, b"", b"", 0),
     ):
         with pytest.raises(ValueError, match=r"missing|out of bounds|less than"):
-            module._kernel.fingerprint(*wrong, 1, np.zeros(2, np.uint64))
+            KERNEL.fingerprint(*wrong, 1, np.zeros(2, np.uint64))
 
 
 def test_fingerprint_of_known_rows_never_changes() -> None:
@@ -213,7 +213,7 @@ EXPECTED = [hash_of(DATA[:3], 9), hash_of(b"", 9), hash_of(DATA[3:], 9)]
 def test_kernel_reads_and_writes_at_any_address(shift: int) -> None:
     offsets, data, sums = bytearray(shift) + OFFSETS.tobytes(), bytes(shift) + DATA, bytearray(shift + 24)
     valid = bytes(shift) + b"\xff"
-    module._kernel.fingerprint(
+    KERNEL.fingerprint(
         memoryview(offsets)[shift:], memoryview(data)[shift:], memoryview(valid)[shift:], 5, 9, memoryview(sums)[shift:]
     )
     assert np.frombuffer(sums[shift:], np.uint64).tolist() == EXPECTED
@@ -224,23 +224,23 @@ def test_kernel_reads_and_writes_at_any_address(shift: int) -> None:
 @pytest.mark.parametrize("length", range(18))
 def test_kernel_reads_no_byte_beyond_the_data(length: int) -> None:
     data, sums = np.frombuffer(random.Random(length).randbytes(length), np.uint8).copy(), np.zeros(1, np.uint64)
-    module._kernel.fingerprint(np.array([0, length], np.int32), data, None, 0, 9, sums)
+    KERNEL.fingerprint(np.array([0, length], np.int32), data, None, 0, 9, sums)
     assert sums.tolist() == [hash_of(data.tobytes(), 9)]
 
 
 @pytest.mark.skipif(not has_kernel(), reason="no C compiler")
-def test_kernel_takes_data_and_validity_that_are_missing() -> None:
+def test_kernel_accepts_missing_data_and_validity() -> None:
     sums = np.zeros(3, np.uint64)
-    module._kernel.fingerprint(np.zeros(4, np.int32), None, None, 0, 9, sums)
+    KERNEL.fingerprint(np.zeros(4, np.int32), None, None, 0, 9, sums)
     assert sums.tolist() == [hash_of(b"", 9)] * 3
-    module._kernel.fingerprint(np.full(4, 99, np.int32), None, b"\0", 0, 9, sums)
+    KERNEL.fingerprint(np.full(4, 99, np.int32), None, b"\0", 0, 9, sums)
     assert sums.tolist() == [(hash_of(b"", 9) + hash_of(None, 9)) & MASK] * 3, "a null's offsets are not read"
-    module._kernel.fingerprint(np.zeros(1, np.int32), None, None, 0, 9, None)
+    KERNEL.fingerprint(np.zeros(1, np.int32), None, None, 0, 9, None)
 
 
 @pytest.mark.skipif(not has_kernel(), reason="no C compiler")
 @pytest.mark.parametrize("shared", ["offsets", "data", "valid", "all"])
-def test_sums_that_overlap_what_is_read_touch_nothing_else(shared: str) -> None:
+def test_sums_that_overlap_their_input_change_nothing_else(shared: str) -> None:
     rng = random.Random(shared)
     for _ in range(300):
         room = np.array([rng.choice([0, 1, 2, 8, 24, 2**31 - 1]) for _ in range(8)], np.int32)
@@ -249,7 +249,7 @@ def test_sums_that_overlap_what_is_read_touch_nothing_else(shared: str) -> None:
         given = [room if shared in {name, "all"} else own[name] for name in ("offsets", "data", "valid")]
         rows = rng.randrange(4)
         with contextlib.suppress(ValueError):  # sums may be offsets out of bounds
-            module._kernel.fingerprint(*given, rng.randrange(6), 9, room[: 2 * rows])
+            KERNEL.fingerprint(*given, rng.randrange(6), 9, room[: 2 * rows])
         assert room[2 * rows :].tolist() == before[2 * rows :].tolist()
 
 
@@ -257,18 +257,18 @@ def test_sums_that_overlap_what_is_read_touch_nothing_else(shared: str) -> None:
 @pytest.mark.parametrize("offsets", [[-1, 0], [1, 0], [0, 21], [2**31 - 1, -(2**31)], [-(2**31), 2**31 - 1], [21, 21]])
 def test_offsets_that_fit_no_data_are_an_error(offsets: list[int]) -> None:
     with pytest.raises(ValueError, match=r"a length is out of bounds"):
-        module._kernel.fingerprint(np.array(offsets, np.int32), DATA, None, 0, 1, np.zeros(1, np.uint64))
+        KERNEL.fingerprint(np.array(offsets, np.int32), DATA, None, 0, 1, np.zeros(1, np.uint64))
 
 
 @pytest.mark.skipif(not has_kernel(), reason="no C compiler")
 @pytest.mark.parametrize("valid_from", [2**59 + 1, 2**63 - 1, 2**70, -(2**63)])
 def test_first_row_beyond_all_memory_is_an_error(valid_from: int) -> None:
     with pytest.raises((ValueError, OverflowError), match=r"out of bounds|too (?:large|big)"):
-        module._kernel.fingerprint(OFFSETS, DATA, b"\xff", valid_from, 1, np.zeros(3, np.uint64))
+        KERNEL.fingerprint(OFFSETS, DATA, b"\xff", valid_from, 1, np.zeros(3, np.uint64))
 
 
 @pytest.mark.skipif(not has_kernel(), reason="no C compiler")
 @pytest.mark.parametrize("sums", [b"", bytes(8), np.zeros(6, np.uint64)[::2], 5])
 def test_sums_that_cannot_be_written_in_place_are_refused(sums: object) -> None:
     with pytest.raises((BufferError, TypeError, ValueError)):
-        module._kernel.fingerprint(OFFSETS, DATA, None, 0, 1, sums)
+        KERNEL.fingerprint(OFFSETS, DATA, None, 0, 1, sums)

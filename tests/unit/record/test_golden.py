@@ -16,14 +16,14 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import DecodedBatch, decode_batches
 from spark_kafka_sink.record.encoder import encode_columns, encode_rows, record_size_upper_bound
-from spark_kafka_sink.record.murmur2 import (
+from spark_kafka_sink.record.kernel import has_kernel
+from spark_kafka_sink.record.partitioning import (
     hash_by_kernel,
     hash_by_numpy,
     murmur2,
     partition_for_key,
     partitions_for_keys,
 )
-from spark_kafka_sink.record.runs import has_kernel
 
 BATCHES = load("record_batches")
 MADE = [entry for entry in BATCHES if entry["codec"] is not None]
@@ -69,12 +69,12 @@ def decode_one(data: bytes) -> DecodedBatch:
 
 
 @pytest.mark.parametrize("entry", [e for e in MADE if e["codec"] == "none"], ids=label)
-def test_an_uncompressed_batch_is_javas_byte_for_byte(entry: dict[str, Any]) -> None:
+def test_uncompressed_batch_equals_javas_byte_for_byte(entry: dict[str, Any]) -> None:
     assert sealed(entry).hex() == entry["batch"]
 
 
 @pytest.mark.parametrize("entry", [e for e in MADE if e["codec"] != "none"], ids=label)
-def test_a_compressed_batch_holds_javas_records_byte_for_byte(entry: dict[str, Any]) -> None:
+def test_compressed_batch_has_javas_records_byte_for_byte(entry: dict[str, Any]) -> None:
     codec = codec_for(entry["codec"])
     ours, javas = sealed(entry), bytes.fromhex(entry["batch"])
     assert codec.decompress(ours[61:], 1 << 20) == codec.decompress(javas[61:], 1 << 20)
@@ -101,7 +101,7 @@ def test_the_decoder_reads_what_java_wrote(entry: dict[str, Any]) -> None:
     )
 
 
-def test_log_append_time_stands_for_every_records_own() -> None:
+def test_log_append_time_replaces_the_times_of_records() -> None:
     (entry,) = (entry for entry in BATCHES if entry["name"] == "log append time")
     batch = decode_one(bytes.fromhex(entry["batch"]))
     assert [record.offset for record in batch.records] == [5_000_000_000, 5_000_000_001, 5_000_000_002]
@@ -109,7 +109,7 @@ def test_log_append_time_stands_for_every_records_own() -> None:
     assert batch.last_offset == 5_000_000_002
 
 
-def test_a_control_batch_is_known_as_one() -> None:
+def test_control_batch_is_recognized() -> None:
     (entry,) = (entry for entry in BATCHES if entry["name"] == "control")
     batch = decode_one(bytes.fromhex(entry["batch"]))
     assert batch.is_control
@@ -118,7 +118,7 @@ def test_a_control_batch_is_known_as_one() -> None:
     assert batch.records[0].key == bytes([0, 0, 0, 1])  # version 0, type 1: commit
 
 
-def test_single_records_are_javas_byte_for_byte_whatever_their_deltas() -> None:
+def test_single_records_with_any_delta_equal_javas_byte_for_byte() -> None:
     columns = columns_of([entry["record"] for entry in RECORDS])
     offsets = np.array([entry["offset_delta"] for entry in RECORDS], np.int64)
     times = np.array([entry["timestamp_delta"] for entry in RECORDS], np.int64)
@@ -149,7 +149,7 @@ def test_the_upper_bound_of_a_record_holds_and_is_close() -> None:
         assert 0 <= bound - len(entry["bytes"]) // 2 <= 21
 
 
-def test_murmur2_of_a_key_is_javas() -> None:
+def test_murmur2_of_a_key_equals_javas() -> None:
     for entry in HASHES:
         key = bytes.fromhex(entry["key"])
         assert murmur2(key) == entry["murmur2"]
@@ -157,7 +157,7 @@ def test_murmur2_of_a_key_is_javas() -> None:
 
 
 @pytest.mark.parametrize("sizes", ["all", "short", "alike"])
-def test_murmur2_of_a_column_is_javas(sizes: str) -> None:
+def test_murmur2_of_a_column_equals_javas(sizes: str) -> None:
     chosen = {
         "all": HASHES,
         "short": [entry for entry in HASHES if len(entry["key"]) <= 40],

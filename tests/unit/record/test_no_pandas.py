@@ -29,7 +29,7 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.decoder import decode_batches
 from spark_kafka_sink.record.encoder import EncodedRun, encode_rows
-from spark_kafka_sink.record.placement import highest_partition, place
+from spark_kafka_sink.record.partitioning import highest_partition, place
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
@@ -73,7 +73,7 @@ print("pandas" in sys.modules)
 ROWS = """
 import datetime
 from pyspark.sql import Row
-from spark_kafka_sink.sink.partition_writer import PartitionWriter
+from spark_kafka_sink.sink.rows import PartitionWriter
 
 def rows(count):
     for n in range(count):
@@ -93,7 +93,7 @@ done += readable(encode_rows([b"k", None], ["v", b"w"], [[("h", b"1")], None], [
 """
 
 COLUMNS = """
-from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.arrow_writer import write_arrow
 
 batches = pa.ipc.open_stream(sys.stdin.buffer)
 (report,) = write_arrow(config, pool(), batches)
@@ -159,6 +159,6 @@ def test_a_row_that_does_not_fit_is_refused_without_pandas() -> None:
     assert not imports_pandas(REFUSED)
 
 
-def test_pandas_is_there_and_would_be_found() -> None:
+def test_pandas_is_installed_and_would_be_found() -> None:
     assert importlib.util.find_spec("pandas")
     assert imports_pandas(PYARROW_ALONE)

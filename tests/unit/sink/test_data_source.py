@@ -29,18 +29,12 @@ from support.scripted_producer import ScriptedProducer
 from spark_kafka_sink import KafkaSinkDataSource
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
-from spark_kafka_sink.sink import data_source
-from spark_kafka_sink.sink.data_source import (
-    KafkaBatchWriter,
-    KafkaStreamWriter,
-    TaskWritten,
-    report_of,
-    show_reports,
-)
-from spark_kafka_sink.sink.passed_over import _warn_once
+from spark_kafka_sink.sink import data_source, worker
+from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
+from spark_kafka_sink.sink.delivery import Delivered
+from spark_kafka_sink.sink.options import _warn_once
 from spark_kafka_sink.sink.producer_pool import ProducerPool
-from spark_kafka_sink.sink.task_delivery import Delivered
-from spark_kafka_sink.sink.write_report import report_columns
+from spark_kafka_sink.sink.report import report_columns
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": " orders "}
 TEXT = StringType()
@@ -149,8 +143,11 @@ def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
 
 def test_without_any_option_the_error_says_that_spark_keeps_those_of_a_table_to_itself() -> None:
     """Bug: of a table made with OPTIONS it said that kafka.bootstrap.servers is missing, and to give it."""
-    with pytest.raises(ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "):
+    with pytest.raises(
+        ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "
+    ) as error:
         KafkaSinkDataSource({}).writer(schema(value=TEXT), False)
+    assert "TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them" in str(error.value)
 
 
 def test_columns_that_are_not_written_may_be_anything() -> None:
@@ -325,26 +322,8 @@ def test_commit_says_what_was_written_and_abort_what_stays(caplog: pytest.LogCap
 def bare_logging(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
     """The package's logger as in a worker of Spark's, where nothing is set up."""
     package = logging.Logger("spark_kafka_sink")
-    monkeypatch.setattr(data_source, "_package_log", package)
+    monkeypatch.setattr(worker, "_package_log", package)
     return package
-
-
-def test_reports_are_shown_on_stderr_where_nothing_shows_them(
-    bare_logging: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
-    show_reports()
-    show_reports()
-    bare_logging.info("Batch %d", 3)
-    assert capsys.readouterr().err.endswith(" INFO kafka_sink: Batch 3\n")
-    assert len(bare_logging.handlers) == 1
-
-
-def test_a_level_and_a_handler_that_somebody_chose_are_kept(bare_logging: logging.Logger) -> None:
-    chosen = logging.NullHandler()
-    bare_logging.addHandler(chosen)
-    bare_logging.setLevel(logging.ERROR)
-    show_reports()
-    assert (bare_logging.handlers, bare_logging.level) == ([chosen], logging.ERROR)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,19 @@ from support.scripted_broker import faults
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.protocol.messages import ApiKey
-from spark_kafka_sink.sink import data_source, driver_cluster
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink import data_source
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
-from spark_kafka_sink.sink.decision import TaskTransaction
-from spark_kafka_sink.sink.driver_session import stream_prefix
-from spark_kafka_sink.sink.mandate import Mandate, TaskOutcome, task_id
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    BatchStart,
+    TaskOutcome,
+    TaskTransaction,
+    task_id,
+)
+from spark_kafka_sink.sink.exactly_once.session import stream_prefix
+from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
 from spark_kafka_sink.sink.options import SinkConfig
 
 PREFIX = "orders"
@@ -35,7 +42,7 @@ CONFIG = SinkConfig.from_options(
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench(version=request.param)
-    monkeypatch.setattr(driver_cluster, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(cluster_module, "kept_client", lambda _: made.coordinator)
     monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
     return made
 
@@ -57,13 +64,13 @@ def leave_open(bench: CoordinatorBench, prefix: str = PREFIX) -> None:
     bench.raw.write(open_, TopicPartition("t", 0), "row")
 
 
-def written(bench: CoordinatorBench, mandate: Mandate) -> TaskWritten:
+def written(bench: CoordinatorBench, batch_start: BatchStart) -> TaskWritten:
     """What a task of partition 0 tells that wrote a row."""
-    open_ = bench.raw.begin(task_id(mandate.prefix, 0, 0))
+    open_ = bench.raw.begin(task_id(batch_start.prefix, 0, 0))
     bench.raw.write(open_, TopicPartition("t", 0), "row")
     task = TaskTransaction(open_, 0, 1)
-    bench.raw.mark(open_, open_.transactional_id, mandate.place, 1, task.marker_text)
-    return TaskWritten((), 0, 0, TaskOutcome(mandate, 0, "", 0, 1, task))
+    bench.raw.mark(open_, open_.transactional_id, batch_start.place, 1, task.marker_text)
+    return TaskWritten((), 0, 0, TaskOutcome(batch_start, 0, "", 0, 1, task))
 
 
 def test_the_source_makes_writers_with_a_prefix() -> None:
@@ -84,11 +91,11 @@ def test_named_query_needs_a_default_checkpoint_location(monkeypatch: pytest.Mon
     given = {"streaming.sql.batchId": "7", "sql.streaming.queryId": "q1"}
     context = SimpleNamespace(partitionId=lambda: 5, attemptNumber=lambda: 2, getLocalProperty=given.get)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
-    mandate = Mandate("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0))
+    batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0))
     with pytest.raises(IllegalStateError, match=r"Set spark\.sql\.streaming\.checkpointLocation"):
-        stream._task(mandate)
+        stream._task(batch_start)
     given["spark.sql.streaming.checkpointLocation"] = "/checkpoints"
-    assert stream._task(mandate).batch_id == 7
+    assert stream._task(batch_start).batch_id == 7
 
 
 @pytest.mark.parametrize("has_query", [True, None])
@@ -100,43 +107,43 @@ def test_batch_write_beside_a_query_is_refused_before_it_begins(
     with pytest.raises(ConfigError, match=r"write\.outside\.queries=true"):
         travelled(KafkaBatchWriter(CONFIG, PREFIX))
     assert bench.cluster.transactions.transactions == {}
-    assert travelled(KafkaBatchWriter(replace(CONFIG, is_outside_queries=True), PREFIX))._mandate is not None
-    assert travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate is not None
+    assert travelled(KafkaBatchWriter(replace(CONFIG, is_outside_queries=True), PREFIX))._batch_start is not None
+    assert travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start is not None
 
 
 def test_a_batch_is_begun_once_though_its_writer_travels_twice(bench: CoordinatorBench) -> None:
     writer = KafkaBatchWriter(CONFIG, PREFIX)
     first, second = travelled(writer), travelled(writer)
-    assert first._mandate is not None
-    assert first._mandate == second._mandate
+    assert first._batch_start is not None
+    assert first._batch_start == second._batch_start
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, prefix: str | None) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, prefix))
-    message = written(bench, writer._mandate)
+    message = written(bench, writer._batch_start)
     task = task_id(writer._prefix, 0, 0)
     assert bench.state(task) == "Ongoing"
     writer.commit([message])
     assert bench.state(task) == "CompleteCommit"
-    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).last_decision()
+    last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).last_decision()
     assert (last is None) == (prefix is None)
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_a_write_without_a_prefix_looks_for_no_decision_of_its_own(bench: CoordinatorBench, prefix: str | None) -> None:
     """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
-    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
     bench.raw.write(others, place, "a decision of others")
     bench.commit(others)
     writer = travelled(KafkaBatchWriter(CONFIG, prefix))
-    writer.commit([written(bench, writer._mandate)])
+    writer.commit([written(bench, writer._batch_start)])
     assert (bench.asked(ApiKey.FETCH) == []) is (prefix is None)
 
 
 def test_a_streams_batch_counts_when_another_writer_commits_it(bench: CoordinatorBench) -> None:
-    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)
     KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)
     assert bench.state("orders/0") == "CompleteCommit"
 
@@ -144,35 +151,44 @@ def test_a_streams_batch_counts_when_another_writer_commits_it(bench: Coordinato
 def test_a_batch_that_was_committed_before_is_said_to_be_skipped(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)], 0)
+    KafkaStreamWriter(CONFIG, PREFIX).commit(
+        [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
+    )
     assert "is skipped" not in caplog.text
-    again = travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate
+    again = travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start
     told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
     KafkaStreamWriter(CONFIG, PREFIX).commit([told], 0)
     assert f"{PREFIX}: the batch was committed before, and is skipped" in caplog.text
 
 
+def test_a_batch_that_comes_again_for_another_topic_is_not_skipped(bench: CoordinatorBench) -> None:
+    KafkaStreamWriter(CONFIG, PREFIX).commit(
+        [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
+    )
+    other = replace(CONFIG, topic="u")
+    again = travelled(KafkaStreamWriter(other, PREFIX))._batch_start
+    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
+    with pytest.raises(BatchChangedError, match=r"for topic='t', and now it comes for topic='u'"):
+        KafkaStreamWriter(other, PREFIX).commit([told], 0)
+
+
 def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: CoordinatorBench) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
-    with pytest.raises(IllegalStateError, match="1 of 2 tasks told nothing"):
-        writer.commit([written(bench, writer._mandate), None])
+    with pytest.raises(IllegalStateError, match="1 of 2 tasks returned no commit message"):
+        writer.commit([written(bench, writer._batch_start), None])
     assert bench.state("orders/0") == "Ongoing"
 
 
-def test_a_task_writes_in_the_transaction_that_its_writers_mandate_names(
-    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def deliver(*given: object) -> SimpleNamespace:
-        tasks.append(given[3])
-        return SimpleNamespace(tally=SimpleNamespace(delivered={}), batches=0, retries=0, outcome="told")
-
-    tasks: list[object] = []
-    monkeypatch.setattr(data_source, "deliver_in_transaction", deliver)
-    monkeypatch.setattr(data_source, "batch_task", lambda mandate: f"after {mandate.last_batch_id}")
-    monkeypatch.setattr(data_source, "streaming_task", lambda: "as Spark says")
+def test_task_reports_the_start_of_its_writer(bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        data_source, "batch_task", lambda batch_start: TaskIdentity(batch_start.next_batch_id, "", 2, 0)
+    )
+    monkeypatch.setattr(data_source, "streaming_task", lambda: TaskIdentity(0, "q", 3, 1))
     writers = [travelled(made(CONFIG, PREFIX)) for made in (KafkaBatchWriter, KafkaStreamWriter)]
-    assert [writer.write(iter(())).outcome for writer in writers] == ["told", "told"]
-    assert tasks == ["after None", "as Spark says"]
+    assert [writer.write(iter(())).outcome for writer in writers] == [
+        TaskOutcome(writers[0]._batch_start, 0, "", 2, 0, None),
+        TaskOutcome(writers[1]._batch_start, 0, "q", 3, 0, None),
+    ]
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
@@ -190,7 +206,7 @@ def test_failed_write_without_a_prefix_is_aborted_beside_half_a_decision(bench: 
     """Under version 1 the abort reads the decision, because a commit may run beside it; version 2 tells them apart."""
     writer = travelled(KafkaBatchWriter(CONFIG))
     leave_open(bench, writer._prefix)
-    place = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
+    place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
     bench.raw.write(bench.raw.begin("others/driver"), place, "half a decision")
     started_ms = bench.rig.now_ms
     writer.abort([None])
@@ -203,7 +219,7 @@ def test_failed_write_without_a_prefix_is_aborted_beside_half_a_decision(bench: 
 def test_a_streams_batch_that_fails_is_aborted_by_another_writer_by_what_its_tasks_told(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._mandate)
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)
     KafkaStreamWriter(CONFIG, PREFIX).abort([None, message], 0)
     assert bench.state("orders/0") == "CompleteAbort"
     assert "1 of 2 tasks had finished; their transactions were aborted." in caplog.text
@@ -222,7 +238,7 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 7)
     prefixed, one_off, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
     for text, writer in ((prefixed, writers[0]), (one_off, writers[1])):
-        assert "their transactions end with their time-out, or before by python -m" in text
+        assert "their transactions end with their timeout, or before by python -m" in text
         command = f"finish --prefix={writer._prefix} --bootstrap-servers HOST:PORT"
         assert f"{command}. Where that says that batch 0 is committed, do" in text
         assert "started again" not in text, "to write it again is another write"
@@ -246,14 +262,14 @@ def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
     if is_told:
-        messages: list[TaskWritten | None] = [written(bench, writer._mandate)]
+        messages: list[TaskWritten | None] = [written(bench, writer._batch_start)]
     else:
         leave_open(bench)
         messages = [None]
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None, skip=1)  # the driver's own is ended
     writer.abort(messages)
     assert bench.state("orders/0") == "Ongoing"
-    assert "their transactions end with their time-out, or before by python" in caplog.text
+    assert "their transactions end with their timeout, or before by python" in caplog.text
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(
@@ -284,7 +300,7 @@ def test_stopped_stream_leaves_a_later_driver_alone(
     travelled(KafkaStreamWriter(CONFIG, PREFIX))
     monkeypatch.delenv("SPARK_LOCAL_DIRS")  # the later driver is another application's
     later = travelled(KafkaStreamWriter(CONFIG, PREFIX))
-    message = written(bench, later._mandate)
+    message = written(bench, later._batch_start)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 0)
     assert bench.state("orders/0") == "Ongoing"
@@ -297,9 +313,9 @@ def test_abort_after_a_batch_that_was_committed_ends_nothing(
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     writer = travelled(KafkaStreamWriter(CONFIG, PREFIX))
-    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, writer._mandate)], 0)
+    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, writer._batch_start)], 0)
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 1)
     assert bench.state("orders/0") == "CompleteCommit"
-    last = driver_cluster.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
+    last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()
     assert last is not None
     assert last.is_finished

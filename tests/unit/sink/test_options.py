@@ -168,6 +168,14 @@ def test_a_prefix_may_have_200_characters() -> None:
     assert parse(**given).transactional_id_prefix == "x" * 200
 
 
+def test_early_timestamps_are_refused_unless_the_option_allows_them() -> None:
+    assert not parse().allows_early_timestamps
+    assert not parse(**{"timestamp.allow.before.1980": "false"}).allows_early_timestamps
+    assert parse(**{"Timestamp.Allow.Before.1980": "true"}).allows_early_timestamps
+    with pytest.raises(ConfigError, match=r"timestamp\.allow\.before\.1980 must be true or false, not 'yes'"):
+        parse(**{"timestamp.allow.before.1980": "yes"})
+
+
 def test_at_least_once_is_the_guarantee() -> None:
     assert parse(**{"delivery.guarantee": "At-Least-Once"}) == parse()
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import threading
-import weakref
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +13,7 @@ from support.scripted_producer import ScriptedProducer
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ClusterAuthorizationError, ConfigError, SslAuthenticationError
 from spark_kafka_sink.sink import producer_pool
-from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, LoadedModules, ProducerPool, process_pool
+from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, ProducerPool, process_pool
 
 INIT_PRODUCER_ID = 22
 
@@ -175,31 +174,6 @@ def test_a_producer_whose_turn_to_go_it_is_is_closed_also_where_the_next_cannot_
 def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int, int]], of_parent: int) -> None:
     pool = process_pool()
     answers.put((id(pool) == of_parent, len(producer_pool._POOLS), gc.get_freeze_count()))
-
-
-class _Knot:
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def _freeze_in_child(answers: multiprocessing.SimpleQueue[tuple[list[bool], bool]]) -> None:
-    loaded, is_frozen = LoadedModules(), []
-    knot = weakref.ref(_Knot())
-    for modules in (500, 599, 600, 650):
-        gc.unfreeze()
-        loaded.freeze(modules)
-        is_frozen.append(gc.get_freeze_count() > 10_000)
-    answers.put((is_frozen, knot() is None))
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_what_is_imported_later_is_spared_the_collector_too_and_garbage_is_not_kept() -> None:
-    fork = multiprocessing.get_context("fork")
-    answers = fork.SimpleQueue()
-    child = fork.Process(target=_freeze_in_child, args=(answers,))
-    child.start()
-    assert answers.get() == ([True, False, True, False], True)
-    child.join()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")

@@ -24,7 +24,7 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import prometheus
-from spark_kafka_sink.sink.columnar_writer import write_arrow
+from spark_kafka_sink.sink.arrow_writer import write_arrow
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.prometheus import PoolCollector, serve

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +17,10 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
 from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.network.sasl import oidc
+from spark_kafka_sink.network.sasl.authenticator import SaslMechanism
 from spark_kafka_sink.network.sasl.aws_msk_iam import region_of
 from spark_kafka_sink.network.sasl.gssapi import KerberosLogin
-from spark_kafka_sink.network.sasl.login import MechanismFactory, mechanism_factory
-from spark_kafka_sink.network.sasl.mechanism import SaslMechanism
+from spark_kafka_sink.network.sasl.login import MechanismFactory, mechanism_factory, run_aside
 
 MSK = "b-1.demo.abc123.c2.kafka.eu-central-1.amazonaws.com:9098"
 
@@ -285,3 +286,45 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"spark-kafka-sink\[kerberos\]"):
         mechanism("GSSAPI", sasl_kerberos_service_name="kafka")
+
+
+def test_a_step_gives_what_it_gave_and_says_so() -> None:
+    done = threading.Event()
+    step = run_aside(threading.current_thread, done.set)
+    assert done.wait(10)
+    assert step.is_done
+    assert step.result().name == "spark-kafka-sink-sasl"
+    assert step.result().daemon, "a provider that hangs would keep its process from ending"
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_a_step_raises_what_it_raised(kind: type[BaseException]) -> None:
+    done = threading.Event()
+
+    def fail() -> None:
+        raise kind("no")
+
+    step = run_aside(fail, done.set)
+    assert done.wait(10)
+    with pytest.raises(kind, match="no"):
+        step.result()
+
+
+def test_a_step_without_a_thread_fails_its_login_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: at a limit of threads the RuntimeError was the whole turn's, and other nodes' answers were lost with it."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RetriableError, match="No thread for a slow step of the login: can't start new thread"):
+        run_aside(lambda: None, lambda: None)
+
+
+def test_nobody_waits_for_a_step() -> None:
+    release, done = threading.Event(), threading.Event()
+    step = run_aside(lambda: release.wait(10), done.set)
+    assert not step.is_done
+    release.set()
+    assert done.wait(10)
+    assert step.is_done

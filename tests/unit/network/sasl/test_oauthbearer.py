@@ -1,16 +1,21 @@
-"""OAUTHBEARER: the message, extensions, and a server that refuses."""
+"""OAUTHBEARER: the messages, and the cache of the token."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import random
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_clock import FakeClock
 
-from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
+from spark_kafka_sink.common.errors import ConfigError, RetriableError, SaslAuthenticationError
 from spark_kafka_sink.common.secret import Secret
-from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism
+from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism, RefreshRule, TokenCache
 
 TOKEN = "canary.token-1_x~/+=="
 
@@ -98,3 +103,250 @@ def test_nothing_shows_the_token() -> None:
     made.respond(b"")
     assert TOKEN not in repr(made) + str(vars(made))
     assert [secret.reveal() for secret in made.secrets] == [TOKEN]
+
+
+HOUR_MS = 3_600_000
+CANARY = "canary-secret"
+
+
+class Provider:
+    """Hands out token-1, token-2, ..., each of `life_ms`, or raises."""
+
+    def __init__(self, clock: FakeClock, life_ms: int = HOUR_MS) -> None:
+        self.clock = clock
+        self.life_ms = life_ms
+        self.calls = 0
+        self.error: BaseException | None = None
+        self.takes_ms = 0
+
+    def __call__(self) -> tuple[str, int]:
+        self.calls += 1
+        self.clock.advance(self.takes_ms)
+        if self.error is not None:
+            raise self.error
+        return f"token-{self.calls}", self.clock.wall_ms() + self.life_ms
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def provider(clock: FakeClock) -> Provider:
+    return Provider(clock)
+
+
+@pytest.fixture
+def cache(clock: FakeClock, provider: Provider) -> TokenCache:
+    return TokenCache(provider, RefreshRule(), clock, random.Random(1))
+
+
+def test_a_token_is_fetched_when_it_is_wanted_and_kept(cache, provider, clock) -> None:
+    assert provider.calls == 0
+    assert [cache.get().reveal() for _ in range(3)] == ["token-1"] * 3
+    clock.advance(HOUR_MS * 79 // 100)
+    assert cache.get().reveal() == "token-1"
+    clock.advance(HOUR_MS * 7 // 100)
+    assert cache.get().reveal() == "token-2"
+    assert provider.calls == 2
+
+
+@given(st.integers(1, 10**9), st.integers(0, 2**32))
+def test_the_time_of_renewal_lies_within_the_life_and_within_the_rule(life_ms: int, seed: int) -> None:
+    rule = RefreshRule()
+    at_ms = rule.refresh_at_ms(1_000, 1_000 + life_ms, random.Random(seed))
+    assert 1_000 <= at_ms <= 1_000 + life_ms
+    if life_ms >= rule.min_period_ms + rule.buffer_ms:
+        assert 1_000 + rule.min_period_ms <= at_ms <= 1_000 + life_ms - rule.buffer_ms
+
+
+@pytest.mark.parametrize(
+    ("rule", "at_ms"),
+    [
+        (RefreshRule(0.5, 0.2, 0, 0), 600_000),
+        (RefreshRule(0.5, 0.2, 700_000, 0), 700_000),
+        (RefreshRule(0.5, 0.2, 0, 450_000), 550_000),
+        (RefreshRule(0.5, 0.2, 700_000, 300_000), 700_000),
+        (RefreshRule(0.5, 0.2, 700_000, 301_000), 600_000),
+        (RefreshRule(0.5, 2.0, 0, 0), 1_000_000),
+    ],
+    ids=["window", "least period", "buffer", "both just fit", "both too long", "beyond the end"],
+)
+def test_when_a_token_is_fetched_anew(rule, at_ms) -> None:
+    class Half(random.Random):
+        def random(self) -> float:
+            return 0.5
+
+    assert rule.refresh_at_ms(7, 1_000_007, Half()) == at_ms + 7
+
+
+@pytest.mark.parametrize("life_ms", [300_000, 7 * 60_000])
+def test_a_token_that_has_ended_is_not_given_whatever_the_window_is(provider, clock, life_ms) -> None:
+    """The largest factor and jitter that the settings take are together more than a life."""
+    provider.life_ms = life_ms
+    cache = TokenCache(provider, RefreshRule(window_factor=1.0, window_jitter=0.25), clock, random.Random(1))
+    assert cache.get().reveal() == "token-1"
+    clock.advance(life_ms)
+    assert cache.get().reveal() == "token-2"
+
+
+def test_a_failed_renewal_leaves_the_token_in_use_until_its_end(cache, provider, clock) -> None:
+    cache.get()
+    clock.advance(HOUR_MS * 9 // 10)
+    provider.error = RetriableError("the endpoint is away")
+    assert cache.get().reveal() == "token-1"
+    clock.advance(HOUR_MS // 10)
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+    provider.error = None
+    clock.advance(10_000)
+    assert cache.get().reveal() == "token-4"
+
+
+def test_failures_are_not_repeated_at_once_and_the_pause_doubles(cache, provider, clock) -> None:
+    provider.error = RetriableError("the endpoint is away")
+    for _ in range(60):
+        with pytest.raises(RetriableError, match="away"):
+            cache.get()
+        clock.advance(1_000)
+    assert provider.calls == 12  # at 0, 1, 2, 3, 4, 6, 10, 17, 27, 37, 47 and 57 seconds
+    provider.error = None
+    clock.advance(10_000)
+    assert cache.get().reveal() == f"token-{provider.calls}"
+
+
+def test_a_wall_clock_that_is_set_back_after_a_failure_puts_off_no_attempt(cache, provider, clock) -> None:
+    provider.error = RetriableError("the endpoint is away")
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+    provider.error = None
+    clock.set_wall(clock.wall_ms() - HOUR_MS)
+    clock.advance(100)
+    assert cache.get().reveal() == "token-2"
+
+
+def test_the_pause_begins_when_the_provider_has_failed(cache, provider, clock) -> None:
+    provider.error = RetriableError("the endpoint is away")
+    provider.takes_ms = 20_000
+    for _ in range(2):
+        with pytest.raises(RetriableError, match="away"):
+            cache.get()
+    assert provider.calls == 1
+    clock.advance(100)
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+    assert provider.calls == 2
+
+
+def test_a_token_that_ends_while_the_next_is_asked_for_in_vain_is_not_given(cache, provider, clock) -> None:
+    """A broker refuses it, and that is final."""
+    cache.get()
+    provider.error = RetriableError("the endpoint is away")
+    provider.takes_ms = 20_000
+    clock.advance(HOUR_MS - 20_000)
+    with pytest.raises(RetriableError, match="away"):
+        cache.get()
+
+
+def test_a_refusal_stays_one(cache, provider) -> None:
+    provider.error = SaslAuthenticationError("no such client")
+    for _ in range(2):
+        with pytest.raises(SaslAuthenticationError, match="no such client"):
+            cache.get()
+    assert provider.calls == 1
+
+
+def test_of_a_strangers_error_nothing_but_its_kind_is_told(cache, provider, caplog) -> None:
+    provider.error = ValueError(f"bad secret {CANARY}")
+    with caplog.at_level(logging.DEBUG), pytest.raises(RetriableError, match="ValueError") as caught:
+        cache.get()
+    assert CANARY not in str(caught.value) + caplog.text
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_a_provider_may_raise_what_is_no_exception(cache, provider, clock, error) -> None:
+    """It would pass through the step and end the Sender's thread, and with it the producer."""
+    provider.error = error(CANARY)
+    with pytest.raises(RetriableError, match=f"failed with {error.__name__}"):
+        cache.get()
+    provider.error = None
+    clock.advance(1_000)
+    assert cache.get().reveal() == "token-2"
+
+
+@pytest.mark.parametrize(
+    "given_back", [None, "token", ("token", None), ("token", True), (b"token", 10**15), ("t", 2e12), ("t", "2e12")]
+)
+def test_what_is_no_token(clock, given_back) -> None:
+    cache = TokenCache(lambda: given_back, RefreshRule(), clock, random.Random(1))
+    if isinstance(given_back, tuple):
+        with pytest.raises(SaslAuthenticationError, match="no pair of a token"):
+            cache.get()
+    else:
+        with pytest.raises(RetriableError):
+            cache.get()
+
+
+@pytest.mark.parametrize("ago_ms", [0, 1])
+def test_a_token_that_has_ended_is_none(clock, provider, cache, ago_ms) -> None:
+    provider.life_ms = -ago_ms
+    with pytest.raises(RetriableError, match=f"ended {ago_ms} ms ago"):
+        cache.get()
+
+
+def test_many_who_want_one_make_one_call(clock) -> None:
+    entered, release = threading.Event(), threading.Event()
+    calls = []
+
+    def provider() -> tuple[str, int]:
+        calls.append(1)
+        entered.set()
+        assert release.wait(10)
+        return "token", clock.wall_ms() + HOUR_MS
+
+    cache = TokenCache(provider, RefreshRule(), clock, random.Random(1))
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get().reveal())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    assert entered.wait(10)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert found == ["token"] * 5
+    assert len(calls) == 1
+
+
+def test_nobody_waits_for_ever_for_a_provider_that_hangs(clock) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def provider() -> tuple[str, int]:
+        entered.set()
+        assert release.wait(10)
+        return "token", clock.wall_ms() + HOUR_MS
+
+    cache = TokenCache(provider, RefreshRule(), clock, random.Random(1), longest_wait_s=0.01)
+    first = threading.Thread(target=cache.get)
+    first.start()
+    assert entered.wait(10)
+    with pytest.raises(RetriableError, match="has not answered yet"):
+        cache.get()
+    release.set()
+    first.join(10)
+    assert cache.get().reveal() == "token"
+
+
+def test_a_token_that_came_ends_the_doubling_of_pauses(cache, provider, clock, caplog) -> None:
+    for _ in range(2):
+        for _ in range(3):
+            provider.error = OSError()
+            with pytest.raises(RetriableError):
+                cache.get()
+            clock.advance(10_000)
+        provider.error = None
+        cache.get()
+        clock.advance(HOUR_MS)
+    pauses = [record.args[0] for record in caplog.records if record.msg.startswith("No new token")]
+    assert pauses == [100, 200, 400] * 2

@@ -1,0 +1,83 @@
+"""The broker of a benchmark: its certificate, and topics that are warmed before a run and counted after it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from jobs.read_topic import topic_reader
+from spark_kafka_sink import KafkaProducer
+from spark_kafka_sink.local import BrokerSecurity
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP
+
+
+def secured_listener(folder: Path) -> BrokerSecurity:
+    """A listener SSL. Its key and certificate, for the loopback interface and for a day, are written to `folder`; the
+    certificate stands for itself, and so `truststore` is what clients are to trust.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "benchmark")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    keystore, truststore = folder / "broker.pem", folder / "authority.pem"
+    keystore.touch(mode=0o600)
+    keystore.write_bytes(private + certificate)
+    truststore.write_bytes(certificate)
+    return BrokerSecurity(listeners={"SSL": "SSL"}, keystore=keystore, truststore=truststore)
+
+
+class Broker(Protocol):
+    """EmbeddedKafka; without TLS an Admin does too."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    def secured_servers(self, listener: str) -> str: ...
+
+    def create_topic(
+        self, name: str, partitions: int = 1, *, config: Mapping[str, str | int] | None = None
+    ) -> None: ...
+
+    def delete_topic(self, name: str) -> None: ...
+
+
+QUICK_DELETION: Final = {"log.segment.delete.delay.ms": 1000, "log.retention.check.interval.ms": 1000}
+"""The broker deletes old segments before they reach the disk, and so frees the memory that they take."""
+KEPT: Final = {"segment.bytes": 64 << 20, "retention.bytes": 64 << 20}
+"""Of each partition, by the broker that the benchmark starts: what a process writes in a minute, several gigabytes,
+would have the kernel slow its writers down until the disk has caught up, and disks would be compared. With 200
+partitions none comes to a segment, and nothing is deleted: with segments that are small enough for it so many begin
+that a producer makes half of its rate.
+"""
+
+
+def warm_topic(broker: Broker, topic: str, partitions: int) -> None:
+    """Create a topic and write every partition once: the first append to one opens its files."""
+    broker.create_topic(topic, partitions=partitions, config=KEPT)
+    producer = KafkaProducer({"bootstrap.servers": broker.bootstrap_servers, "client.id": "benchmark"})
+    try:
+        sent = [producer.send(topic, b"first", partition=partition) for partition in range(partitions)]
+        producer.flush()
+        for future in sent:
+            future.result()
+    finally:
+        producer.close()
+
+
+def count_records(servers: str, topic: str) -> int:
+    with topic_reader(servers, topic, "benchmark") as reader:
+        return sum(reader.offsets(reader.partitions(topic), LATEST_TIMESTAMP).values())

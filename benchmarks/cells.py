@@ -1,0 +1,101 @@
+"""The cells of benchmarks/benchmark.py, their rows, and the assignment of one contender's process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+CODECS = ("none", "gzip", "lz4", "zstd", "snappy")
+KEYS = 100_003
+ID_START, AMOUNT_START, KEY_START = 1_000_000_000, 100_000, 10_000_000_000
+"""So that every number has as many digits as this one."""
+START_BYTES = len(f'{{"id":{ID_START},"amount":{AMOUNT_START}')
+FILLING = (
+    ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku":"A-1000",'
+    '"count":2,"price":19.95},{"sku":"B-2000","count":1,"price":4.5}],"note":"leave it with the neighbours"}'
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination that is measured; as text keyed-lz4-4-100: codec, partitions, bytes of a value."""
+
+    is_keyed: bool
+    codec: str
+    partitions: int
+    value_bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        match text.split("-"):
+            case ["keyed" | "unkeyed" as key, codec, partitions, size] if codec in CODECS:
+                cell = cls(key == "keyed", codec, int(partitions), int(size))
+                if cell.partitions > 0 and cell.value_bytes >= 40:
+                    return cell
+        raise ValueError(f"{text!r}: keyed or unkeyed, {', '.join(CODECS)}, partitions, 40 or more bytes are wanted")
+
+    def __str__(self) -> str:
+        return f"{'keyed' if self.is_keyed else 'unkeyed'}-{self.codec}-{self.partitions}-{self.value_bytes}"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one process is to do."""
+
+    contender: str
+    cell: str
+    servers: str
+    topic: str
+    records: int
+    """Of each run; in a measurement of latency, of each micro-batch."""
+    runs: int
+    """Timed ones. In a measurement of latency, micro-batches."""
+    warm_up_s: float
+    """Seconds of writing before the timed runs, in runs as they are: at least one."""
+    cores: int
+    jars: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Producer settings by Kafka's names, over each client's own defaults."""
+    is_latency: bool = False
+    authority_file: str = ""
+    """Whose certificates are trusted, in PEM; with one `servers` speak TLS."""
+
+    def settings(self, authority: str) -> dict[str, str]:
+        """`authority`: what the client calls the file of those it trusts."""
+        tls = {"security.protocol": "SSL", authority: self.authority_file} if self.authority_file else {}
+        codec = Cell.parse(self.cell).codec
+        return {"bootstrap.servers": self.servers, "compression.type": codec, **tls, **self.options}
+
+    def sink_options(self) -> dict[str, str]:
+        """For Spark's sink and for ours."""
+        store = {"ssl.truststore.type": "PEM"} if self.authority_file else {}
+        settings = store | self.settings("ssl.truststore.location")
+        return {"topic": self.topic} | {f"kafka.{name}": value for name, value in settings.items()}
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def columns(cell: Cell, number: str) -> list[str]:
+    """SQL of the records' columns from a row number. Keys are 20 characters; a value is `value_bytes` of JSON text
+    that compresses as such text does. Numbers of one width need no padding, which would cost more than a sink does.
+    """
+    start = f"""'{{"id":', {ID_START} + {number}, ',"amount":', {AMOUNT_START} + {number} * 7919 % 99991"""
+    filling = (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
+    key = [f"concat('customer-', {KEY_START} + {number} * 31 % {KEYS}) AS key"] if cell.is_keyed else []
+    return [*key, f"concat({start}, '{filling}') AS value"]
+
+
+CELLS = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")
+ALL_CELLS = tuple(
+    "-".join(parts)
+    for parts in itertools.product(
+        ("keyed", "unkeyed"), ("none", "lz4", "zstd", "snappy"), ("4", "200"), ("100", "1000")
+    )
+)
+SECURITY: Mapping[str, str] = {"PLAINTEXT": "without TLS", "SSL": "TLS"}
+"""Kafka's security.protocol → as tables say it."""

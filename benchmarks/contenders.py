@@ -1,0 +1,413 @@
+"""The contenders of benchmarks/benchmark.py. As a script: one contender in a process of its own.
+
+Reads one assignment, JSON, from the command line. Prints a line of JSON for each timed run and one for the workers.
+Processor time and memory come from /proc, so it runs on Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cells import Assignment, Cell, columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+# ---- processor time and memory, from /proc ---------------------------------------------------------------------------
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of /proc: see proc_pid_stat(5)."""
+
+    pid: int
+    parent: int
+    cpu_s: float
+    """Of its own and of the children that it has waited for."""
+
+
+def processes() -> dict[int, Process]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if line := read(path):
+            fields = line.rpartition(b")")[2].split()  # the name before it may hold blanks
+            pid = int(path.parent.name)
+            found[pid] = Process(pid, int(fields[1]), sum(map(int, fields[11:15])) / TICKS)
+    return found
+
+
+def own_tree() -> list[Process]:
+    """This process, the JVM that it started, the daemon and the workers of that."""
+    everybody = processes()
+
+    def is_ours(pid: int) -> bool:
+        while pid in everybody and pid != os.getpid():
+            pid = everybody[pid].parent
+        return pid == os.getpid()
+
+    return [process for pid, process in everybody.items() if is_ours(pid)]
+
+
+def cpu_seconds() -> float:
+    return sum(process.cpu_s for process in own_tree())
+
+
+def compiler_seconds(pid: int) -> dict[int, float]:
+    """What a JVM's threads that compile have taken, by thread: they come and go with the work."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+        line = read(path)
+        if b" CompilerThre" in line:
+            found[int(path.parent.name)] = sum(map(int, line.rpartition(b")")[2].split()[11:13])) / TICKS
+    return found
+
+
+def seconds_since(before: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """What the threads that are there now have taken since `before`."""
+    return sum(seconds - before.get(thread, 0.0) for thread, seconds in now.items())
+
+
+def worker_peak_bytes() -> int:
+    """The highest resident memory that one of Spark's Python workers had; 0 where there is none."""
+    tree = own_tree()
+    daemons = {process.pid for process in tree if b"pyspark.daemon" in read(Path(f"/proc/{process.pid}/cmdline"))}
+    peaks = [0]
+    for process in tree:
+        if process.parent in daemons:
+            lines = read(Path(f"/proc/{process.pid}/status")).splitlines()
+            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:")]
+    return max(peaks)
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
+
+
+# ---- contenders ----------------------------------------------------------------------------------------------------
+
+
+def jvm_sink(df: DataFrame, work: Assignment) -> None:
+    df.write.format("kafka").options(**work.sink_options()).save()
+
+
+def write(df: DataFrame, work: Assignment) -> None:
+    from spark_kafka_sink import KafkaSink
+
+    KafkaSink(work.sink_options()).write(df)
+
+
+def data_source(df: DataFrame, work: Assignment) -> None:
+    df.write.format("kafka_sink").options(**work.sink_options()).mode("append").save()
+
+
+def noop_source(df: DataFrame, _work: Assignment) -> None:
+    """A Python data source that sends nothing: what none can do without."""
+    register_noop_source(df.sparkSession)
+    df.write.format("noop_source").mode("append").save()
+
+
+def register_noop_source(session: SparkSession) -> None:
+    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import WriterCommitMessage as Message
+
+    class Drain:
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+            for _ in iterator:
+                pass
+            return Message()
+
+        def commit(self, *_: Any) -> None:
+            pass
+
+        abort = commit
+
+    class Writer(Drain, DataSourceArrowWriter):
+        pass
+
+    class StreamWriter(Drain, DataSourceStreamArrowWriter):
+        pass
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "noop_source"
+
+        def writer(self, *_: Any, **__: Any) -> Writer:
+            return Writer()
+
+        def streamWriter(self, *_: Any, **__: Any) -> StreamWriter:  # noqa: N802 - Spark's
+            return StreamWriter()
+
+    session.dataSource.register(Source)
+
+
+def foreach_partition(df: DataFrame, work: Assignment) -> None:
+    from spark_kafka_sink import KafkaSink
+
+    df.foreachPartition(KafkaSink(work.sink_options()).write_partition)
+
+
+def confluent(df: DataFrame, work: Assignment) -> None:
+    """As the package's documentation shows it: a delivery report for every record."""
+    _confluent(df, work, {})
+
+
+def confluent_errors_only(df: DataFrame, work: Assignment) -> None:
+    """As who knows librdkafka well may use it: only a record that failed is reported."""
+    _confluent(df, work, {"delivery.report.only.error": True})
+
+
+def _confluent(df: DataFrame, work: Assignment, reports: Mapping[str, bool]) -> None:
+    topic, is_keyed = work.topic, Cell.parse(work.cell).is_keyed
+    settings = {**work.settings("ssl.ca.location"), **reports}
+
+    def write_rows(rows: Iterator[Row]) -> None:
+        from confluent_kafka import Producer
+
+        failures: list[str] = []
+
+        def delivered(error: object, _message: object) -> None:
+            if error is not None:
+                failures.append(str(error))
+
+        producer = Producer(settings)
+        for row in rows:
+            key = row.key if is_keyed else None
+            while True:
+                try:
+                    producer.produce(topic, value=row.value, key=key, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+        if producer.flush(120) or failures:
+            raise RuntimeError(f"confluent-kafka did not deliver all: {failures[:1]}")
+
+    df.foreachPartition(write_rows)
+
+
+def kafka_python(df: DataFrame, work: Assignment) -> None:
+    topic, is_keyed = work.topic, Cell.parse(work.cell).is_keyed
+    settings: dict[str, Any] = {
+        name.replace(".", "_"): int(value) if value.lstrip("-").isdigit() else value
+        for name, value in work.settings("ssl.cafile").items()
+        if (name, value) != ("compression.type", "none")
+    }
+
+    def write_rows(rows: Iterator[Row]) -> None:
+        from kafka import KafkaProducer
+
+        failures: list[BaseException] = []
+        producer = KafkaProducer(**settings)
+        for row in rows:
+            key = row.key.encode() if is_keyed else None
+            producer.send(topic, value=row.value.encode(), key=key).add_errback(failures.append)
+        producer.flush(120)
+        producer.close()
+        if failures:
+            raise RuntimeError(f"kafka-python did not deliver all: {failures[0]}")
+
+    df.foreachPartition(write_rows)
+
+
+def hand_over(df: DataFrame, _work: Assignment) -> None:
+    """What Spark takes to make the rows and give them to Python, nothing sent, with Spark's own limits of a batch."""
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        yield pa.record_batch({"records": [sum(batch.num_rows for batch in batches)]})
+
+    df.mapInArrow(count, "records BIGINT").collect()
+
+
+Write = Callable[["DataFrame", Assignment], None]
+IN_MEMORY = 200
+"""Bytes of values up to which a run has all the records that are asked for."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    title: str
+    run: Write
+    share: float = 1.0
+    """Of the records: the slow ones would take minutes, and their rate does not depend on it."""
+    needs_jars: bool = False
+    packages: tuple[str, ...] = ()
+    """Python packages that it needs besides ours."""
+    codec_packages: Mapping[str, str] = field(default_factory=dict)
+    """One more for a codec."""
+    sends: bool = True
+
+    def records(self, cell: Cell, records: int) -> int:
+        """Of a run, of those asked for: of large values fewer, or a topic would be more than the memory of a machine
+        has room for, and disks would be compared.
+        """
+        return max(1, int(records * self.share * min(1, IN_MEMORY / cell.value_bytes)))
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
+    "write": Contender("KafkaSink.write", write),
+    "format": Contender('format("kafka_sink")', data_source),
+    "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.25),
+    "confluent": Contender("confluent-kafka by rows", confluent, share=0.25, packages=("confluent_kafka",)),
+    "confluent_errors_only": Contender(
+        "same, errors reported only", confluent_errors_only, share=0.25, packages=("confluent_kafka",)
+    ),
+    "kafka_python": Contender(
+        "kafka-python by rows",
+        kafka_python,
+        share=0.05,
+        packages=("kafka",),
+        codec_packages={"zstd": "zstandard", "snappy": "snappy"},
+    ),
+    "hand_over": Contender("Arrow hand-over, not sent", hand_over, sends=False),
+    "noop_source": Contender("Python data source, not sent", noop_source, sends=False),
+}
+
+
+def jvm_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.format("kafka").options(**work.sink_options())
+
+
+def batch_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    from spark_kafka_sink import KafkaSink
+
+    return rows.writeStream.foreachBatch(KafkaSink(work.sink_options()).write_batch)
+
+
+def data_source_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.format("kafka_sink").options(**work.sink_options())
+
+
+def noop_source_stream(rows: DataFrame, _work: Assignment) -> DataStreamWriter:
+    register_noop_source(rows.sparkSession)
+    return rows.writeStream.format("noop_source")
+
+
+def foreach_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    from spark_kafka_sink import KafkaSink
+
+    return rows.writeStream.foreach(KafkaSink(work.sink_options()))
+
+
+def hand_over_stream(rows: DataFrame, work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.foreachBatch(lambda batch, _id: hand_over(batch, work))
+
+
+def noop_stream(rows: DataFrame, _work: Assignment) -> DataStreamWriter:
+    return rows.writeStream.format("noop")
+
+
+@dataclass(frozen=True)
+class StreamContender:
+    title: str
+    start: Callable[[DataFrame, Assignment], DataStreamWriter]
+    needs_jars: bool = False
+    sends: bool = True
+
+
+STREAMS: Mapping[str, StreamContender] = {
+    "jvm": StreamContender("Spark's JVM sink", jvm_stream, needs_jars=True),
+    "write_batch": StreamContender("foreachBatch(sink.write_batch)", batch_stream),
+    "format": StreamContender('format("kafka_sink")', data_source_stream),
+    "foreach": StreamContender("foreach(sink)", foreach_stream),
+    "hand_over": StreamContender("foreachBatch, hand-over, not sent", hand_over_stream, sends=False),
+    "noop_source": StreamContender("Python data source, not sent", noop_source_stream, sends=False),
+    "noop": StreamContender("Spark's noop", noop_stream, sends=False),
+}
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def open_session(work: Assignment) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{work.cores}]").appName("benchmark")
+    settings = {"ui.enabled": "false", "ui.showConsoleProgress": "false", "log.level": "ERROR"}
+    if work.jars:
+        settings["jars"] = ",".join(work.jars)
+    for name, value in settings.items():
+        builder = builder.config(f"spark.{name}", value)
+    return builder.getOrCreate()
+
+
+def tell(**result: float) -> None:
+    print(json.dumps(result), flush=True)
+
+
+def measure_rate(session: SparkSession, work: Assignment) -> None:
+    df = session.range(0, work.records, 1, work.cores).selectExpr(*columns(Cell.parse(work.cell), "id"))
+    run = CONTENDERS[work.contender].run
+    warm_ups, began = 0, time.perf_counter()
+    while not warm_ups or time.perf_counter() - began < work.warm_up_s:
+        run(df, work)
+        warm_ups += 1
+    for _ in range(work.runs):
+        cpu_s, started = cpu_seconds(), time.perf_counter()
+        run(df, work)
+        seconds = time.perf_counter() - started
+        tell(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
+    tell(worker_peak_bytes=worker_peak_bytes(), warm_ups=warm_ups)
+
+
+def measure_latency(session: SparkSession, work: Assignment) -> None:
+    """Micro-batches of Spark's generator, one after the other; the first quarter is warm-up."""
+    source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", work.records)
+    rows = source.option("numPartitions", work.cores).load()
+    warm_up = work.runs // 3
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        writer = STREAMS[work.contender].start(rows.selectExpr(*columns(Cell.parse(work.cell), "value")), work)
+        query = writer.option("checkpointLocation", folder).start()
+        try:
+            for batch_id, milliseconds in batches(query):
+                if batch_id >= warm_up:
+                    tell(add_batch_ms=milliseconds)
+                if batch_id + 1 >= warm_up + work.runs:
+                    break
+        finally:
+            query.stop()
+    tell(worker_peak_bytes=worker_peak_bytes())
+
+
+def batches(query: StreamingQuery) -> Iterator[tuple[int, int]]:
+    """Id and milliseconds of `addBatch` of each micro-batch, as they are done. Raises what ends the query."""
+    next_id = 0
+    while not query.awaitTermination(0.05):
+        for progress in query.recentProgress:
+            if progress.batchId >= next_id and progress.numInputRows:
+                next_id = progress.batchId + 1
+                yield progress.batchId, progress.durationMs["addBatch"]
+    raise RuntimeError("The query ended by itself.")
+
+
+def main(arguments: list[str]) -> None:
+    given = json.loads(arguments[0])
+    work = Assignment(**{**given, "jars": tuple(given["jars"])})
+    session = open_session(work)
+    try:
+        (measure_latency if work.is_latency else measure_rate)(session, work)
+    finally:
+        session.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,151 @@
+"""Measure the parts of the columnar path one by one, in this process alone: `make microbenchmark`.
+
+    python benchmarks/microbenchmark.py                          a minute
+    python benchmarks/microbenchmark.py --rounds 300 --json f    more rounds, and the figures in a file
+
+Each group's cases take turns, round after round, so that what else the machine does falls on all of them alike. Shown
+are the median of each case and the median of the ratios to the group's first case, round by round: the times depend
+on the machine, the ratios hardly. Blocks are of Spark's 10,000 rows unless the case says otherwise: keys of 20 bytes,
+values of 100 bytes of JSON text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+from arguments import at_least_one, file_to_write
+from crc32c import crc32c
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from spark_kafka_sink.record.arrow import binary_from_numpy
+from spark_kafka_sink.record.block import Block, RunTable
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.encoder import encode_columns
+from spark_kafka_sink.record.partitioning import partitions_for_keys, place
+
+ROWS = 10_000
+NOW_MS = 1_700_000_000_000
+CODECS = ("lz4", "snappy", "zstd", "gzip")
+BATCH_BYTES = 256 << 10
+
+Case = tuple[str, int, Callable[[], object]]
+"""Name, units of work (records, or bytes), and the work."""
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def texts(parts: Sequence[str]) -> pa.BinaryArray:
+    data = "".join(parts).encode()
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return binary_from_numpy(offsets, np.frombuffer(data, np.uint8))
+
+
+def columns(rows: int, *, keyed: bool = True) -> RecordColumns:
+    keys = texts([f"customer-{10_000_000_000 + row * 31 % 100_003}" for row in range(rows)]) if keyed else None
+    return RecordColumns(
+        value=texts([f'{{"id":{row:010d},"amount":{row * 7919 % 99991:06d},{"x" * 73}' for row in range(rows)]),
+        key=keys,
+    )
+
+
+def block_of(records: RecordColumns, partitions: int) -> Block:
+    placement = place(records, partitions)
+    assert placement.placed is not None
+    assert placement.partitions is not None
+    return Block(placement.placed, placement.partitions, NOW_MS)
+
+
+def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:
+    """From columns to the bytes of every partition: partitions by key, order, encoding, slices. Where a run ends is the
+    accumulator's to decide, as it looks at its batches: that is measured by benchmarks/profile_producer.py.
+    """
+    runs: RunTable[int] = array("q")
+    for _, start, end in block_of(records, partitions).groups:
+        runs.extend((start, end, 0, NOW_MS))
+    return lambda: block_of(records, partitions).encode(runs)
+
+
+def groups() -> Mapping[str, list[Case]]:
+    keyed, unkeyed = columns(ROWS), columns(ROWS, keyed=False)
+    small, large = columns(ROWS // 10), columns(ROWS * 3)
+    deltas = np.arange(ROWS)
+    encoded = bytes(encode_columns(keyed, deltas, None)[0])
+    batch = [memoryview(encoded)[:BATCH_BYTES]]
+    values = keyed.value.to_pylist()
+    keys = keyed.key.to_pylist() if keyed.key is not None else []
+    return {
+        "columns to bytes, keyed (ns per record)": [
+            (f"{count:,} partitions", ROWS, whole_way(keyed, count)) for count in (4, 50, 200, 1000)
+        ],
+        "the same, blocks of 30,000 rows (ns per record)": [
+            (f"{count:,} partitions", ROWS * 3, whole_way(large, count)) for count in (4, 50, 200, 1000)
+        ],
+        "the same, 4 partitions, by rows of a block (ns per record)": [
+            ("1,000 rows", ROWS // 10, whole_way(small, 4)),
+            ("10,000 rows", ROWS, whole_way(keyed, 4)),
+            ("30,000 rows", ROWS * 3, whole_way(large, 4)),
+        ],
+        "steps (ns per record)": [
+            ("encode, keyed", ROWS, partial(encode_columns, keyed, deltas, None)),
+            ("encode, unkeyed", ROWS, partial(encode_columns, unkeyed, deltas, None)),
+            ("encode, keyed, with timestamps", ROWS, partial(encode_columns, keyed, deltas, deltas)),
+            ("partitions by murmur2", ROWS, partial(partitions_for_keys, keyed.key, 4)),
+            ("Python values to columns", ROWS, partial(RecordColumns.from_rows, values, keys)),
+        ],
+        "a batch of 256 KiB (ns per KiB)": [
+            *((name, BATCH_BYTES >> 10, partial(codec_for(name).compress, batch)) for name in CODECS),
+            ("CRC-32C", BATCH_BYTES >> 10, partial(crc32c, batch[0])),
+        ],
+    }
+
+
+def measure(cases: Sequence[Case], rounds: int, title: str) -> list[list[float]]:
+    """Nanoseconds per unit: one list per case, one entry per round. The first round warms up and does not count."""
+    times: list[list[float]] = [[] for _ in cases]
+    for _ in track(range(rounds + 1), description=title, console=console, transient=True):
+        for own, (_, units, work) in zip(times, cases, strict=True):
+            started = time.perf_counter_ns()
+            work()
+            own.append((time.perf_counter_ns() - started) / units)
+    return [own[1:] for own in times]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=at_least_one, default=100, help="[%(default)s]")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
+    settings = parser.parse_args(arguments)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for title, cases in groups().items():
+        times = measure(cases, settings.rounds, title)
+        table = Table(title=title, title_justify="left")
+        table.add_column("", min_width=34)
+        for column in ("median", "fastest", "x first"):
+            table.add_column(column, justify="right")
+        results[title] = {}
+        for (name, _, _), own in zip(cases, times, strict=True):
+            ratio = median(mine / first for mine, first in zip(own, times[0], strict=True))
+            results[title][name] = {"median": median(own), "fastest": min(own), "ratio": ratio}
+            table.add_row(name, f"{median(own):.1f}", f"{min(own):.1f}", f"{ratio:.2f}")
+        console.print(table)
+    if settings.json is not None:
+        settings.json.write_text(json.dumps(results, indent=1) + "\n")
+        console.print(f"Figures: {settings.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,376 @@
+"""A table of settings, and the parsers of their values.
+
+A row of the table is a dataclass field, made by `option`. Its metadata have its parser and its meaning. A parser turns
+the value of a caller, text or typed, into a value of the right type, or raises RefusalError with the remedy.
+`read_properties` reads settings from a file. `nearest` finds the known name that is most similar to a wrong one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import uuid
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MethodType
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.secret import Secret
+
+_TRIMMED = "".join(map(chr, range(0x21)))
+"""The characters that Kafka strips from a password: Java's `trim` strips only ASCII's blanks."""
+_HOST = re.compile(r"[\w.%:-]+")
+
+
+class RefusalError(Exception):
+    """The refusal of a value. `parse_value` adds the name of the option."""
+
+
+def whole_number(value: object) -> int:
+    if isinstance(value, bool):
+        raise RefusalError("a whole number is wanted")
+    if isinstance(value, int):
+        return value
+    text = str(value).strip()
+    if not re.fullmatch("[+-]?[0-9]{1,20}", text):
+        raise RefusalError("a whole number is wanted")
+    return int(text)
+
+
+def between(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = whole_number(value)
+        if not low <= number <= high:
+            raise RefusalError(f"it must lie between {low} and {high}")
+        return number
+
+    return parse
+
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+int_ms = between(0, INT_MAX)
+"""Milliseconds, for a setting that is an int in Kafka."""
+long_ms = between(0, LONG_MAX)
+
+
+def number_between(low: float, high: float) -> Callable[[object], float]:
+    def parse(value: object) -> float:
+        try:
+            number = math.nan if isinstance(value, bool) else float(str(value))
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise RefusalError(f"a number between {low} and {high} is wanted")
+        return number
+
+    return parse
+
+
+def boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"true": True, "false": False}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise RefusalError("true or false is wanted")
+    return known[text]
+
+
+def text(value: object) -> str:
+    return str(value).strip()
+
+
+def non_empty_text(value: object) -> str:
+    if not text(value):
+        raise RefusalError("it must not be empty")
+    return text(value)
+
+
+def path(value: object) -> str:
+    """Parse the path of a file with certificates or a key. Refuse PEM text, which may contain the key."""
+    found = non_empty_text(value)
+    if "-----BEGIN" in found:
+        raise RefusalError(
+            "the path of a file is wanted; PEM text goes into ssl.truststore.certificates, or into ssl.keystore.key and"
+            " ssl.keystore.certificate.chain"
+        )
+    return found
+
+
+def one_of(*allowed: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = str(value).strip()
+        by_lower = {known.lower(): known for known in allowed}
+        if text.lower() not in by_lower:
+            raise RefusalError(f"one of {', '.join(name or 'nothing' for name in allowed)} is wanted")
+        return by_lower[text.lower()]
+
+    return parse
+
+
+def names(value: object) -> tuple[str, ...]:
+    """Parse names separated by commas: at least one, without duplicates."""
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    found = tuple(dict.fromkeys(item.strip() for item in items if item.strip()))
+    if not found:
+        raise RefusalError("at least one name is wanted")
+    return found
+
+
+def some_of(*allowed: str) -> Callable[[object], tuple[str, ...]]:
+    """Return a parser of at least one of the names, in the order of the table."""
+    parse_one = one_of(*allowed)
+
+    def parse(value: object) -> tuple[str, ...]:
+        given = {parse_one(name) for name in names(value)}
+        return tuple(name for name in allowed if name in given)
+
+    return parse
+
+
+def secret(value: object) -> Secret:
+    found = value if isinstance(value, Secret) else Secret(str(value).strip(_TRIMMED))
+    if not found.reveal():
+        raise RefusalError("it must not be empty")
+    return found
+
+
+def secret_pem(label: str) -> Callable[[object], Secret]:
+    """Return a parser of PEM text with at least one block whose label ends in `label`.
+
+    Certificates are secret too, because a private key may stand in the same text.
+    """
+
+    def parse(value: object) -> Secret:
+        text = secret(value).reveal().strip()
+        if not re.search(f"-----BEGIN [A-Z0-9 ]*{label}-----", text):
+            raise RefusalError(f"PEM text is wanted, with -----BEGIN {label}-----; for a file there is a .location")
+        return Secret(text)
+
+    return parse
+
+
+def https_url(value: object) -> str:
+    """Parse a URL that is safe for credentials: no fragment (RFC 6749, 3.2), and a host that DNS can have."""
+    url = str(value).strip()
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme == "https" and parts.port != 0 and "#" not in url
+        is_usable = is_usable and bool((parts.hostname or "").encode("idna"))
+    except ValueError:  # a UnicodeError too
+        is_usable = False
+    if not is_usable:
+        raise RefusalError("a URL of the form https://host/path is wanted")
+    if parts.username is not None or parts.password is not None:
+        raise RefusalError("a URL without credentials is wanted; they have options of their own")
+    if re.search(r"[\0-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
+        raise RefusalError("in a path other letters than ASCII's, and blanks, are written as %XX")
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFunction:
+    """A caller's function with an id, which is the same after the function was pickled to a task.
+
+    The function is not in the repr: a `functools.partial`, for example, shows its arguments.
+    """
+
+    call: Callable[[], Any] = field(compare=False, repr=False)
+    id: str
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+def function(value: object) -> GivenFunction:
+    if isinstance(value, GivenFunction):
+        return value
+    if not callable(value):
+        raise RefusalError("a Python function is wanted, not its name: nothing is loaded by name")
+    return GivenFunction(value, _id_of(value))
+
+
+_IDS: dict[tuple[int, int], str] = {}
+"""The ids of the functions in use. A sink that is made again with the same function has the same configuration.
+
+The key is the address in memory, because an equal function may hold another secret. For a method it is that of its
+object, because Python makes a method again at each access.
+"""
+
+
+def _id_of(call: Callable[[], Any]) -> str:
+    owner, what = (call.__self__, call.__func__) if isinstance(call, MethodType) else (call, None)
+    key = id(owner), id(what)
+    if key not in _IDS:
+        try:
+            weakref.finalize(owner, _IDS.pop, key, what)  # keeps `what` alive, and so its address unique
+        except TypeError:  # a class with slots has no weak references
+            return uuid.uuid4().hex
+    return _IDS.setdefault(key, uuid.uuid4().hex)
+
+
+def acks(value: object) -> int:
+    known = {"all": -1, "-1": -1, "0": 0, "1": 1}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise RefusalError("one of all, -1, 0, 1 is wanted")
+    return known[text]
+
+
+def gzip_level(value: object) -> int:
+    level = whole_number(value)
+    if level != -1 and not 1 <= level <= 9:
+        raise RefusalError("it must be -1 or lie between 1 and 9")
+    return level
+
+
+def addresses(value: object) -> tuple[tuple[str, int], ...]:
+    """Parse host:port pairs, with IPv6 hosts in brackets."""
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    found: list[tuple[str, int]] = []
+    for item in (item.strip() for item in items):
+        if not item:
+            continue
+        host, colon, port_text = item.rpartition(":")
+        host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
+        is_port = re.fullmatch("[0-9]{1,5}", port_text) and 0 < int(port_text) < 65536
+        if not colon or not _HOST.fullmatch(host) or not is_port:
+            raise RefusalError(f"{item!r} is not host:port; commas stand between several")
+        found.append((host, int(port_text)))
+    if not found:
+        raise RefusalError("at least one host:port is wanted")
+    return tuple(found)
+
+
+def schemes(value: object) -> list[str]:
+    """Return the text before `://` of each address, as in `SSL://host:9093`. Skip addresses without it."""
+    items = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    return [str(item).strip().split("://", 1)[0] for item in items if "://" in str(item)]
+
+
+T = TypeVar("T")
+
+
+class OptionRow(NamedTuple):
+    """A row of the table for documents."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+
+
+def option(parse: Callable[[object], T], default: object, type_name: str, doc: str, *, is_secret: bool = False) -> Any:
+    """Return a row of the table, a dataclass field.
+
+    `default` is parsed like the value of a caller. If `is_secret`, no error and no `repr` shows the value.
+    """
+    metadata = {"parse": parse, "type": type_name, "default": default, "doc": doc, "is_secret": is_secret}
+    if default is None:
+        return field(default=None, metadata=metadata, repr=not is_secret)
+    return field(default=parse(default), metadata=metadata, repr=not is_secret)
+
+
+def key_of(field_name: str) -> str:
+    return field_name.replace("_", ".")
+
+
+def field_name_of(key: str) -> str:
+    return key.replace(".", "_")
+
+
+def table_of(settings: Any) -> dict[str, Any]:
+    """Return key → dataclass field, for a class with fields made by `option`."""
+    return {key_of(f.name): f for f in fields(settings)}
+
+
+def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
+    """Return the parsed value. Raises ConfigError with the key, and with the value unless it is secret."""
+    try:
+        return metadata["parse"](value)
+    except RefusalError as refusal:
+        shown = "***" if metadata.get("is_secret") else repr(value)
+        raise ConfigError(f"{key}={shown}: {refusal}.", setting=key) from None
+
+
+def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:
+    default = metadata["default"]
+    text = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    return OptionRow(key, metadata["type"], text, metadata["doc"])
+
+
+_MOST_EDITS: Final = 2
+_LEAST_RATIO: Final = 0.76
+"""Least similarity by difflib. At 0.75 session.timeout.ms of the consumer would lead to transaction.timeout.ms."""
+
+
+def nearest(given: str, known: Collection[str]) -> str | None:
+    """Return the known name that `given` probably means, or None if no name is near.
+
+    A name is near with at most two edits, or if it is very similar. Two swapped neighbours count as one edit.
+    """
+    as_long = (name for name in known if abs(len(name) - len(given)) <= _MOST_EDITS)
+    edits, name = min(((_edits(given, name), name) for name in as_long), default=(_MOST_EDITS + 1, ""))
+    if edits <= _MOST_EDITS:
+        return name
+    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=_LEAST_RATIO)), None)
+
+
+def _edits(one: str, other: str) -> int:
+    """Return the number of letters inserted, deleted, replaced, or swapped with a neighbour."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Read `name=value` lines of a file in UTF-8, such as the options of a query.
+
+    As in java.util.Properties, # and ! begin a comment, and a backslash at the end continues the line. But only `=`
+    separates name and value, and a backslash escapes nothing, because values may be SQL or passwords. Raises
+    ConfigError with the file and the line, and OSError.
+    """
+    found: dict[str, str] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}.") from None
+    for number, line in _logical_lines(text):
+        name, equals, value = line.partition("=")
+        if not equals:  # not shown: it may be the second line of a key
+            raise ConfigError(
+                f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
+                " backslash."
+            )
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines that are not blank or comments, each with the number of its last physical line.
+
+    A comment has no continuation, and a continued line contains no comment.
+    """
+    begun, number = "", 0
+    for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
+        if begun or not line.startswith(("#", "!")):
+            begun += line.removesuffix("\\")
+            if not line.endswith("\\"):
+                if begun.strip():
+                    yield number, begun.strip()
+                begun = ""
+    if begun.strip():
+        yield number, begun.strip()

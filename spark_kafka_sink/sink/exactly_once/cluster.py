@@ -1,0 +1,404 @@
+"""The requests of exactly-once delivery to a real cluster, over one set of connections.
+
+Belongs to one thread at a time. Only the process that made the connections may use them, not its children.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+from weakref import WeakKeyDictionary, WeakSet
+
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.request_client import Timer
+from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    RecordTooLargeError,
+    UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.record.decoder import DecodedRecord
+from spark_kafka_sink.record.partitioning import partition_for_key
+from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key
+from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import IDLE_MS
+
+log = logging.getLogger(__name__)
+
+DECISION_PARTITIONS: Final = 16
+"""More than one, so that a decision that is being written does not keep all other queries from reading theirs."""
+MOST_REPLICAS: Final = 3
+DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),
+    "max.message.bytes": str(8 << 20),
+}
+"""A compressed decision takes about 16 bytes for each task, so max.message.bytes is enough for 500,000 tasks."""
+_OLDEST_RELEASE: Final = "3.0"
+_NEEDS_RELEASE: Final = f"delivery.guarantee=exactly-once needs Kafka {_OLDEST_RELEASE} or newer."
+_RETRY_BACKOFF_MS: Final = 10
+_OWN_TRANSACTION_MS: Final = 60_000
+"""Timeout of the driver's own transaction, which takes milliseconds. Decisions behind it cannot be read while it is
+open.
+"""
+_LEAST_OWN_MS: Final = 5_000
+_CHECKED: Final[WeakSet[ClusterClient]] = WeakSet()
+"""Clients whose cluster allows the transaction.timeout.ms of their configuration."""
+_KNOWN: Final[WeakKeyDictionary[ClusterClient, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
+"""By client: partitions and keys of prefixes whose records were read. A later read must find a record, too."""
+_POLICY: Final = "cleanup.policy"
+_UNCLEAN: Final = "unclean.leader.election.enable"
+_FEW_REPLICAS_MATTER_FROM: Final = 3
+"""Brokers. A smaller cluster is for tests, or has no room for more replicas."""
+_warned: Final[set[str]] = set()
+"""Warnings that this process has logged: each session and each worker's client checks the topic again."""
+
+
+class KafkaDriverCluster:
+    """`DriverCluster` over a `ClusterClient`. A call waits at most max.block.ms, the end of transactions at most
+    delivery.timeout.ms. `is_one_off`: no later write asks for a decision of this prefix once its batch is finished.
+    `has_tasks`: batches will be written, so the cluster must allow their timeout.
+
+    The constructor looks for the decision topic. It creates a missing one if the coordinator knows no driver of the
+    prefix or the prefix `is_one_off`: then no earlier write left a decision. Raises IllegalStateError if a driver is
+    known, and KafkaError.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        config: SinkConfig,
+        prefix: str,
+        *,
+        is_one_off: bool = False,
+        has_tasks: bool = True,
+    ) -> None:
+        self._client = client
+        self._config = config.producer
+        self._prefix = prefix
+        self._key = prefix.encode()
+        self._is_one_off = is_one_off
+        self._has_tasks = has_tasks
+        self._partitions = self._find_topic(config.decision_topic)
+        self.place = TopicPartition(config.decision_topic, partition_for_key(self._key, self._partitions))
+
+    def transaction_version(self) -> int:
+        version = self._client.transaction_version(self._timer())
+        return 2 if version >= 2 else 1
+
+    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
+        wanted_ms = self._config.transaction_timeout_ms
+        init = self._client.transactions.init_producer_id
+        own_ms = _own_transaction_ms(wanted_ms)
+        if self._has_tasks and wanted_ms > own_ms and self._client not in _CHECKED:
+            # a cluster that does not allow the tasks' timeout refuses it here, before any task runs
+            held = init(transactional_id, wanted_ms, self._timer(), held)
+            _CHECKED.add(self._client)
+        return init(transactional_id, own_ms, self._timer(), held)
+
+    @property
+    def knows_prefix(self) -> bool:
+        return (self.place, self._key) in _KNOWN.get(self._client, ())
+
+    def check_topic(self) -> None:
+        check_decision_topic(self._client.creation, self.place.topic, self._timer())
+
+    def check_presence(self) -> None:
+        topic = self.place.topic
+        if not self._client.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
+            raise missing_topic(self._prefix, topic)
+
+    def last_decision(self) -> Decision | None:
+        """The newest one that was committed."""
+        return self.last_records().decision
+
+    def last_records(self) -> PrefixRecords:
+        timer = self._client.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
+        born = first_use_key(self._key)
+        with self._gone_topic():
+            found = self._client.topics.last_of_keys(self.place, [self._key, born], timer)
+        decision, first_use = found[self._key], found[born]
+        records = PrefixRecords(
+            Decision.from_bytes(decision.value, self._where(decision), self._prefix)
+            if decision and decision.value
+            else None,
+            FirstUse.from_bytes(first_use.value, self._where(first_use)) if first_use and first_use.value else None,
+        )
+        if records != PrefixRecords(None, None):
+            _KNOWN.setdefault(self._client, set()).add((self.place, self._key))
+        return records
+
+    def lost_decisions(self) -> KafkaError:
+        return lost_decisions(self._prefix, self.place.topic, self._partitions)
+
+    def write_first_use(self, *, is_adopted: bool) -> None:
+        if self._is_one_off:
+            return
+        cluster, (topic, partition) = self._client.creation.cluster, self.place
+        info = next((each for each in cluster.partitions_for_topic(topic) if each.partition == partition), None)
+        first_use = FirstUse(
+            SystemClock().wall_ms(),
+            self._partitions,
+            0 if info is None else len(info.replicas),
+            str(cluster.topic_ids.get(topic, "")),
+            is_adopted,
+        )
+        with self._gone_topic():
+            writer = self._client.writer
+            writer.write_alone(self.place, first_use_key(self._key), first_use.to_bytes(), self._timer())
+
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+        is_over = self._is_one_off and decision.is_finished
+        value = None if is_over else decision.to_bytes()
+        try:
+            with self._gone_topic():
+                self._client.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+        except RecordTooLargeError as error:
+            raise RecordTooLargeError(
+                f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided: a"
+                f" decision on {len(decision.tasks)} tasks is too large for decision.topic={self.place.topic}. {error}"
+                f" Raise max.message.bytes of that topic (a new one has {DECISION_TOPIC_CONFIGS['max.message.bytes']}),"
+                " or write fewer partitions (coalesce)."
+            ) from error
+
+    def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
+        timer = self._client.timer(self._config.delivery_timeout_ms)
+        return self._client.transactions.end_txns(transactions, timer, committed=committed)
+
+    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        return self._client.transactions.describe_transactions(transactional_ids, self._timer())
+
+    def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
+        listed = self._client.transactions.list_transactions(self._timer(), states=states)
+        return [each.transactional_id for each in listed]
+
+    def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
+        wanted = {each: [self.place] for each in transactional_ids}
+        found = self._client.groups.fetch_offsets(wanted, self._timer())
+        return {group: commits[self.place] for group, commits in found.items()}
+
+    def _find_topic(self, topic: str) -> int:
+        """The number of partitions of the decision topic. A missing topic is created if the prefix was never used."""
+        creation = self._client.creation
+        if found := len(creation.cluster.partitions_for_topic(topic)):
+            return found
+        name = driver_id(self._prefix)
+        try:
+            with _advice_on_creation(topic):
+                found = creation.count(topic, self._timer())
+            if found:
+                return found
+            if self._is_one_off or self.describe([name])[name] is None:
+                return create_decision_topic(self._client, topic, self._timer())
+            if found := self._wait_for(topic):
+                return found
+        except KafkaTimeoutError as error:
+            raise KafkaTimeoutError(f"decision.topic={topic} of exactly-once delivery: {error}") from error
+        raise missing_topic(self._prefix, topic)
+
+    def _wait_for(self, topic: str) -> int:
+        """The number of partitions; 0 if no node has the topic. A node that has just started may not know it yet."""
+        limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
+        return self._client.creation.wait_for(topic, self._client.timer(limit_ms))
+
+    @contextmanager
+    def _gone_topic(self) -> Iterator[None]:
+        try:
+            yield
+        except UnknownTopicOrPartitionError as error:
+            raise missing_topic(self._prefix, self.place.topic) from error
+        except KafkaTimeoutError as error:  # under version 1 the coordinator answers that the request must be retried
+            try:
+                is_there = self._client.creation.count(self.place.topic, self._client.timer(ABSENCE_LIMIT_MS))
+            except KafkaTimeoutError:
+                raise error from None
+            if is_there:
+                raise
+            raise missing_topic(self._prefix, self.place.topic) from error
+
+    def _where(self, record: DecodedRecord) -> str:
+        return f"{self.place}, offset {record.offset}, {self._prefix!r}"
+
+    def _timer(self) -> Timer:
+        return self._client.timer(self._config.max_block_ms)
+
+
+def create_decision_topic(client: ClusterClient, topic: str, timer: Timer) -> int:
+    """Create the topic if it is missing. Return its number of partitions. Raises KafkaError."""
+    with _advice_on_creation(topic):
+        return client.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
+
+
+@contextmanager
+def _advice_on_creation(topic: str) -> Iterator[None]:
+    """Add what to do to a refusal: brokers refuse a missing topic as they refuse one that must not be described."""
+    try:
+        yield
+    except AuthorizationError as error:
+        raise type(error)(
+            f"{error} Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions,"
+            " cleanup.policy=compact), or grant CREATE on it."
+        ) from error
+
+
+def _own_transaction_ms(wanted_ms: int) -> int:
+    """Half of the time that the tasks' transactions still have when the decision is written, at least.
+
+    With a longer timeout the decision could be committed after the tasks' transactions have timed out, if their
+    coordinators were away. A broker looks for timed out transactions every 10 s.
+    """
+    half_ms = round((1 - USABLE_SHARE) * wanted_ms / 2)
+    return min(wanted_ms, _OWN_TRANSACTION_MS, max(half_ms, _LEAST_OWN_MS))
+
+
+@dataclass(slots=True)
+class _Kept:
+    client: ClusterClient
+    asked_ms: int
+
+
+_IDLE_MS: Final = IDLE_MS
+_CLIENTS: Final[dict[tuple[int, object], _Kept]] = {}
+
+
+def kept_client(config: ProducerConfig) -> ClusterClient:
+    """The process's client for this configuration, for its one thread, to be used at once. A client that was not asked
+    for in ten minutes is closed when another one is asked for. Raises BootstrapResolutionError.
+    """
+    own = os.getpid()
+    key = (own, config.canonical())
+    now_ms = SystemClock().now_ms()
+    for other, kept in list(_CLIENTS.items()):
+        if other[0] == own and other != key and now_ms - kept.asked_ms >= _IDLE_MS:
+            del _CLIENTS[other]
+            kept.client.close()
+    found = _CLIENTS.get(key)
+    if found is None:
+        found = _CLIENTS.setdefault(key, _Kept(connect(config), now_ms))
+    found.asked_ms = now_ms
+    return found.client
+
+
+def connect(config: ProducerConfig) -> ClusterClient:
+    """Make a client with short backoffs, because a batch waits for every answer. It fetches the list of brokers twice
+    with the same answer, for which the backoff would otherwise grow to retry.backoff.max.ms.
+    """
+    backoff_ms = min(config.retry_backoff_ms, _RETRY_BACKOFF_MS)
+    quick = replace(config, retry_backoff_ms=backoff_ms, retry_backoff_max_ms=backoff_ms)
+    return ClusterClient.connect(quick, SystemClock(), random.Random())
+
+
+@contextmanager
+def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False) -> Iterator[ExactlyOnceDriver]:
+    """The protocol for a prefix over the process's client. Raises KafkaError. The error for a broker that is too old
+    names the Kafka release that exactly-once delivery needs.
+    """
+    with process_client(config.producer) as client:
+        try:
+            cluster = KafkaDriverCluster(client, config, prefix, is_one_off=is_one_off)
+            yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
+        except UnsupportedVersionError as error:
+            if error.oldest_release is not None:
+                raise
+            refusal = error.reworded(f"{_NEEDS_RELEASE} {error}")
+            refusal.oldest_release = _OLDEST_RELEASE
+            raise refusal from error
+
+
+def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
+    """Describe a transactional id, for a task. Raises KafkaError."""
+    with process_client(config.producer) as client:
+        timer = client.timer(config.producer.max_block_ms)
+        return client.transactions.describe_transactions([transactional_id], timer)[transactional_id]
+
+
+@contextmanager
+def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
+    """The process's client. It is closed after a refused login: the certificates may have been renewed since the client
+    read their files.
+    """
+    client = kept_client(config)
+    try:
+        yield client
+    except AuthenticationError:
+        _CLIENTS.pop((os.getpid(), config.canonical()), None)
+        client.close()
+        raise
+
+
+def check_decision_topic(creation: TopicCreation, topic: str, timer: Timer) -> None:
+    """Check that the topic keeps the last record of each key.
+
+    Raises IllegalStateError if cleanup.policy is not only compact, and KafkaTimeoutError. Logs a warning if the
+    principal may not read the topic's configuration, if there is one replica in a larger cluster, and for unclean
+    leader election.
+    """
+    _check_replicas(creation, topic)
+    try:
+        configs = creation.configs(topic, (_POLICY, _UNCLEAN), timer)
+    except (AuthenticationError, KafkaTimeoutError):
+        raise
+    except KafkaError as error:
+        _warn(
+            f"decision.topic={topic}: its cleanup.policy and unclean.leader.election.enable were not checked:"
+            f" {error} A topic that is not compacted only deletes decisions, and a batch may then be written twice."
+            " To let this principal check it: kafka-acls.sh --bootstrap-server HOST:PORT --add"
+            f" --allow-principal User:NAME --operation DescribeConfigs --topic {shlex.quote(topic)}"
+        )
+        return
+    policy = configs.get(_POLICY)
+    if policy is not None and policy.strip() != "compact":
+        raise IllegalStateError(
+            f"decision.topic={topic} has cleanup.policy={one_line(policy)}: Kafka deletes decisions from it after"
+            f" some time, and a batch may then be written twice. Change it: {_alter(topic, f'{_POLICY}=compact')}"
+        )
+    if (configs.get(_UNCLEAN) or "").strip().lower() == "true":
+        _warn(
+            f"decision.topic={topic} has unclean.leader.election.enable=true: after the loss of brokers a replica"
+            " without the last decisions may lead, and a batch may then be written twice. Change it:"
+            f" {_alter(topic, f'{_UNCLEAN}=false')}"
+        )
+
+
+def _check_replicas(creation: TopicCreation, topic: str) -> None:
+    cluster = creation.cluster
+    replicas = min((len(each.replicas) for each in cluster.partitions_for_topic(topic)), default=0)
+    if replicas == 1 and len(cluster.nodes) >= _FEW_REPLICAS_MATTER_FROM:
+        _warn(
+            f"decision.topic={topic} has one replica, and the cluster has {len(cluster.nodes)} brokers: if that"
+            " broker's disk is lost, so are the decisions, and a batch may be written twice. Add replicas:"
+            " kafka-reassign-partitions.sh --bootstrap-server HOST:PORT --reassignment-json-file FILE --execute"
+        )
+
+
+def _alter(topic: str, setting: str) -> str:
+    return (
+        "kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics"
+        f" --entity-name {shlex.quote(topic)} --add-config {setting}"
+    )
+
+
+def _warn(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)

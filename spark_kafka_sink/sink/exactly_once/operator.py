@@ -1,0 +1,383 @@
+"""The operator's command of exactly-once delivery: python -m spark_kafka_sink.transactions.
+
+It lists decisions and open transactions, and settles those that no query will: `finish` commits a decided batch,
+`abort` aborts undecided transactions, `accept` closes a batch whose rows were lost, `forget` frees a prefix, and
+`adopt` lets a query without a known decision begin at any batch. All but `list` make a batch fail that a query is
+writing, and ask first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TextIO
+
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionDescription, TransactionState
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigError,
+    IllegalStateError,
+    KafkaError,
+    ProtocolError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.common.options import read_properties
+from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.record.partitioning import partition_for_key
+from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
+from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
+
+_OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+_NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
+_COLUMNS: Final = ("transactional id", "state", "age", "timeout")
+
+
+class Operator:
+    """The commands, for one cluster. Each writes lines to `out`; raises KafkaError."""
+
+    def __init__(self, client: ClusterClient, config: SinkConfig, out: TextIO, wall_ms: Callable[[], int]) -> None:
+        self._client = client
+        self._config = config
+        self._out = out
+        self._wall_ms = wall_ms
+
+    def show(self, prefix: str | None) -> None:
+        """Show the last decision of every prefix and all open transactions, or those of one prefix."""
+        decisions = self._decisions(prefix)
+        shown = sorted(key for key in decisions if prefix is None or prefix.encode() in {key, prefix_of(key)})
+        for key in shown:
+            if prefix_of(key) not in decisions:  # the decision of a prefix says more than its first use
+                name = one_line((prefix_of(key) or key).decode("utf-8", "replace"))
+                self._say(f"{name}: {self._in_words(key, *decisions[key])}")
+        if not any(prefix_of(key) is None for key in shown):
+            of = "" if prefix is None else f" of {prefix}"
+            self._say(f"No decision{of} in {self._config.decision_topic}.")
+        rows = [self._row(found) for found in self._open(prefix)]
+        if not rows:
+            self._say("No transaction is open.")
+            return
+        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+        for row in (_COLUMNS, *rows):
+            self._say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+    def finish(self, prefix: str) -> None:
+        """Commit the batch decided last if it is not committed, abort undecided transactions, and show those that stay
+        open. Raises IllegalStateError if transactions are open and nothing was decided: the decision may be in another
+        topic.
+        """
+        cluster = self._cluster(prefix)
+        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
+            self._fenced(cluster, prefix)  # no driver decides after this, and no unfinished decision blocks the read
+            if cluster.last_decision() is None:
+                raise IllegalStateError(
+                    f"No decision of {prefix} is in {cluster.place.topic}, and {len(left)} of its transactions are"
+                    " open: nothing was committed or aborted. If its query has another decision.topic, name that with"
+                    " --decision-topic: they may be decided there. Else abort ends what is not decided."
+                )
+        self._settle(prefix)
+
+    def abort(self, prefix: str) -> None:
+        """Abort undecided transactions. Raises IllegalStateError if a decided batch is not committed yet."""
+        _check_finished(self._cluster(prefix).last_decision(), prefix)
+        self._settle(prefix)
+
+    def accept(self, prefix: str) -> None:
+        """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
+        finished, all transactions that can still be committed are.
+
+        Raises IllegalStateError where nothing was decided, and where a coordinator did not say what became of a
+        transaction, or may not be asked.
+        """
+        cluster = self._cluster(prefix)
+        driver = self._fenced(cluster, prefix)
+        last = cluster.last_decision()
+        if last is None:
+            raise IllegalStateError(
+                f"No batch of {prefix} is decided in {cluster.place.topic}: there is nothing to accept."
+            )
+        if last.is_finished:
+            self._write(cluster, driver, replace(last, is_accepted=True))
+            self._say(
+                f"Batch {last.batch_id} stays as it was committed. The query goes on after it, and skips it with"
+                " whatever rows it comes."
+            )
+            return
+        ended = cluster.end(last.transactions, committed=True)
+        for each in ended:
+            if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
+                raise IllegalStateError(
+                    f"Batch {last.batch_id} stays as it is, for rows of it may not be lost: {each.error} Accept it when"
+                    " that can be asked."
+                ) from each.error
+        committed = [each for each in ended if each.error is None]
+        self._write(cluster, driver, replace(last, is_accepted=len(committed) < len(last.tasks)))
+        self._say(
+            f"Batch {last.batch_id} is closed: {len(committed)} of {len(last.tasks)} transactions are known to be"
+            " committed. The query goes on after it."
+        )
+
+    def forget(self, prefix: str) -> None:
+        """Free the prefix: the next query that uses it begins at any batch. Raises IllegalStateError if
+        a decided batch is not committed yet.
+        """
+        self.abort(prefix)
+        cluster = self._cluster(prefix, is_free=True)
+        driver = self._fenced(cluster, prefix)
+        last = cluster.last_decision()
+        _check_finished(last, prefix)  # a query that runs may have decided meanwhile
+        self._cluster(prefix).write_first_use(
+            is_adopted=True
+        )  # first: a prefix with neither looks as if it had lost both
+        if last is not None:
+            self._write(cluster, driver, last)
+        self._say(f"{prefix} is free.")
+
+    def adopt(self, prefix: str) -> None:
+        """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if
+        it is missing. Raises IllegalStateError where there is a decision, or a transaction of a task is open.
+        """
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        create_decision_topic(self._client, self._config.decision_topic, timer)
+        cluster = self._cluster(prefix)
+        self._fenced(cluster, prefix)  # no driver decides from here on
+        last = cluster.last_decision()
+        if last is not None:
+            _check_finished(last, prefix)
+            raise IllegalStateError(
+                f"{prefix} has a decision in {cluster.place.topic}, on batch {last.batch_id}: the query goes on after"
+                " that batch, and there is nothing to adopt. Nothing was changed. To let another query begin under this"
+                f" prefix: {operator_command('forget', prefix, cluster.place.topic)}"
+            )
+        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
+            raise IllegalStateError(
+                f"{len(left)} transactions of {prefix} are open, and may be decided in another topic. Nothing was"
+                " changed. If they are not, abort them first:"
+                f" {operator_command('abort', prefix, cluster.place.topic)}"
+            )
+        cluster.write_first_use(is_adopted=True)
+        self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out)
+
+    def _settle(self, prefix: str) -> None:
+        batch_start = self._driver(prefix).begin()
+        last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
+        if batch_start.last_batch_id is not None:
+            last = f"Batch {batch_start.last_batch_id} is committed"
+        left = self._ongoing(prefix)
+        named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
+        self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
+
+    def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
+        """Raises IllegalStateError if there is no decision topic: a new one would say that nothing was decided."""
+        topic = self._config.decision_topic
+        if self._client.creation.count(topic, self._client.timer(self._config.producer.max_block_ms)) == 0:
+            raise IllegalStateError(
+                f"There is no topic {topic}, in which decisions of {prefix} are looked for: nothing was changed. If its"
+                " query has another decision.topic, name that with --decision-topic."
+            )
+        leaves_nothing = is_free or is_one_off(prefix)
+        return KafkaDriverCluster(self._client, self._config, prefix, is_one_off=leaves_nothing, has_tasks=False)
+
+    def _driver(self, prefix: str) -> ExactlyOnceDriver:
+        return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms, is_operator=True)
+
+    def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        name = driver_id(prefix)
+        self._driver(prefix).ensure_first_use()
+        return OpenTransaction.of(name, cluster.init_producer_id(name, None), cluster.transaction_version())
+
+    def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
+        cluster.write_decision(driver, decision.finished(), 0)
+        (ended,) = cluster.end([driver], committed=True)
+        if ended.error is not None:
+            raise ended.error
+
+    def _decisions(self, prefix: str | None) -> dict[bytes, tuple[bytes, str]]:
+        """The newest record of every key as bytes, and where it is. Shows where newer ones of `prefix`, or of
+        any, may be behind a transaction that is open.
+        """
+        topics, topic = self._client.topics, self._config.decision_topic
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        count = self._client.creation.count(topic, timer)
+        values: dict[bytes, tuple[bytes | None, str]] = {}
+        places = [TopicPartition(topic, partition) for partition in range(count)]
+        ends = topics.list_offsets(places, LATEST_TIMESTAMP, timer) if places else {}
+        stable = topics.list_offsets(places, LATEST_TIMESTAMP, timer, READ_COMMITTED) if places else {}
+        own = places if prefix is None or not places else [places[partition_for_key(prefix.encode(), count)]]
+        for place in own:
+            if stable[place] < ends[place]:
+                self._say(
+                    f"{place}: what was decided from offset {stable[place]} on is not shown yet, for a transaction is"
+                    " open there."
+                )
+        for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
+            for record in topics.read_from(place, first, timer):
+                values[record.key or b""] = record.value, f"{place}, offset {record.offset}"
+        return {key: (value, where) for key, (value, where) in values.items() if value is not None}
+
+    def _open(self, prefix: str | None) -> list[TransactionDescription]:
+        """Open transactions of a prefix; for None all that are named as this sink names them."""
+        ours = re.compile((".+" if prefix is None else re.escape(prefix)) + r"/(driver|\d+(\.\d+)?)")
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        listed = self._client.transactions.list_transactions(timer, states=_OPEN)
+        ids = [each.transactional_id for each in listed if ours.fullmatch(each.transactional_id)]
+        described = self._client.transactions.describe_transactions(ids, timer) if ids else {}
+        return [found for found in described.values() if found is not None and found.state in _OPEN]
+
+    def _ongoing(self, prefix: str) -> list[str]:
+        return [each.transactional_id for each in self._open(prefix) if each.state is TransactionState.ONGOING]
+
+    def _row(self, found: TransactionDescription) -> tuple[str, ...]:
+        age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
+        return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
+
+    def _in_words(self, key: bytes, value: bytes, where: str) -> str:
+        """A record in words. A damaged record must not hide those of other prefixes."""
+        try:
+            if prefix_of(key) is None:
+                return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
+            return _first_use_in_words(FirstUse.from_bytes(value, where))
+        except ProtocolError as error:
+            return one_line(str(error))
+        except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
+            return f"{where}: this record cannot be shown: {type(error).__name__}."
+
+    def _decision_in_words(self, decision: Decision) -> str:
+        whose = one_line(name_of_query(decision.query_id))
+        when = _time(decision.time_ms)
+        what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
+        if decision.is_accepted:
+            return f"{what}: closed by accept. The query goes on after it, whatever its rows are then."
+        if decision.is_finished:
+            return f"{what}: committed."
+        return (
+            f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
+            " before they time out, or use finish."
+        )
+
+
+def _first_use_in_words(first_use: FirstUse) -> str:
+    if first_use.is_adopted:
+        return f"no decision yet; freed or adopted {_time(first_use.time_ms)}, so its query may begin at any batch."
+    return f"no decision yet; first used {_time(first_use.time_ms)}."
+
+
+def _time(time_ms: int) -> str:
+    """A time in UTC, as text. Raises ValueError, OverflowError or OSError for a time outside the calendar."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
+
+
+def _check_finished(last: Decision | None, prefix: str) -> None:
+    if last is not None and not last.is_finished:
+        raise IllegalStateError(
+            f"Batch {last.batch_id} of {prefix} is decided, and can only be finished: start the query again, or use"
+            " finish."
+        )
+
+
+_METHODS: Final = {"list": "show"}
+_DECISION_TOPIC: Final = "decision.topic"
+_HELP: Final[Mapping[str, str]] = {
+    "finish": "commit the decided batch, abort all other open transactions; refused if nothing was decided",
+    "abort": "abort all undecided transactions; refused while a decided batch waits to be committed",
+    "accept": "let the query go on after the last batch, though rows of it were lost or have changed",
+    "forget": "free the prefix: the next query that uses it begins at any batch",
+    "adopt": "let a query begin at any batch, though no decision on an earlier one is known",
+}
+_QUESTIONS: Final[Mapping[str, str]] = {
+    "finish": "Commit the decided batch of {prefix} and abort its other open transactions?",
+    "abort": "Abort all undecided transactions of {prefix}?",
+    "accept": "Let the query of {prefix} go on after its last batch, though rows of it were lost or have changed?",
+    "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
+    "adopt": (
+        "Let the query of {prefix} begin at the next batch of its checkpoint? If that batch was written before, its"
+        " rows are written twice: look first whether the topics that the query writes have rows of it."
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask: Callable[[str], str] = input) -> int:
+    """Run the command. Return the exit code: 0, or 1 if nothing was changed."""
+    options = _parser().parse_args(arguments)
+    out = out or sys.stdout
+    try:
+        settings = {} if options.properties is None else _properties(options.properties)
+        flags = {
+            f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
+            _DECISION_TOPIC: options.decision_topic,
+            "transactional.id.prefix": options.prefix,  # refused if no query can have it, such as an empty one
+        }
+        settings |= {name: value for name, value in flags.items() if value is not None}
+        config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
+        if options.command != "list" and not options.yes:
+            question = _QUESTIONS[options.command].format(prefix=options.prefix)
+            print(
+                f"{question} Stop its query first: a batch under way fails. Its decisions are looked for in"
+                f" {config.decision_topic}.",
+                file=out,
+            )
+            try:
+                answer = ask(f"Type {options.prefix} to go on: ").strip()
+            except EOFError:
+                answer = ""
+                print("There is no input to read an answer from: --yes goes on without asking.", file=out)
+            if answer != options.prefix:
+                print("Nothing was changed.", file=out)
+                return 1
+        with connect(config.producer) as client:
+            operator = Operator(client, config, out, SystemClock().wall_ms)
+            getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
+    except KafkaError as error:
+        text = f"{type(error).__name__}: {error}"  # it may hold a record of another writer
+        print("".join(each if each.isprintable() else "?" for each in text), file=out)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_kafka_sink.transactions",
+        description="Shows and settles decisions and open transactions of exactly-once delivery.",
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--bootstrap-servers", help="host:port pairs, comma-separated")
+    common.add_argument(
+        "--properties", type=Path, help="a file of options: the lines kafka.NAME=VALUE and decision.topic"
+    )
+    common.add_argument("--decision-topic", help=f"decision.topic of the query [{DECISION_TOPIC}]")
+    commands = parser.add_subparsers(dest="command", required=True)
+    listed = commands.add_parser("list", parents=[common], help="show decisions and open transactions")
+    listed.add_argument("--prefix", help="only of this transactional.id.prefix")
+    for name, text in _HELP.items():
+        command = commands.add_parser(name, parents=[common], help=text)
+        command.add_argument("--prefix", required=True, help="transactional.id.prefix of the query and sink")
+        command.add_argument("--yes", action="store_true", help="do not ask")
+    return parser
+
+
+def _properties(path: Path) -> dict[str, object]:
+    """The options of a query that lead to the cluster and to its decisions. Raises ConfigError."""
+    try:
+        found = read_properties(path)
+    except OSError as error:
+        raise ConfigError(f"--properties {path} cannot be read: {error.strerror}.") from error
+    options = {name.lower(): value for name, value in found.items()}  # in any case, as for the query
+    return {name: value for name, value in options.items() if name.startswith(KAFKA_PREFIX) or name == _DECISION_TOPIC}

@@ -1,0 +1,513 @@
+"""The driver's side of exactly-once delivery: fence other drivers, finish the decided batch, decide, commit, abort.
+
+Tasks leave their transactions open, and the driver ends them: a broker asks only for transactional id, producer id and
+epoch (KIP-98, KIP-890). A batch counts because of one record, the decision. The driver writes it in a transaction of
+its own before it commits any task's transaction. After the decision the batch can only be finished, by this driver or
+by the next one, even if the rows come in other partitions then. The proof is in docs/exactly-once.md.
+
+This module only decides: every request goes through the `DriverCluster`. One thread, the driver's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
+
+from spark_kafka_sink.admin.group_offsets import CommittedOffset
+from spark_kafka_sink.admin.transaction_values import (
+    EndTxnOutcome,
+    EndTxnStatus,
+    TransactionDescription,
+    TransactionState,
+)
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.record.fingerprint import MODULUS
+from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, unknown_advice
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchStart,
+    Decision,
+    FirstUse,
+    TaskOutcome,
+    TaskTransaction,
+    TransactionLostError,
+    check_agreement,
+    check_same_batch,
+    driver_id,
+    is_task_id,
+)
+
+log = logging.getLogger(__name__)
+
+USABLE_SHARE: Final = 0.8
+"""The most of transaction.timeout.ms that may be over when the batch is decided. The rest must be enough for the
+commit, and for a restart if the driver dies during it.
+"""
+_UNKNOWN: Final = frozenset(
+    {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
+)
+_STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
+
+
+class PrefixRecords(NamedTuple):
+    """What the decision topic knows of a prefix. `first_use` may be None if there is a decision."""
+
+    decision: Decision | None
+    first_use: FirstUse | None
+
+
+class DriverCluster(Protocol):
+    """The requests of the protocol. Each returns when its answer is known, or raises KafkaError."""
+
+    place: TopicPartition
+    """The partition of the decision topic that holds the decisions of the prefix. Markers are offsets of it."""
+
+    def transaction_version(self) -> int: ...
+
+    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
+        """As `Transactions.init_producer_id`."""
+        ...
+
+    @property
+    def knows_prefix(self) -> bool:
+        """Whether this client has read a record of the prefix before."""
+        ...
+
+    def check_topic(self) -> None:
+        """Raise IllegalStateError if the decision topic does not keep the last record of each key."""
+        ...
+
+    def check_presence(self) -> None:
+        """Raise IllegalStateError if the metadata of the last listing has no decision topic."""
+        ...
+
+    def last_records(self) -> PrefixRecords:
+        """The newest committed ones."""
+        ...
+
+    def lost_decisions(self) -> KafkaError:
+        """The error for a prefix that was used before and has no record in the decision topic."""
+        ...
+
+    def write_first_use(self, *, is_adopted: bool) -> None:
+        """Write it outside transactions, acknowledged by all in-sync replicas."""
+        ...
+
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None: ...
+
+    def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]: ...
+
+    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
+
+    def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
+        """Every transactional id of the cluster in one of these states."""
+        ...
+
+    def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
+        """The offset that each group of these names has committed for `place`, once none is pending."""
+        ...
+
+
+class Committed(NamedTuple):
+    """A batch that counts now. `driver` is the driver's next transaction, None if nothing was decided."""
+
+    decision: Decision | None
+    was_skipped: bool
+    driver: OpenTransaction | None
+
+
+class ExactlyOnceDriver:
+    """The protocol, for one prefix. It holds no state between calls: a batch's `begin` and its `commit` or `abort` may
+    run in different processes.
+
+    `topic` is the sink's option `topic`. `is_new`: no decision of the prefix waits to be finished, because no write had
+    the prefix before, or only writes that ended well (write_names.py). `is_operator`: a prefix without any record is
+    not an error, and counts as one without a decision.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        cluster: DriverCluster,
+        wall_ms: Callable[[], int],
+        *,
+        topic: str | None = None,
+        is_new: bool = False,
+        is_operator: bool = False,
+    ) -> None:
+        self.prefix = prefix
+        self.topic = topic
+        self._is_new = is_new
+        self._is_operator = is_operator
+        self._cluster = cluster
+        self._wall_ms = wall_ms
+        self._unwritten: frozenset[str] = frozenset()
+        """Ids that were listed as EMPTY, for the log. Some brokers list finished transactions as EMPTY."""
+        self._finish = operator_command("finish", prefix, cluster.place.topic)
+
+    # ---- before the tasks ------------------------------------------------------------------------------------------
+
+    def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
+        """Fence every other driver of the prefix, finish the batch decided last, abort undecided transactions.
+
+        `held`: this driver's producer id and epoch from the batch before. With it, a driver that has taken over since
+        then is not fenced, and this call raises ProducerFencedError. `known`: this driver's last decision, which need
+        not be read then. Raises TransactionLostError; IllegalStateError if the decision topic has lost the records of
+        the prefix or does not keep records; and KafkaError if a request fails.
+        """
+        version = self._cluster.transaction_version()
+        name = driver_id(self.prefix)
+        if not self._is_new and held is None and not self._cluster.knows_prefix:
+            if not self._is_operator:
+                self._cluster.check_topic()
+            self.ensure_first_use()
+        last, first_use = known, None
+        while True:
+            driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
+            # A coordinator that has forgotten the id (transactional.id.expiration.ms) accepts any held epoch and gives
+            # another producer id: another driver may have decided since, so the decision is read again.
+            if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
+                last, first_use = self._read_records()
+            if last is None or last.is_finished:
+                break
+            log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
+            self.finish(driver, last)
+            with self._errors_say_committed(last):
+                driver = self._note_finished(driver, last, 0)
+            held, last = driver.producer, last.finished()
+        left = self._others_open(driver, ())
+        if left and self._is_current(driver):
+            self._abort_all(left)
+        self._cluster.check_presence()
+        is_adopted = first_use is not None and first_use.is_adopted
+        if last is None:
+            return BatchStart(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
+        return BatchStart(
+            self.prefix,
+            driver,
+            self._cluster.place,
+            last.batch_id,
+            last.query_id,
+            last.rows,
+            last.fingerprint,
+            last.topic,
+            last.is_accepted,
+            is_adopted,
+        )
+
+    def ensure_first_use(self) -> None:
+        """Write the first-use record of a prefix, if it has no record and its coordinator does not know its driver.
+
+        Must come before the driver's first InitProducerId. So every driver that the coordinator knows has left a
+        record.
+        """
+        name = driver_id(self.prefix)
+        is_unused = self._cluster.describe([name])[name] is None
+        if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
+            self._cluster.write_first_use(is_adopted=False)
+
+    def check_owner(self, batch_id: int, query_id: str) -> None:
+        """Raise IllegalStateError, before any driver is fenced, if the last decision is of another query or of a later
+        batch. Checks nothing while a driver decides, because reading would wait for its end. The tasks check it too.
+        """
+        name = driver_id(self.prefix)
+        found = self._cluster.describe([name])[name]
+        if found is None or found.state is TransactionState.ONGOING:
+            return
+        last = self._cluster.last_records().decision
+        if last is not None:
+            driver = OpenTransaction.of(name, found.producer, 2)
+            seen = BatchStart(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
+            seen.is_written_already(batch_id, query_id)
+
+    # ---- after the tasks -------------------------------------------------------------------------------------------
+
+    def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
+        """Decide the batch and commit it. Afterwards no transaction of the prefix is open that was begun before.
+
+        Nothing is decided after BatchChangedError (the batch was decided before with other rows or for another topic),
+        IllegalStateError (a task's transaction is not as the task left it, or is too old) and ProducerFencedError
+        (another driver has taken over). KafkaTimeoutError: it is not known whether the batch is decided.
+        TransactionLostError: it is decided, and rows are lost. If only the note of the commit fails, the KafkaError
+        says that the batch is committed.
+        """
+        if not outcomes:
+            return Committed(None, False, None)
+        first = outcomes[0]
+        check_agreement(outcomes)
+        if first.was_skipped:
+            check_same_batch(outcomes, self.topic)
+            return Committed(None, True, None)
+        tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
+        rows = sum(task.rows for task in tasks)
+        decision = Decision(
+            first.batch_id,
+            first.query_id,
+            self._wall_ms(),
+            len(outcomes),
+            rows,
+            tasks,
+            fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
+            topic=self.topic,
+        )
+        driver = first.batch_start.driver
+        if not tasks:
+            if not first.batch_start.needs_trace(first.query_id):
+                return Committed(None, False, None)
+            return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
+        self._cluster.write_decision(driver, decision, 0)
+        self._verify(driver, decision)
+        (decided,) = self._cluster.end([driver], committed=True)
+        driver = self._next_driver(driver, decided, decision)
+        self.finish(driver, decision)
+        # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
+        # is no successor yet; transactions listed before it are aborted by their exact epochs.
+        with self._errors_say_committed(decision):
+            left = self._others_open(driver, ())
+            driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
+        self._abort_all(left)
+        return Committed(decision.finished(), False, driver)
+
+    def abort(self, batch_start: BatchStart, outcomes: Iterable[TaskOutcome]) -> bool:
+        """Abort the tasks' transactions if it is certain that the batch is not decided. Return whether all were ended.
+
+        A batch that is or may be decided is left as it is: the next driver of the prefix finishes or aborts it. Raises
+        AuthenticationError if a node refused the login, and KafkaError if another request fails.
+        """
+        driver = batch_start.driver
+        (ended,) = self._cluster.end([driver], committed=False)
+        if ended.status is EndTxnStatus.INVALID_TXN_STATE and driver.transaction_version < 2:
+            if not self._is_untouched(driver):
+                return False
+            # nothing was ended, so a late task may still begin in this epoch
+            next_ = self._cluster.init_producer_id(driver.transactional_id, driver.producer)
+            last, first_use = self._cluster.last_records()
+            if (last and last.batch_id) != batch_start.last_batch_id or not (self._is_new or last or first_use):
+                return False  # another process has decided it in between, or the topic is lost
+            ended = replace(ended, producer=next_)
+        elif ended.status is not EndTxnStatus.DONE:
+            _raise_refusal([ended])
+            return False
+        named = [outcome.written for outcome in outcomes if outcome.written is not None]
+        aborted = self._abort_all([task.transaction for task in named])
+        driver = driver.with_producer(ended.producer)
+        # if another attempt has taken a task's id, the open transaction is that attempt's
+        ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in _UNKNOWN]
+        left = self._others_open(driver, ended_ones)
+        others = self._abort_all(left) if left and self._is_current(driver) else ()
+        _raise_refusal((*aborted, *others))
+        if any(each.status in _STAYS_OPEN for each in (*aborted, *others)):
+            return False
+        # Else they are committed, and the transaction ended above was the note's: version 1 has one epoch for both.
+        return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
+
+    def finish(self, driver: OpenTransaction, decision: Decision) -> None:
+        """Commit every transaction of a decision. Raises TransactionLostError if one is gone, and ProducerFencedError
+        if another driver has taken over, which finds that out.
+        """
+        with self._errors_say_decided(decision):
+            outcomes = self._cluster.end(decision.transactions, committed=True)
+            unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
+            for each in outcomes:
+                if each.status not in _UNKNOWN and each.error is not None:
+                    raise each.error
+            if unknown:
+                tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
+                self._abort_late_attempts(driver, tasks)
+                self._check_markers(driver, decision, tasks)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _read_records(self) -> PrefixRecords:
+        """Read the records of the prefix. Raises IllegalStateError if there is none: every driver has left a record
+        before it began.
+        """
+        found = self._cluster.last_records()
+        if found == PrefixRecords(None, None) and not self._is_operator:
+            raise self._cluster.lost_decisions()
+        return found
+
+    def _abort_late_attempts(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+        """Abort transactions that a late attempt has begun under the id of a decided one. Their pending markers would
+        hide the decided marker until they time out.
+        """
+        decided = {task.transaction.transactional_id: task.transaction for task in tasks}
+        open_ = [
+            OpenTransaction.of(name, found.producer, driver.transaction_version)
+            for name, found in self._cluster.describe(decided).items()
+            if found is not None and found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
+        ]
+        if open_ and self._is_current(driver):  # else tasks of a successor may have begun them
+            self._abort_all(open_)
+
+    def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+        """Check the transactions that their coordinators no longer know: each was committed if its marker was.
+
+        A marker of a later batch proves it only if another driver has taken over, which has finished this batch before
+        its tasks began. Else that marker is from before the prefix was freed.
+        """
+        found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
+        lost = [
+            task
+            for task in tasks
+            if found.get(task.transaction.transactional_id) != CommittedOffset(decision.batch_id + 1, task.marker_text)
+        ]
+        if lost and not self._is_current(driver):
+            raise ProducerFencedError(
+                f"{driver}: {ProducerFencedError.sentence} It finishes batch {decision.batch_id}, or has done so."
+            )
+        if lost:
+            raise TransactionLostError(
+                f"Batch {decision.batch_id} of transactional.id.prefix={self.prefix!r} was decided, and"
+                f" {len(lost)} of its {len(decision.tasks)} transactions are gone: rows are missing in Kafka,"
+                f" {sum(task.rows for task in lost)} of {decision.rows} ("
+                + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
+                + "). They timed out between decision and commit, or their markers expired in a stop longer than"
+                " offsets.retention.minutes. Write the missing rows by hand from the batch's input, then let the query"
+                f" go on: {operator_command('accept', self.prefix, self._cluster.place.topic)}. A longer"
+                " kafka.transaction.timeout.ms makes this rarer."
+            )
+
+    def _verify(self, driver: OpenTransaction, decision: Decision) -> None:
+        """Check that every transaction is as its task left it, and young enough. Called while the decision is written
+        and not committed, so that only the brokers' clocks tell the ages.
+        """
+        ids = [driver.transactional_id, *(task.transaction.transactional_id for task in decision.tasks)]
+        described = self._cluster.describe(ids)
+        own = described[driver.transactional_id]
+        if own is None or not _is_open(own, driver) or own.start_time_ms is None:
+            raise ProducerFencedError(
+                f"{driver}: {ProducerFencedError.sentence} Another driver runs under this transactional.id.prefix, or"
+                " the driver's own transaction timed out before the decision was made;"
+                f" batch {decision.batch_id} is not decided here."
+            )
+        for task in decision.tasks:
+            found = described[task.transaction.transactional_id]
+            if found is None or not _is_open(found, task.transaction):
+                state = "unknown" if found is None else f"{found.state.value} in epoch {found.producer_epoch}"
+                raise IllegalStateError(
+                    f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
+                    f" {state}. It timed out, or a late attempt of the task took its place; the batch must run again."
+                )
+            age_ms = own.start_time_ms - (found.start_time_ms or 0)
+            if age_ms > USABLE_SHARE * found.timeout_ms:
+                raise IllegalStateError(
+                    f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
+                    f" open for {age_ms} ms, more than 80 % of its timeout. Raise kafka.transaction.timeout.ms"
+                    f" (now {found.timeout_ms}) and, if need be, the brokers' transaction.max.timeout.ms; or make"
+                    " batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)."
+                )
+
+    def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
+        """Write that the batch is committed. A later start then need not ask for transactions and markers, which the
+        brokers may have forgotten.
+        """
+        self._cluster.write_decision(driver, decision.finished(), sequence)
+        (noted,) = self._cluster.end([driver], committed=True)
+        return self._next_driver(driver, noted, decision)
+
+    def _others_open(self, driver: OpenTransaction, kept: Iterable[TaskTransaction]) -> list[OpenTransaction]:
+        """Other open transactions of the prefix. Under version 2 also those that a task could still open."""
+        states = [TransactionState.ONGOING]
+        if driver.transaction_version >= 2:
+            states.append(TransactionState.EMPTY)  # begun, and nothing written: an abort ends its epoch
+        mine = {task.transaction.transactional_id for task in kept}
+        ids = [name for name in self._cluster.list_ids(states) if is_task_id(self.prefix, name) and name not in mine]
+        if not ids:
+            return []
+        described = {name: found for name, found in self._cluster.describe(ids).items() if found is not None}
+        self._unwritten = frozenset(name for name, found in described.items() if found.state is TransactionState.EMPTY)
+        return [
+            OpenTransaction.of(name, found.producer, driver.transaction_version)
+            for name, found in described.items()
+            if found.state in states
+        ]
+
+    def _is_current(self, driver: OpenTransaction) -> bool:
+        """Whether no other driver has fenced this one: then no other driver's task began what was seen before."""
+        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
+        return own is not None and own.producer == driver.producer
+
+    def _is_untouched(self, driver: OpenTransaction) -> bool:
+        """Whether the driver has written nothing in its transaction: version 1 then refuses to abort it."""
+        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
+        return own is not None and own.state is TransactionState.EMPTY and own.producer == driver.producer
+
+    def _abort_all(self, transactions: Sequence[OpenTransaction]) -> Sequence[EndTxnOutcome]:
+        """Abort them by their exact epochs. Those that stay open end by the next driver or by their timeout."""
+        if not transactions:
+            return ()
+        if count := sum(each.transactional_id not in self._unwritten for each in transactions):
+            log.info("%s: aborting %d open transactions", self.prefix, count)
+        outcomes = self._cluster.end(transactions, committed=False)
+        for each in outcomes:
+            if each.status in _STAYS_OPEN:
+                log.warning("%s stays open until its timeout: %s", each.transaction, each.error)
+        return outcomes
+
+    # ---- errors of a batch that is decided, or may be --------------------------------------------------------------
+
+    @contextmanager
+    def _errors_say_decided(self, decision: Decision) -> Iterator[None]:
+        try:
+            yield
+        except (TransactionLostError, ProducerFencedError):
+            raise  # these say what is to be done
+        except KafkaError as error:
+            raise error.reworded(
+                f"Batch {decision.batch_id} of {self.prefix} is decided, and its commit did not end: {error}"
+                f" {finish_advice(decision.query_id, self._finish)}",
+                retriable=bool(decision.query_id),
+            ) from error
+
+    @contextmanager
+    def _errors_say_committed(self, decision: Decision) -> Iterator[None]:
+        """An error in here comes after the commit. Its text must say that the batch did not fail."""
+        try:
+            yield
+        except KafkaError as error:
+            who = "the next start" if decision.query_id else self._finish
+            raise error.reworded(
+                f"Batch {decision.batch_id} of {self.prefix} is committed: its rows count, and must not be written"
+                f" again. What failed is the note of that, which {who} writes: {error.__cause__ or error}",
+                retriable=False,
+            ) from error
+
+    def _next_driver(self, driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
+        """The driver's transaction after a committed one. Raises the reason why it was not committed."""
+        if ended.status is EndTxnStatus.DONE:
+            return driver.with_producer(ended.producer)
+        if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
+            raise ProducerFencedError(
+                f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
+            ) from ended.error
+        if ended.status is EndTxnStatus.INVALID_TXN_STATE:
+            raise IllegalStateError(
+                f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
+            ) from ended.error
+        raise KafkaTimeoutError().reworded(
+            f"Whether batch {decision.batch_id} is decided is not known: {ended.error}"
+            f" {unknown_advice(decision.query_id, self._finish)}",
+            retriable=bool(decision.query_id),
+        ) from ended.error
+
+
+def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
+    """Raise a refused login, so that the caller makes a new client, which reads the certificates again."""
+    for each in outcomes:
+        if isinstance(each.error, AuthenticationError):
+            raise each.error
+
+
+def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:
+    return found.state is TransactionState.ONGOING and found.producer == left.producer

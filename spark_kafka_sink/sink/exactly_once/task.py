@@ -1,0 +1,218 @@
+"""A task's part in exactly-once delivery: its rows go into one transaction, with a marker, which stays open.
+
+A task never commits its transaction: the end of its input does not mean that the input was complete, and only the
+driver knows which attempt counts. A task that fails aborts its transaction. The task's thread runs all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
+from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
+from spark_kafka_sink.sink.report import task_report
+from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
+
+Describe = Callable[[str], TransactionDescription | None]
+
+_NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
+"""The transactional.id of every pooled transactional producer. It is never sent. All prefixes share it, so that they
+share producers: a batch write without a prefix has a prefix of its own, and its producer would never be used again.
+"""
+
+
+_DEFAULT_LOCATION: Final = "spark.sql.streaming.checkpointLocation"
+"""A setting of the session, which Spark hands to tasks as a local property. With it, the query's name is the folder of
+its checkpoint.
+"""
+
+
+class TaskIdentity(NamedTuple):
+    """The partition of a batch that a task writes, and its attempt. `query_id` is empty for a batch write."""
+
+    batch_id: int
+    query_id: str
+    partition: int
+    attempt: int
+
+
+class ExactlyOnceTask:
+    """A task's part in an exactly-once batch: the `Transaction` of its `TaskDelivery`.
+
+    Rows of a batch that is written already are counted and dropped, also if they come in other partitions. A task
+    without rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError
+    for a batch that the driver does not allow.
+    """
+
+    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+        self._batch_start = batch_start
+        self._identity = identity
+        self._describe = describe
+        self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
+        self._skipped = 0
+        self._fingerprint = 0
+        self._has_begun = False
+        self._marked: TaskTransaction | None = None
+        self._written: TaskTransaction | None = None
+
+    @classmethod
+    def in_process(cls, config: SinkConfig, batch_start: BatchStart, identity: TaskIdentity) -> ExactlyOnceTask:
+        """A task that asks by the client of this process."""
+        return cls(batch_start, identity, partial(describe_in_process, config))
+
+    @property
+    def outcome(self) -> TaskOutcome:
+        """What the task reports to the driver. Raises IllegalStateError before its delivery has finished."""
+        if self._has_begun and self._written is None:
+            raise IllegalStateError(f"The transaction of partition {self._identity.partition} is not prepared.")
+        return TaskOutcome(
+            self._batch_start,
+            self._identity.batch_id,
+            self._identity.query_id,
+            self._identity.partition,
+            self._skipped if self._written is None else self._written.rows,
+            self._written,
+            self._is_written_already,
+            self._fingerprint,
+        )
+
+    @property
+    def is_prepared(self) -> bool:
+        return self._written is not None
+
+    def takes(self, topic: str, columns: RecordColumns) -> bool:
+        self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
+        if self._is_written_already:
+            self._skipped += columns.num_rows
+        return not self._is_written_already
+
+    def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
+        """Raises ProducerFencedError for a task that comes too late."""
+        name = self._free_name()
+        self._ensure_current()
+        self._has_begun = True
+        producer = pool.borrow(replace(config, transactional_id=_NAMED_BY_EACH_TASK))
+        try:
+            producer.init_transactions(name)
+            producer.begin_transaction()
+        except BaseException:
+            pool.discard(producer)
+            raise
+        return producer
+
+    def add_marker(self, producer: Producer, rows: int) -> None:
+        """The marker is sent before the rows are acknowledged: it counts only if the transaction does."""
+        self._marked = TaskTransaction(producer.current_transaction, self._identity.partition, rows)
+        offsets = {self._batch_start.place: (self._identity.batch_id + 1, self._marked.marker_text)}
+        producer.send_offsets_to_transaction(offsets, self._marked.transaction.transactional_id)
+
+    def prepare(self, producer: Producer) -> None:
+        """An attempt whose batch was decided meanwhile leaves nothing open: the driver has looked for open transactions
+        already. And under version 1 of transactions, one that the driver has aborted may have begun again with the next
+        partition.
+        """
+        assert self._marked is not None
+        self._ensure_current()
+        prepared = producer.prepare_transaction().transaction
+        if prepared != self._marked.transaction:
+            raise IllegalStateError(
+                f"The transaction of partition {self._identity.partition} was {self._marked.transaction}, and now"
+                f" {prepared}."
+            )
+        self._written = self._marked
+
+    def _free_name(self) -> str:
+        """A transactional id without an open transaction. To take an id aborts its open transaction, which may be of
+        the attempt that counts. Spark counts attempts from 0 in each run of a stage, and tasks of one run go on during
+        the next.
+        """
+        for attempt in itertools.count(self._identity.attempt):
+            name = task_id(self._batch_start.prefix, self._identity.partition, attempt)
+            found = self._describe(name)
+            if found is None or found.state is not TransactionState.ONGOING:
+                break
+        return name
+
+    def _ensure_current(self) -> None:
+        """Raise ProducerFencedError if the driver has decided already, or another driver has taken over. To begin then
+        would abort the transaction of a task of the same name, which may be decided.
+        """
+        batch_start, identity = self._batch_start, self._identity
+        found = self._describe(batch_start.driver.transactional_id)
+        if found is None or found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
+            raise ProducerFencedError(
+                f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
+                f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced."
+            )
+
+
+def write_in_transaction(
+    config: SinkConfig,
+    pool: ProducerPool,
+    batch_start: BatchStart,
+    batch_id: int,
+    query_id: str,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows into a transaction that stays open, for `mapInArrow`: yield the report with the task's outcome.
+
+    Raises IllegalStateError for a batch that must not be written, ProducerFencedError for a task that comes too late,
+    and as `write_all`.
+    """
+    context = _context()
+    identity = TaskIdentity(batch_id, query_id, context.partitionId(), context.attemptNumber())
+    task = ExactlyOnceTask.in_process(config, batch_start, identity)
+    delivery = TaskDelivery(config, pool, task)
+    write_all(delivery, batches)
+    yield task_report(delivery.counts.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
+
+
+def streaming_task() -> TaskIdentity:
+    """The identity of the running task of a streaming query. Raises IllegalStateError if Spark does not say."""
+    context = _context()
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty(QUERY_ID)
+    if batch_id is None or not query_id:
+        raise IllegalStateError("Spark gives this task no batch id or no query id: exactly-once delivery needs both.")
+    return TaskIdentity(int(batch_id), query_id, context.partitionId(), context.attemptNumber())
+
+
+def check_default_location() -> None:
+    """Raise IllegalStateError in a task of a query that has a name and no checkpoint that outlives it."""
+    if not _context().getLocalProperty(_DEFAULT_LOCATION):
+        raise IllegalStateError(
+            "delivery.guarantee=exactly-once: the query has a name and no checkpoint location, so Spark uses a"
+            f' temporary one. Set {_DEFAULT_LOCATION}, or give .option("checkpointLocation", ...).'
+        )
+
+
+def batch_task(batch_start: BatchStart) -> TaskIdentity:
+    """The identity of the running task of a batch write, which comes after the last write under the prefix. Raises
+    ConfigError if a streaming query may run the task: a batch that Spark runs again would be written twice.
+    """
+    context = _context()
+    refuse_task_in_query(context.getLocalProperty)
+    return TaskIdentity(batch_start.next_batch_id, "", context.partitionId(), context.attemptNumber())
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise IllegalStateError("This runs only in a Spark task.")
+    return context

@@ -1,0 +1,201 @@
+"""`KafkaSink`: the sink as a value, made on the driver, pickled to the tasks, and called by Spark there.
+
+On the driver it checks its options and opens nothing. In a task it is Spark's ForeachWriter (open, process, close), a
+function of a partition's rows, or a function of its Arrow batches; all write through a `TaskDelivery` and the
+process's pooled producer. Delivery is at least once: a task that fails is run again by Spark, and writes its rows
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
+from spark_kafka_sink.sink.arrow_writer import write_arrow
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
+from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
+from spark_kafka_sink.sink.rows import PartitionWriter
+from spark_kafka_sink.sink.running_query import refuse_in_query
+from spark_kafka_sink.sink.schema import by_position, needs_projection, projection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row
+
+    WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+log = logging.getLogger(__name__)
+
+_last_writes: Final = LastWrites()
+"""On the driver, of all sinks: one that is made anew for every batch of a stream knows them too."""
+
+_NO_DRIVER: Final = (
+    "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
+    ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
+    " for a stream, sink.write(df) for a batch; or leave the option out."
+)
+
+
+class KafkaSink:
+    """Writes the rows of a DataFrame to Kafka.
+
+        sink = KafkaSink({"kafka.bootstrap.servers": "h1:9092,h2:9092", "topic": "orders"})
+        df.writeStream.foreach(sink)
+        df.foreachPartition(sink.write_partition)
+        df.writeStream.foreachBatch(sink.write_batch)
+        report = sink.write(df)
+
+    The last two go by columns, several times as fast as by rows. Columns: `value` (string or binary, required), `key`
+    (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
+    (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms); others are ignored. Options:
+    see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or both. Raises ConfigError at once
+    for an option that is unknown, malformed or cannot work here; passes over options of Spark's Kafka source and of
+    consumers with a warning.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"KafkaSink takes a mapping of options, not {type(options).__name__}.")
+        given = dict(options or {})
+        if twice := given.keys() & more.keys():
+            raise ConfigError(f"The option {min(twice)} is given twice: in the mapping and by keyword.")
+        self._config = SinkConfig.from_options({**given, **more})
+        self._writer: PartitionWriter | None = None
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:  # noqa: ARG002 - Spark's signature
+        """Called by Spark before the rows of a partition. Always True: at-least-once skips no epoch."""
+        if self._writer is not None:
+            self._writer.abandon()
+        self._writer = self._new_writer()
+        return True
+
+    def process(self, row: Row) -> None:
+        """Send one row. Raises KafkaError (its class tells which) once it is known that this or an earlier row
+        failed, SchemaError for a row that cannot be written. It went with rows before it: later calls raise it too.
+        """
+        if self._writer is None:
+            raise IllegalStateError("process was called before open.")
+        self._writer.add(row)
+
+    def close(self, error: Exception | None) -> None:
+        """Called by Spark after the last row. Waits for every row to be acknowledged, and raises KafkaError if one
+        is not; after an `error` it waits for nothing, so that this error is the one that fails the task.
+        """
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if error is None:
+            writer.finish()
+        else:
+            writer.abandon()
+
+    def write_partition(self, rows: Iterable[Row]) -> None:
+        """Write the rows of one partition of a DataFrame: `df.foreachPartition(sink.write_partition)`. Returns when
+        every row is acknowledged; raises KafkaError if one is not, SchemaError for a row that cannot be written.
+        """
+        writer = self._new_writer()
+        try:
+            writer.write(rows)
+            writer.finish()
+        finally:
+            writer.abandon()
+
+    def write(self, df: DataFrame, *, is_outside_queries: bool = False) -> WriteReport:
+        """Write a batch DataFrame by columns, and wait until every row is acknowledged.
+
+        Raises SchemaError before any task where a column is missing or of a wrong type; a task that fails is run
+        again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
+
+        With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
+        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised,
+        and in a thread that may be inside: while a streaming query is active, in any thread but the main one that does
+        not say which query it belongs to. `is_outside_queries=True` says that such a thread is not inside foreachBatch.
+        """
+        if self._config.is_exactly_once:
+            refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
+            return self._write_exactly_once(df, None)
+        config = self._config
+
+        def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_arrow(config, process_pool(), map(without_padding, batches))
+
+        clock = SystemClock()
+        started_ms = clock.now_ms()
+        rows = self._run_tasks(self._chosen(df), write_task, REPORT_DDL)
+        return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+
+    def write_batch(self, df: DataFrame, batch_id: int) -> WriteReport:
+        """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
+        if self._config.is_exactly_once:
+            report = self._write_exactly_once(df, stream_batch(df, batch_id))
+        else:
+            report = self.write(df)
+        log.info("Batch %d: %s", batch_id, report)
+        return report
+
+    def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
+        """Raises KafkaError where the batch could not be committed, besides what `write` raises."""
+        config = self._config
+        chosen = self._chosen(df)
+        rows: list[Row] = []
+
+        def run_tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+            query_id = "" if batch is None else batch.query_id
+
+            def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                records = map(without_padding, batches)
+                return write_in_transaction(config, process_pool(), batch_start, batch_id, query_id, records)
+
+            rows[:] = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
+            return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
+
+        clock = SystemClock()
+        started_ms = clock.now_ms()
+        if config.transactional_id_prefix is None and batch is None:
+            once = DriverSession(None)
+            try:
+                once.run(config, None, run_tasks)
+            finally:
+                once.close()
+        else:
+            prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
+            assert prefix is not None
+            session(prefix).run(config, batch, run_tasks)
+        return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+
+    def _chosen(self, df: DataFrame) -> DataFrame:
+        """The columns of `df` that the tasks need. Raises SchemaError."""
+        schema, topic = df.schema, self._config.topic
+        if not needs_projection(schema, topic):  # to plan one takes the driver 5 to 15 ms
+            return df
+        return df.toDF(*by_position(schema)).selectExpr(*projection(schema, topic))
+
+    def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
+        topic = self._config.topic
+        with batch_limits(df, _last_writes.of(topic)) as given:
+            rows = given.mapInArrow(write_task, report_ddl).collect()
+        _last_writes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
+        return rows
+
+    def _new_writer(self) -> PartitionWriter:
+        if self._config.is_exactly_once:
+            raise ConfigError(_NO_DRIVER)
+        return PartitionWriter(self._config, process_pool())
+
+    def __getstate__(self) -> Any:
+        """All attributes, those of a subclass too, but for the writer: a copy in a task opens its own."""
+        state: Any = super().__getstate__()
+        own, *slots = state if isinstance(state, tuple) else (state,)
+        own = {**own, "_writer": None}
+        return (own, *slots) if slots else own
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self._config.describe()})"

@@ -1,0 +1,518 @@
+"""The rows of a task, one by one or all at once, collected as record columns and sent in blocks.
+
+Blocks are bounded by rows and by bytes, so that neither a million small rows nor a few large ones make memory grow
+beyond the producer's own bound. The row interfaces have no schema: the values of each row count by the names of that
+row, and Python types are checked for every row. The rules and the words are those of Spark's own Kafka sink
+(KafkaWriter.scala of 4.x), with one more column, `timestamp`. A `RowTaker`, in C, takes most rows. The code in Python
+can take every row; it takes all rows where the kernel was not compiled.
+
+Used by the task's thread only.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import chain, groupby, islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import Row
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record.arrow import binary_array, int_array, int_text
+from spark_kafka_sink.record.columns import (
+    FIRST_USUAL_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    RecordColumns,
+    by_topic,
+    early_text,
+    late_text,
+)
+from spark_kafka_sink.record.headers import field_names, header_pairs, headers_from_cells
+from spark_kafka_sink.record.kernel import IS_FULL, NOT_TAKEN, RowTaker, Step, bytes_step, headers_step, typed_step
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.schema import (
+    ALLOW_EARLY,
+    HEADERS,
+    KEY,
+    NO_TOPIC,
+    NO_VALUE,
+    NULL_TOPIC,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+    VALUE,
+    before_1970_text,
+    wrong_type,
+)
+
+Column = list[Any]
+Taken = tuple[tuple[Any, ...], Sequence[Any]]
+"""The names and the cells of a row as it was when it was taken."""
+
+BLOCK_ROWS: Final = 8_192
+BLOCK_BYTES: Final = 1 << 20
+"""A block with so many rows or bytes is full."""
+
+_NONE: Final = type(None)
+_CHANGEABLE: Final = frozenset({bytearray, list, tuple})
+"""Types of values that can be written, and whose contents their owner may change."""
+_BYTES_LIKE: Final[frozenset[type]] = frozenset({str, bytes, bytearray, _NONE})
+
+_ALLOWED: Final[dict[str, frozenset[type]]] = {
+    VALUE: _BYTES_LIKE,
+    KEY: _BYTES_LIKE,
+    TOPIC: frozenset({str, _NONE}),
+    PARTITION: frozenset({int, _NONE}),
+    HEADERS: frozenset({list, tuple, _NONE}),
+    TIMESTAMP: frozenset({datetime.datetime, int, _NONE}),
+}
+"""Column → the Python types that its rows may hold."""
+
+_SPARK_TYPES: Final[dict[type, str]] = {
+    bool: "boolean",
+    int: "int",
+    float: "double",
+    str: "string",
+    bytes: "binary",
+    bytearray: "binary",
+    Decimal: "decimal",
+    datetime.date: "date",
+    datetime.datetime: "timestamp",
+    datetime.timedelta: "interval day to second",
+    list: "array",
+    dict: "map",
+}
+
+_HEADER_BYTES: Final = 32
+"""What a header counts besides its name and value: a row, a dict, a string and a bytearray of Python's, which take 500.
+So a block of 1 MiB has at most 16 MB of them.
+"""
+
+_DAYS_OF_400_YEARS: Final = 146_097
+
+MOST_LAYOUTS: Final = 256
+"""Layouts that are kept."""
+
+
+def taken(rows: Iterable[Any], first: int) -> list[Taken]:
+    """Take `rows`, of which `first` is the number of the first one, each as it is when it comes: an iterator may use
+    one dict or bytearray for all of them. Raises SchemaError for a row without names.
+    """
+    are_fixed = _CHANGEABLE.isdisjoint  # here and not in a function: a call takes as long as the check
+    return [
+        (tuple(names), row)
+        if type(row) is Row and type(names := getattr(row, "__fields__", None)) is list and are_fixed(map(type, row))
+        else _snapshot(row, number)
+        for number, row in enumerate(rows, first)
+    ]
+
+
+def _snapshot(row: Any, number: int) -> Taken:
+    """Row `number`, which is a Row, a named tuple or a mapping, as it is now: its owner may change what it holds before
+    it is sent. Raises SchemaError for a row without names.
+    """
+    names = field_names(row)
+    if not isinstance(names, Iterable):
+        raise SchemaError(
+            f"Row {number} is a {type(row).__name__} without names of columns. Give the rows of a DataFrame, or Rows,"
+            ' named tuples or dicts that have their columns by name: Row(value="v", key="k").'
+        )
+    own = tuple(names)
+    values = row if isinstance(row, tuple) else row.values()
+    cells = [bytes(cell) if type(cell) is bytearray else cell for cell in values]
+    if HEADERS in own:
+        at = own.index(HEADERS)
+        if at < len(cells) and type(cells[at]) in (list, tuple):
+            cells[at] = _pairs(cells[at], number)
+    return own, cells
+
+
+def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
+    try:
+        return header_pairs(headers, f"row {number}")
+    except SerializationError as unclear:
+        raise SchemaError(str(unclear)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """The columns that matter in a row, each with its position. Others are ignored."""
+
+    names: Sequence[Any]
+    """Of all columns of the row."""
+    positions: Mapping[str, int]
+
+    @classmethod
+    def of(cls, names: Sequence[Any], topic_option: str | None, number: int = 0) -> RowLayout:
+        """The layout of row `number`, whose columns have these names. The option `topic` wins over the column, which
+        then counts as absent. Of columns with one name the first counts.
+
+        Raises SchemaError: no `value`, or no topic at all.
+        """
+        every = {name: index for index, name in reversed(list(enumerate(names)))}
+        positions = {name: every[name] for name in _ALLOWED if name in every}
+        its_columns = f" The columns of row {number} are: {', '.join(map(str, names)) or '(none)'}."
+        if topic_option is not None:
+            positions.pop(TOPIC, None)
+        elif TOPIC not in positions:
+            raise SchemaError(NO_TOPIC + its_columns)
+        if VALUE not in positions:
+            raise SchemaError(f"{NO_VALUE}.{its_columns}")
+        return cls(names, positions)
+
+
+class RowLayouts:
+    """The layouts of the rows of a task: each row's values count by the names that this row itself has."""
+
+    def __init__(self, topic_option: str | None) -> None:
+        self.topic_option = topic_option
+        self.last: RowLayout | None = None
+        """That of the last row."""
+        self._known: dict[tuple[Any, ...], RowLayout] = {}
+
+    def runs_of(self, rows: Sequence[Taken], first: int) -> Iterator[tuple[RowLayout, Sequence[Sequence[Any]]]]:
+        """The cells of `rows`, cut where the names of their columns change; `first` is the number of the first one.
+        Raises SchemaError for a row that has no `value`, or no topic.
+        """
+        names, cells = zip(*rows, strict=True)
+        if names.count(names[0]) == len(rows):  # by far most often, and then in C
+            yield self._layout(names[0], first), cells
+            return
+        at = 0
+        for own, run in groupby(names):
+            end = at + len(list(run))
+            yield self._layout(own, first + at), cells[at:end]
+            at = end
+
+    def _layout(self, names: tuple[Any, ...], number: int) -> RowLayout:
+        found = self._known.get(names)
+        if found is None:
+            if len(self._known) >= MOST_LAYOUTS:  # dicts may have other keys in every row
+                self._known.clear()
+            found = self._known[names] = RowLayout.of(names, self.topic_option, number)
+        self.last = found
+        return found
+
+
+class RowBlock:
+    """Rows, collected as columns. `first` is the number of the first row in its partition.
+
+    `taker` takes the rows that are like the last one, into this block; None where there is no kernel, or no last row.
+    """
+
+    def __init__(self, layouts: RowLayouts, first: int = 0, *, allows_early: bool = False) -> None:
+        self._layouts = layouts
+        self._first = first
+        self._allows_early = allows_early
+        self._columns: dict[str, Column] = {VALUE: []}
+        """Of `headers`: how many there are."""
+        self._header_keys: Column = []
+        self._header_values: Column = []
+        self._size = 0
+        """Without that of the taker's rows."""
+        self.taker: Any = None
+        self._make_taker()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._columns[VALUE])
+
+    @property
+    def size(self) -> int:
+        """About the bytes held: keys, values and headers."""
+        size: int = self._size if self.taker is None else self._size + self.taker.size
+        return size
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_rows >= BLOCK_ROWS or self.size >= BLOCK_BYTES
+
+    def extend(self, rows: Sequence[Taken]) -> int:
+        """Take `rows` in; returns about how many bytes they hold. Raises SchemaError for a row that lacks a column it
+        needs, and for a value of a wrong type.
+        """
+        self._size, self.taker = self.size, None
+        size = sum(self._extend_run(*run) for run in self._layouts.runs_of(rows, self._first + self.num_rows))
+        self._size += size
+        self._make_taker()
+        return size
+
+    def _make_taker(self) -> None:
+        layout = self._layouts.last
+        if layout is None or RowTaker is None:
+            return
+        plan = tuple(self._step(name, position) for name, position in layout.positions.items())
+        room = BLOCK_ROWS - self.num_rows, BLOCK_BYTES - self._size
+        self.taker = RowTaker(Row, layout.names, plan, *room, _HEADER_BYTES)
+
+    def _step(self, name: str, position: int) -> Step:
+        column = self._column(name, self.num_rows)
+        if name == HEADERS:
+            return headers_step(position, column, self._header_keys, self._header_values)
+        if name in (VALUE, KEY):
+            return bytes_step(position, column)
+        return typed_step(position, column, tuple(_ALLOWED[name]))
+
+    def _extend_run(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> int:
+        """Take in rows of one layout."""
+        before = self.num_rows
+        fields = self._fields(layout, rows)
+        size = 0
+        for name, position in layout.positions.items():
+            values = fields[position]
+            _check_types(name, values)
+            column = self._column(name, before)
+            if name == HEADERS:
+                size += self._extend_headers(column, values)
+                continue
+            column += values
+            if name in (VALUE, KEY):
+                size += sum(map(len, filter(None, values)))
+        return size
+
+    def _column(self, name: str, num_rows: int) -> Column:
+        """The column `name` of `num_rows` rows, of which the last ones may have had no such column."""
+        column = self._columns.setdefault(name, [])
+        if len(column) < num_rows:
+            column += [0 if name == HEADERS else None] * (num_rows - len(column))
+        return column
+
+    def _extend_headers(self, counts: Column, values: Sequence[Sequence[tuple[Any, Any]] | None]) -> int:
+        """Take in the pairs of each row; returns about their bytes."""
+        pairs = [pair for headers in values if headers for pair in headers]
+        counts += [len(headers) if headers else 0 for headers in values]
+        self._header_keys += [key for key, _ in pairs]
+        self._header_values += [value for _, value in pairs]
+        return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
+
+    def _fields(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """The columns of `rows`. Raises SchemaError for a row with more values than names, or with fewer."""
+        try:
+            fields = list(zip(*rows, strict=True))
+        except ValueError:
+            fields = []
+        if len(fields) == len(layout.names):
+            return fields
+        count = len(layout.names)
+        index = next(index for index, row in enumerate(rows) if len(row) != count)
+        raise SchemaError(
+            f"Row {self._first + self.num_rows + index} has {len(rows[index])} values for {count} columns:"
+            f" {', '.join(map(str, layout.names)) or '(none)'}. Give it one value for each name."
+        )
+
+    def by_topic(self) -> Iterator[tuple[str, RecordColumns]]:
+        """The rows of each topic, in their order. Raises SchemaError on a null topic, SerializationError on a value
+        that cannot be written.
+        """
+        columns = {name: self._column(name, self.num_rows) for name in self._columns}
+        numbers = range(self._first, self._first + self.num_rows)
+        option = self._layouts.topic_option
+        topics = columns.pop(TOPIC) if option is None else [option]
+        if None in topics:
+            raise SchemaError(f"{NULL_TOPIC} Row {numbers[topics.index(None)]} has none.")
+        records = self._record_columns(columns, numbers)
+        if topics.count(topics[0]) == len(topics):
+            yield topics[0], records
+        else:
+            yield from by_topic(records, binary_array(topics, TOPIC, numbers), NULL_TOPIC)
+
+    def _record_columns(self, columns: dict[str, Column], numbers: Sequence[int]) -> RecordColumns:
+        keys, counts, places = columns.get(KEY), columns.get(HEADERS), columns.get(PARTITION)
+        timestamps = columns.get(TIMESTAMP)
+        headers = times = None
+        if counts is not None:
+            headers = headers_from_cells(counts, self._header_keys, self._header_values, numbers)
+        if timestamps is not None:
+            found = _epoch_ms(timestamps, numbers, allows_early=self._allows_early)
+            times = int_array(found, pa.int64(), "timestamp_ms", numbers)
+        return RecordColumns(
+            value=binary_array(columns[VALUE], VALUE, numbers),
+            key=None if keys is None else binary_array(keys, KEY, numbers),
+            headers=headers,
+            timestamp_ms=times,
+            partition=None if places is None else int_array(places, pa.int32(), PARTITION, numbers),
+        )
+
+
+def _check_types(name: str, values: Sequence[Any]) -> None:
+    wrong = set(map(type, values)) - _ALLOWED[name]
+    if wrong:
+        raise wrong_type(name, min(_SPARK_TYPES.get(found, found.__name__) for found in wrong))
+
+
+def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool) -> list[int | None]:
+    """Milliseconds since 1970 of datetimes (naive ones are local time, as PySpark makes them of a timestamp; `fold`
+    counts) or of milliseconds. A null stays null, and -1 becomes one: the producer stamps it.
+
+    Raises SchemaError before 1970, after 9999, and for a number before 1980, which is likely in another unit, unless
+    `allows_early`.
+    """
+    found = [_datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
+    if NO_TIMESTAMP in found:
+        found = [None if ms == NO_TIMESTAMP else ms for ms in found]
+    given = [ms for ms in found if ms is not None]
+    earliest, latest = min(given, default=FIRST_USUAL_MS), max(given, default=0)
+    if earliest < 0:
+        at = found.index(earliest)
+        moment = timestamps[at]
+        shown = int_text(moment) if isinstance(moment, int) else moment
+        raise SchemaError(before_1970_text(f"The timestamp of row {numbers[at]}", shown))
+    if latest > LAST_MS:
+        at = found.index(latest)
+        raise SchemaError(late_text(f"The timestamp of row {numbers[at]}", latest))
+    if earliest < FIRST_USUAL_MS and not allows_early:
+        for number, timestamp in zip(numbers, timestamps, strict=True):
+            if type(timestamp) is int and 0 <= timestamp < FIRST_USUAL_MS:
+                raise SchemaError(early_text(f"The timestamp of row {number}", timestamp) + ALLOW_EARLY)
+    return found
+
+
+def _datetime_ms(moment: datetime.datetime) -> int:
+    shift_days = 0
+    if moment.year in (datetime.MINYEAR, datetime.MAXYEAR):
+        # timestamp() looks a day back and ahead, beyond what a datetime holds; the calendar repeats after 400 years
+        shift_days = _DAYS_OF_400_YEARS if moment.year == datetime.MAXYEAR else -_DAYS_OF_400_YEARS
+        moment = (moment - datetime.timedelta(shift_days)).replace(fold=moment.fold)
+    # seconds and microseconds apart: one float of both cannot hold them exactly in far-off years
+    seconds = round(moment.timestamp() - moment.microsecond / 1e6) + shift_days * 86_400
+    return seconds * 1000 + moment.microsecond // 1000
+
+
+CHUNK_ROWS: Final = 64
+"""Rows taken from Spark at a time; fewer while they are large, so that a chunk holds little more than CHUNK_BYTES."""
+CHUNK_BYTES: Final = 256 << 10
+
+
+class PartitionWriter:
+    """Writes the rows of one task: `write` or many `add`, then `finish`; `abandon` instead where something failed."""
+
+    def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
+        self._config = config
+        self._delivery = TaskDelivery(config, pool)
+        self._counts = self._delivery.counts
+        self._layouts = RowLayouts(config.topic)
+        self._block = self._new_block(0)
+        self._pending: list[Taken] = []
+        self._chunk_rows = 1
+        self._collected = 0
+        """Rows of the blocks before."""
+
+    def write(self, rows: Iterable[Any]) -> None:
+        """Send all of `rows`. Raises what the iterator raises, and KafkaError as soon as it is known that a row
+        failed.
+        """
+        iterator = iter(rows)
+        while self._write_chunk(iterator):
+            pass
+
+    def add(self, row: Any) -> None:
+        """Send one row. Raises KafkaError as soon as it is known that a row failed."""
+        self._counts.check()
+        taker = self._block.taker
+        if taker is not None and not self._pending:
+            try:
+                state = taker.add(row)
+            except Exception as error:
+                self._counts.fail(error)
+                raise
+            if state != NOT_TAKEN:
+                if state == IS_FULL:
+                    self._send_full()
+                return
+        self._pending += self._taken((row,))
+        if len(self._pending) >= self._chunk_rows:
+            chunk, self._pending = self._pending, []
+            self._collect(chunk)
+
+    def finish(self) -> None:
+        """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
+        try:
+            self._counts.check()
+            if self._pending:
+                self._collect(self._pending)
+            self._send_block()
+            self._delivery.finish()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the producer back without waiting. What was sent already still goes its way."""
+        self._pending = []
+        self._block = self._new_block(0)
+        self._delivery.abandon()
+
+    def _write_chunk(self, iterator: Iterator[Any]) -> bool:
+        """Take some rows; returns whether there may be more."""
+        self._counts.check()
+        odd: tuple[Any, ...] = ()
+        if self._block.taker is not None:
+            rest = self._take(self._block.taker, iterator)
+            if not rest:
+                return rest is not None
+            odd = rest
+        chunk = self._taken(chain(odd, islice(iterator, self._chunk_rows - len(odd))))
+        if chunk:
+            self._collect(chunk)
+        return bool(chunk)
+
+    def _take(self, taker: Any, iterator: Iterator[Any]) -> tuple[Any, ...] | None:
+        """Take rows as `RowTaker.take` does."""
+        rows, size = taker.rows, taker.size
+        try:
+            rest: tuple[Any, ...] | None = taker.take(iterator, self._chunk_rows, CHUNK_BYTES)
+        except Exception as error:
+            self._counts.fail(error)
+            raise
+        if taker.rows > rows:
+            self._adapt(taker.rows - rows, taker.size - size)
+            self._send_full()
+        return rest
+
+    def _taken(self, rows: Iterable[Any]) -> list[Taken]:
+        try:
+            return taken(rows, self._collected + self._block.num_rows + len(self._pending))
+        except Exception as error:
+            self._counts.fail(error)
+            raise
+
+    def _collect(self, chunk: Sequence[Taken]) -> None:
+        try:
+            size = self._block.extend(chunk)
+        except Exception as error:
+            self._counts.fail(error)  # rows went with it: who goes on after it must not succeed
+            raise
+        self._adapt(len(chunk), size)
+        self._send_full()
+
+    def _adapt(self, rows: int, size: int) -> None:
+        """Take more rows at a time, or fewer: `rows` of them held `size` bytes."""
+        if size > CHUNK_BYTES:
+            self._chunk_rows = max(1, rows // 2)
+        elif self._chunk_rows < CHUNK_ROWS and size < CHUNK_BYTES // 4:
+            self._chunk_rows *= 2
+
+    def _send_full(self) -> None:
+        if not self._block.is_full:
+            return
+        try:
+            self._send_block()
+        except Exception as error:
+            self._counts.fail(error)
+            raise
+
+    def _send_block(self) -> None:
+        block = self._block
+        self._collected += block.num_rows
+        self._block = self._new_block(self._collected)
+        if block.num_rows:
+            self._delivery.send_each(block.by_topic())
+
+    def _new_block(self, first: int) -> RowBlock:
+        return RowBlock(self._layouts, first, allows_early=self._config.allows_early_timestamps)

@@ -1,0 +1,141 @@
+"""What a DataFrame must have to be written, decided on the driver before any task, in the words of Spark's own Kafka
+sink.
+
+`projection` says which columns travel to the tasks, under fixed names: what is not needed stays in the JVM, and
+what has no time zone gets the session's there. A timestamp stays one: its type tells the task that its unit is sure.
+Plain functions of the schema; the driver's thread. Reference:
+org.apache.spark.sql.kafka010.KafkaWriter (validateQuery), KafkaRowWriter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.sink.options import EARLY_OPTION
+
+VALUE, KEY, TOPIC, PARTITION, HEADERS, TIMESTAMP = "value", "key", "topic", "partition", "headers", "timestamp"
+_ALLOWED: Final[Mapping[str, str]] = {
+    VALUE: "string or binary",
+    KEY: "string or binary",
+    TOPIC: "string",
+    PARTITION: "int",
+    HEADERS: "array<struct<key:string,value:binary>>",
+    TIMESTAMP: "timestamp or bigint",
+}
+"""Column → the types that it may have, in Spark's words."""
+
+NULL_TOPIC: Final = (
+    "[KAFKA_NULL_TOPIC_IN_DATA] The Kafka message data sent to the producer contains a null topic. Use the `topic`"
+    " option for setting a default topic."
+)
+NO_TOPIC: Final = (
+    "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
+)
+NO_VALUE: Final = "Required attribute 'value' not found"
+CAST_TIMESTAMP: Final = (
+    ": CAST(timestamp AS TIMESTAMP) gives it the time of the record. Rename or drop the column where it is no such time"
+)
+ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
+
+
+def _is_text_or_bytes(data_type: DataType) -> bool:
+    return isinstance(data_type, (StringType, BinaryType))
+
+
+def _is_headers(data_type: DataType) -> bool:
+    element = data_type.elementType if isinstance(data_type, ArrayType) else None
+    if not isinstance(element, StructType):
+        return False
+    fields = [(field.name.lower(), type(field.dataType)) for field in element.fields]
+    return fields == [("key", StringType), ("value", BinaryType)]
+
+
+_RULES: Final[Mapping[str, Callable[[DataType], bool]]] = {
+    VALUE: _is_text_or_bytes,
+    KEY: _is_text_or_bytes,
+    TOPIC: lambda data_type: isinstance(data_type, StringType),
+    PARTITION: lambda data_type: isinstance(data_type, IntegerType),
+    HEADERS: _is_headers,
+    TIMESTAMP: lambda data_type: isinstance(data_type, (TimestampType, TimestampNTZType, LongType)),
+}
+
+
+def by_position(schema: StructType) -> list[str]:
+    """A name for each column that no other has, whatever their own names are: `projection` speaks of these."""
+    return [f"c{position}" for position in range(len(schema.fields))]
+
+
+def projection(schema: StructType, topic_option: str | None) -> list[str]:
+    """SQL expressions of the columns that the tasks get, in the order of the rules, over columns named `by_position`;
+    `topic` only where the option is not set. Raises as `check_columns` does.
+    """
+    positions = _positions(schema)
+    return [_expression(name, positions[name], type_) for name, type_ in check_columns(schema, topic_option).items()]
+
+
+def needs_projection(schema: StructType, topic_option: str | None) -> bool:
+    """Whether `projection` would change anything but the order of columns. Raises as `check_columns` does."""
+    columns = check_columns(schema, topic_option)
+    # of two columns with one name there is one among them
+    return len(columns) != len(schema.names) or isinstance(columns.get(TIMESTAMP), TimestampNTZType)
+
+
+def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
+    """The columns that are written and their types, in the order of the rules; `topic` only where the option is not
+    set. Names count as they are spelled, and of columns with one name the first.
+
+    Raises SchemaError: no topic, no `value`, or a column of a wrong type.
+    """
+    types = {name: schema.fields[position].dataType for name, position in _positions(schema).items()}
+    if topic_option is None and TOPIC not in types:
+        raise SchemaError(NO_TOPIC)
+    if VALUE not in types:
+        raise SchemaError(f"{NO_VALUE}. The columns are: {', '.join(schema.names)}.")
+    columns = {}
+    for name, fits in _RULES.items():
+        data_type = types.get(name)
+        if data_type is None or (name == TOPIC and topic_option is not None):
+            continue
+        if not fits(data_type):
+            raise wrong_type(name, data_type.simpleString())
+        columns[name] = data_type
+    return columns
+
+
+def _positions(schema: StructType) -> dict[str, int]:
+    return {name: position for position, name in reversed(list(enumerate(schema.names)))}
+
+
+def _expression(name: str, position: int, data_type: DataType) -> str:
+    if name == TIMESTAMP and isinstance(data_type, TimestampNTZType):
+        # _LTZ: spark.sql.timestampType may make TIMESTAMP one without a zone
+        return f"CAST(c{position} AS TIMESTAMP_LTZ) AS `{name}`"
+    return f"c{position} AS `{name}`"
+
+
+def wrong_type(column: str, found: str) -> SchemaError:
+    """The error for a column of the type `found`, in Spark's words."""
+    advice = CAST_TIMESTAMP if column == TIMESTAMP else ""
+    return SchemaError(f"{column} attribute unsupported type {found}. {column} must be a(n) {_ALLOWED[column]}{advice}")
+
+
+def before_1970_text(whose: str, moment: object) -> str:
+    """The text of an error for a time that Kafka does not know."""
+    return (
+        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
+        " for the time of writing."
+    )

@@ -1,0 +1,112 @@
+"""Habits of Spark's Python worker that the sink works around: late acknowledgements, long walks of the garbage
+collector, and logs that are not shown.
+
+A worker is forked from a daemon. It runs one task after another, and a data source's planning workers run the driver's
+part. Each function may be called in any process.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from spark_kafka_sink.network.acknowledgements import acknowledge, can_acknowledge
+
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+MANY_MODULES: Final = 100
+_package_log = logging.getLogger("spark_kafka_sink")
+
+
+# ---- acknowledgements ------------------------------------------------------------------------------------------------
+
+
+def acknowledge_now() -> int:
+    """Acknowledge the data that came in over this process's TCP connections. Return how many descriptors they have.
+
+    Spark sends a worker a task and, right behind it, the task's rows, with Nagle's algorithm (RFC 896): data that does
+    not fill a segment, of 64 KB here, waits until all earlier data is acknowledged. The worker has nothing to answer
+    yet, so its system delays the acknowledgement (RFC 1122, 4.2.3.2), Linux for 40 ms. Without this call a task of a
+    few thousand rows waits that long for its rows.
+
+    All connections are acknowledged, because nothing tells Spark's from the others. For those it is an early packet.
+    """
+    if not can_acknowledge():
+        return 0
+    count = 0
+    for descriptor in _sockets():
+        try:
+            count += acknowledge(descriptor)
+        except OSError:  # its owner has closed it meanwhile
+            continue
+    return count
+
+
+def _sockets() -> Iterator[int]:
+    """Nothing where the system does not show them, as without /proc."""
+    try:
+        names = os.listdir(_DESCRIPTORS)
+    except OSError:
+        return
+    for name in names:
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name)
+        except OSError:  # closed meanwhile
+            continue
+
+
+# ---- garbage collector -----------------------------------------------------------------------------------------------
+
+
+class LoadedModules:
+    """Keeps the garbage collector from walking imported modules, which stay for good.
+
+    PySpark makes two tracked objects of every row, and a block of rows makes some for each partition, so the collector
+    runs all the time. To walk all modules each time would cost more than everything else done for a row. A data
+    source's worker imports pandas when its first task is done: without the second freeze that is a tenth of its
+    processor time with 200 partitions.
+    """
+
+    def __init__(self) -> None:
+        self._frozen = 0
+
+    def freeze(self, modules: int) -> None:
+        """Freeze what is alive at the begin of a task, with so many modules loaded. Frozen objects are never collected,
+        so this is done only when there are many new modules, a few times in a process's life.
+        """
+        if modules - self._frozen >= MANY_MODULES:
+            gc.collect()  # garbage that was frozen would stay
+            gc.freeze()
+            self._frozen = modules
+
+
+_LOADED: Final = LoadedModules()
+
+
+def freeze_modules() -> None:
+    """Keep the collector from walking the modules that this process has imported so far."""
+    _LOADED.freeze(len(sys.modules))
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+def show_reports() -> None:
+    """Show the sink's logs from INFO on, on stderr, if this worker has no logging that shows them.
+
+    The stderr of a planning worker is the driver's.
+    """
+    if _package_log.level == logging.NOTSET:
+        _package_log.setLevel(logging.INFO)
+    if not _package_log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
+        )
+        _package_log.addHandler(handler)

@@ -1,0 +1,87 @@
+"""Which tree takes which turn, and the ratios of the turns. Nothing is built or measured."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+CELL = "keyed-lz4-4-100"
+
+
+@pytest.fixture
+def compare_trees(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("compare_trees")
+
+
+class TimedBench:
+    """Each turn takes the next of `seconds`, and half of it as processor time."""
+
+    def __init__(self, name: str, seconds: list[float], turns: list[str]) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._turns = turns
+
+    def rate(self, rate: Any) -> None:
+        self._turns.append(self._name)
+        seconds = self._seconds.pop(0)
+        rate.runs += [importlib.import_module("figures").Timed(seconds, seconds / 2)]
+
+
+def rounds_of(compare_trees: ModuleType, before: list[float], after: list[float]) -> tuple[list[str], list[Any]]:
+    turns: list[str] = []
+    benches = TimedBench("before", before, turns), TimedBench("after", after, turns)
+    new_rate = lambda: compare_trees.Rate(CELL, "write", 1_000_000)  # noqa: E731
+    return turns, list(compare_trees.rounds_of(len(before), new_rate, *benches))
+
+
+def test_every_second_round_begins_with_after(compare_trees: ModuleType) -> None:
+    turns, _ = rounds_of(compare_trees, [1.0] * 3, [1.0] * 3)
+    assert turns == ["before", "after", "after", "before", "before", "after"]
+
+
+def test_ratio_is_after_over_before_of_its_own_round(compare_trees: ModuleType) -> None:
+    _, (first, second) = rounds_of(compare_trees, [2.0, 4.0], [1.0, 5.0])
+    assert (first.rate_ratio, first.cpu_ratio) == (2.0, 0.5)
+    assert (second.rate_ratio, second.cpu_ratio) == (0.8, 1.25)
+
+
+def test_table_shows_medians_and_the_spread_of_ratios(compare_trees: ModuleType) -> None:
+    _, rounds = rounds_of(compare_trees, [2.0, 1.0, 1.0], [1.0, 1.0, 1.25])
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(compare_trees.table_of({CELL: rounds}))
+    row = next(line for line in console.export_text().splitlines() if "keyed, lz4" in line)
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == [
+        "keyed, lz4, 4 partitions, 100 B",
+        "1,000,000",
+        "1,000,000",
+        "1.000 (0.800 - 2.000)",
+        "0.50",
+        "0.50",
+        "1.000 (0.500 - 1.250)",
+    ]
+
+
+def test_unknown_commit_is_reported_before_anything_is_built(
+    compare_trees: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare_trees.main(["no-such-commit"]) == 1
+    assert "no-such-commit" in capsys.readouterr().out
+
+
+def test_package_that_python_does_not_import_is_refused(compare_trees: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(compare_trees.MeasurementError, match="does not import the sink from"):
+        compare_trees.check_import(tmp_path)
+
+
+def test_package_in_its_own_folder_is_imported(compare_trees: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "spark_kafka_sink").mkdir()
+    (tmp_path / "spark_kafka_sink" / "__init__.py").touch()
+    compare_trees.check_import(tmp_path)

@@ -1,0 +1,106 @@
+"""Errors carry facts: a copy with more words keeps the class, the code, and what is known of the place."""
+
+from __future__ import annotations
+
+import pickle
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    ConfigError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    error_for_code,
+)
+
+
+def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
+    told = error_for_code(89).reworded("at node 1: no")
+    assert (type(told), told.error_code, str(told)) == (BrokerError, 89, "at node 1: no")
+
+
+def test_one_of_a_class_is_of_that_class() -> None:
+    told = ProducerFencedError().reworded("t-0: fenced")
+    assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, 90, True)
+
+
+def test_a_copy_is_the_same_to_whoever_asks() -> None:
+    error = error_for_code(89, "at node 1: no")
+    error.__cause__ = KafkaError("why")
+    for own in (error.copied(), pickle.loads(pickle.dumps(error.copied())).copied()):
+        assert (type(own), own.error_code, str(own), own.args) == (BrokerError, 89, "at node 1: no", error.args)
+    assert error.copied().__cause__ is error.__cause__
+
+
+def test_a_copy_shows_what_was_met_on_the_way_as_the_error_does() -> None:
+    with_context = KafkaError("no")
+    try:
+        try:
+            raise ValueError("first")
+        except ValueError:
+            raise with_context  # noqa: B904
+    except KafkaError:
+        pass
+    own = with_context.copied()
+    assert own.__context__ is with_context.__context__ is not None
+    assert not own.__suppress_context__
+    assert own.__traceback__ is with_context.__traceback__ is not None
+
+
+def test_one_that_its_producer_called_fatal_stays_so() -> None:
+    error = error_for_code(89)
+    error.fatal = True
+    assert error.reworded("at node 1: no").fatal
+    assert error.copied().fatal
+    assert pickle.loads(pickle.dumps(error)).fatal
+
+
+def test_one_that_must_not_be_sent_again_says_so_whatever_its_class_is() -> None:
+    """Bug: who wrote a batch again after an error that is retriable had each row twice, where the batch counts."""
+    assert KafkaTimeoutError().reworded("late").retriable
+    told = KafkaTimeoutError().reworded("late", retriable=False)
+    for carried in (told, pickle.loads(pickle.dumps(told)), told.reworded("at node 1: late")):
+        assert (type(carried), carried.retriable) == (KafkaTimeoutError, False)
+    assert KafkaTimeoutError().retriable
+    assert not ProducerFencedError().reworded("t-0: fenced").retriable
+
+
+T0 = TopicPartition("t", 0)
+
+
+def test_a_place_is_a_fact_and_heads_the_text_once() -> None:
+    error = error_for_code(6).at(topic_partition=T0)
+    assert (error.topic_partition, error.topic, str(error)) == (T0, "t", f"t-0: {error.text}")
+    assert error.at(topic_partition=T0) is error
+    assert error.at(topic="t") is error
+
+
+def test_places_that_are_added_later_stand_before() -> None:
+    error = KafkaError("no").at(node="3").at(topic="t")
+    assert (error.node, error.topic, error.text, str(error)) == ("3", "t", "no", "Topic t: Node 3: no")
+
+
+def test_a_fact_that_the_text_names_already_is_not_put_before_it() -> None:
+    error = KafkaTimeoutError("1 records for t-0 are late.", topic_partition=T0)
+    assert error.at(topic_partition=T0) is error
+    assert str(error) == "1 records for t-0 are late."
+
+
+def test_the_original_has_no_fact_of_its_copy() -> None:
+    error = KafkaError("no")
+    error.at(topic_partition=T0)
+    assert (error.topic_partition, str(error)) == (None, "no")
+
+
+def test_facts_go_through_a_pickle_and_through_other_words() -> None:
+    error = ConfigError("linger.ms is -1.", setting="linger.ms").at(node="3")
+    for carried in (pickle.loads(pickle.dumps(error)), error.reworded("linger.ms must be 0 or more.")):
+        assert (carried.setting, carried.node) == ("linger.ms", "3")
+    assert str(error.reworded("other words")) == "other words"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_topic_of_a_stranger_cannot_make_a_second_line() -> None:
+    assert "\n" not in str(KafkaError("no").at(topic="a\nb"))
+    assert "\n" not in str(KafkaError("no").at(topic_partition=TopicPartition("a\nb", 1)))

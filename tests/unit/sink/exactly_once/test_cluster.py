@@ -1,0 +1,274 @@
+"""What a driver asks of its cluster, and how long it waits, on scripted nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+from support.fake_clock import FakeClock
+from support.scripted_broker import faults
+
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, TransactionState
+from spark_kafka_sink.admin.transactions import Transactions
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import (
+    InvalidTransactionTimeoutError,
+    KafkaError,
+    KafkaTimeoutError,
+    SslAuthenticationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
+from spark_kafka_sink.sink.exactly_once.cluster import (
+    KafkaDriverCluster,
+    connect,
+    describe_in_process,
+    kept_client,
+    process_driver,
+)
+from spark_kafka_sink.sink.exactly_once.messages import TaskOutcome, TaskTransaction
+from spark_kafka_sink.sink.options import SinkConfig
+
+CONFIG = SinkConfig.from_options(
+    {
+        "kafka.bootstrap.servers": "broker-0:9092",
+        "topic": "t",
+        "delivery.guarantee": "exactly-once",
+        "kafka.transaction.timeout.ms": "600000",
+        "kafka.max.block.ms": "1000",
+    }
+)
+
+
+@pytest.mark.parametrize(("finalized", "spoken"), [(0, 1), (1, 1), (2, 2), (3, 2)])
+def test_of_transactions_two_versions_are_spoken(finalized: int, spoken: int) -> None:
+    bench = CoordinatorBench(version=finalized)
+    assert KafkaDriverCluster(bench.coordinator, CONFIG, "P").transaction_version() == spoken
+
+
+def test_a_driver_that_dies_while_it_decides_keeps_others_from_reading_for_a_minute_alone() -> None:
+    bench = CoordinatorBench()
+    KafkaDriverCluster(bench.coordinator, CONFIG, "P").init_producer_id("P/driver", None)
+    assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == 60_000
+
+
+@pytest.mark.parametrize(
+    ("wanted_ms", "own_ms"), [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)]
+)
+def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms: int, own_ms: int) -> None:
+    """Bug: with a timeout of a minute it had one too, and was committed when a coordinator came back that was
+    away for long, though the tasks' transactions had been aborted meanwhile: rows lost, where a replay does.
+    """
+    config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=wanted_ms))
+    bench = CoordinatorBench()
+    KafkaDriverCluster(bench.coordinator, config, "P").init_producer_id("P/driver", None)
+    assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == own_ms
+
+
+def test_the_decision_of_another_driver_that_died_in_it_is_waited_for_longer_than_max_block_ms() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    bench.raw.write(bench.raw.begin("Q/driver", timeout_ms=30_000), cluster.place, "half a decision")
+    started_ms = bench.rig.now_ms
+    assert cluster.last_decision() is None
+    assert bench.rig.now_ms - started_ms >= 29_000
+
+
+def test_the_end_of_transactions_is_asked_for_until_delivery_timeout_ms() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    opened = bench.open("P/0")
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(14), times=None)
+    started_ms = bench.rig.now_ms
+    (ended,) = cluster.end(opened, committed=True)
+    assert ended.status is EndTxnStatus.UNRESOLVED
+    assert bench.rig.now_ms - started_ms >= CONFIG.producer.delivery_timeout_ms
+
+
+def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: each left its sockets open for the life of a worker."""
+
+    def connect(config: ProducerConfig) -> SimpleNamespace:
+        seen.append(f"{config.client_id} made")
+        return SimpleNamespace(close=lambda: seen.append(f"{config.client_id} closed"))
+
+    def ask(client_id: str) -> object:
+        return kept_client(replace(CONFIG.producer, client_id=client_id))
+
+    seen: list[str] = []
+    clock = FakeClock()
+    monkeypatch.setattr(cluster_module, "SystemClock", lambda: clock)
+    monkeypatch.setattr(cluster_module, "connect", connect)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    one = ask("one")
+    clock.sleep_ms(599_000)
+    ask("two")
+    assert ask("one") is one
+    clock.sleep_ms(599_999)
+    ask("two")
+    clock.sleep_ms(1)
+    ask("two")
+    assert seen == ["one made", "two made", "one closed"]
+    clock.sleep_ms(600_000)
+    ask("two")  # its own is as good as new
+    monkeypatch.setattr("os.getpid", lambda: 0)
+    ask("three")  # of a child, to which its parent's are not its own
+    assert seen == ["one made", "two made", "one closed", "three made"]
+    clock.sleep_ms(600_000)
+    ask("one")
+    assert seen[4:] == ["three closed", "one made"]
+
+
+@pytest.mark.parametrize("who", ["task", "driver"])
+def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Bug: once a certificate had expired, a worker's exactly-once tasks, and the driver of format, were refused as
+    long as the worker lived, though the file had been renewed.
+    """
+
+    def ask() -> object:
+        if who == "task":
+            return describe_in_process(CONFIG, "P/driver")
+        with process_driver(CONFIG, "P") as driver:
+            return driver.begin()
+
+    def fail(error: KafkaError) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "describe_transactions", Mock(side_effect=error))
+            patch.setattr(Transactions, "list_transactions", Mock(side_effect=error))
+            with pytest.raises(type(error)):
+                ask()
+        seen.append(type(error).__name__)
+
+    def made(_: ProducerConfig) -> ClusterClient:
+        coordinator = CoordinatorBench().coordinator
+        monkeypatch.setattr(coordinator, "close", lambda: seen.append("closed"))
+        seen.append("made")
+        return coordinator
+
+    seen: list[str] = []
+    monkeypatch.setattr(cluster_module, "connect", made)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    fail(KafkaTimeoutError("Not described within 1000 ms."))
+    fail(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    fail(KafkaTimeoutError("Not described within 1000 ms."))
+    assert seen == ["made", "KafkaTimeoutError", "closed", "SslAuthenticationError", "made", "KafkaTimeoutError"]
+
+
+@pytest.mark.parametrize("whose", ["P/driver", "P/0"])
+def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
+    monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Bug: an abort by format told nothing of the refusal, the client was kept, and the next batch's commit was refused
+    too, though the certificate had been renewed.
+    """
+    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+    bench = CoordinatorBench()
+    connected = Mock(return_value=bench.coordinator)
+    monkeypatch.setattr(cluster_module, "connect", connected)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    monkeypatch.setattr(bench.coordinator, "close", Mock())
+    with process_driver(CONFIG, "P") as driver:
+        batch_start = driver.begin()
+    (left,) = bench.open("P/0")
+    end = KafkaDriverCluster.end
+
+    def refused(
+        of: KafkaDriverCluster, transactions: Sequence[OpenTransaction], *, committed: bool
+    ) -> list[EndTxnOutcome]:
+        if transactions[0].transactional_id != whose:
+            return end(of, transactions, committed=committed)
+        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, each.producer, refusal) for each in transactions]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "end", refused)
+        with pytest.raises(SslAuthenticationError, match="expired"), process_driver(CONFIG, "P") as driver:
+            driver.abort(batch_start, [TaskOutcome(batch_start, 0, "", 0, 1, TaskTransaction(left, 0, 1))])
+    assert connected.call_count == 1
+    with process_driver(CONFIG, "P") as driver:
+        driver.begin()
+    assert connected.call_count == 2
+
+
+def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_are_tasks() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    bench.cluster.transactions.max_timeout_ms = 599_999
+    for _ in range(2):
+        with pytest.raises(InvalidTransactionTimeoutError):
+            cluster.init_producer_id("P/driver", None)
+    bench.cluster.transactions.max_timeout_ms = 600_000
+    held = cluster.init_producer_id("P/driver", None)
+    bench.cluster.transactions.max_timeout_ms = 60_000
+    assert cluster.init_producer_id("P/driver", held).epoch == held.epoch + 1, "asked once a client"
+
+
+def test_of_all_transactions_those_in_the_states_asked_for_are_listed() -> None:
+    bench = CoordinatorBench()
+    opened, ended = bench.open("P/0", "P/1")
+    bench.commit(ended)
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    assert cluster.list_ids([TransactionState.ONGOING]) == [opened.transactional_id]
+
+
+def test_a_decision_topic_that_is_not_made_in_time_is_named_as_the_option() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(41), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"^decision\.topic=__\w+ of exactly-once delivery: .* within 1000 ms"):
+        KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
+    """The configurations for which clients were made."""
+    configs: list[ProducerConfig] = []
+
+    def connect(config: ProducerConfig, *_: object) -> object:
+        configs.append(config)
+        return object()
+
+    monkeypatch.setattr(ClusterClient, "connect", connect)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    return configs
+
+
+def test_the_tasks_of_a_worker_share_one_client_for_each_configuration_and_a_forked_child_has_its_own(
+    made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = kept_client(CONFIG.producer)
+    assert kept_client(replace(CONFIG.producer)) is first
+    assert kept_client(replace(CONFIG.producer, linger_ms=7)) is not first
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert kept_client(CONFIG.producer) is not first
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(("given_ms", "used_ms"), [(100, 10), (3, 3)])
+def test_a_drivers_client_asks_again_soon_however_often(
+    made: list[ProducerConfig], given_ms: int, used_ms: int
+) -> None:
+    connect(replace(CONFIG.producer, retry_backoff_ms=given_ms))
+    assert [(config.retry_backoff_ms, config.retry_backoff_max_ms) for config in made] == [(used_ms, used_ms)]
+
+
+@pytest.mark.parametrize("missing", [ApiKey.LIST_TRANSACTIONS, ApiKey.CREATE_TOPICS])
+def test_broker_too_old_for_exactly_once_is_refused_by_the_release(
+    monkeypatch: pytest.MonkeyPatch, missing: ApiKey
+) -> None:
+    bench = CoordinatorBench()
+    bench.cluster.topics.clear()
+    bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != missing}
+    monkeypatch.setattr(cluster_module, "connect", Mock(return_value=bench.coordinator))
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    monkeypatch.setattr(bench.coordinator, "close", Mock())
+    with pytest.raises(UnsupportedVersionError) as refused, process_driver(CONFIG, "P") as driver:
+        driver.abort(driver.begin(), ())
+    assert str(refused.value).count("delivery.guarantee=exactly-once needs Kafka 3.0 or newer.") == 1
+    assert missing.name in str(refused.value)

@@ -1,0 +1,947 @@
+"""`python -m spark_kafka_sink.transactions` and the driver's cluster, on scripted nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+from support.fake_selector import _Connection
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
+
+from spark_kafka_sink.admin.transaction_values import TransactionState
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    InvalidProducerEpochError,
+    InvalidTransactionTimeoutError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    RecordTooLargeError,
+    SslAuthenticationError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.network.channel import ChannelKind
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
+from spark_kafka_sink.sink.exactly_once import operator
+from spark_kafka_sink.sink.exactly_once.advice import operator_command
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    BatchStart,
+    Decision,
+    FirstUse,
+    TaskOutcome,
+    TaskTransaction,
+    TransactionLostError,
+    first_use_key,
+    task_id,
+)
+from spark_kafka_sink.sink.exactly_once.operator import Operator, _parser, main
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.write_names import pool_name
+from spark_kafka_sink.sink.options import SinkConfig
+
+PREFIX = "orders"
+OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+CONFIG = SinkConfig.from_options(OPTIONS)
+WALL_MS = 1_700_000_000_000
+
+
+class OperatorBench(CoordinatorBench):
+    """A driver and its operator; tasks are raw requests, and each writes one row."""
+
+    def __init__(self, version: int = 2) -> None:
+        super().__init__(version=version)
+        self.version = version
+        self.out = io.StringIO()
+        self.operator = Operator(self.coordinator, CONFIG, self.out, lambda: WALL_MS)
+        self.cluster_of_driver = KafkaDriverCluster(self.coordinator, CONFIG, PREFIX)
+        self.driver = ExactlyOnceDriver(PREFIX, self.cluster_of_driver, lambda: WALL_MS)
+
+    def task(self, batch_start: BatchStart, batch_id: int, partition: int) -> TaskOutcome:
+        open_ = self.raw.begin(task_id(PREFIX, partition, 0))
+        self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}.{partition}")
+        written = TaskTransaction(open_, partition, 1)
+        place = batch_start.place
+        self.raw.mark(open_, open_.transactional_id, place, batch_id + 1, written.marker_text)
+        return TaskOutcome(batch_start, batch_id, "q", partition, 1, written)
+
+    def batch(self, batch_id: int, partitions: int = 2) -> list[TaskOutcome]:
+        batch_start = self.driver.begin()
+        return [self.task(batch_start, batch_id, partition) for partition in range(partitions)]
+
+    def decide(self, batch_id: int) -> list[TaskOutcome]:
+        """Up to the decision, and no transaction of a task committed."""
+        outcomes = self.batch(batch_id)
+
+        class GoneError(Exception):
+            pass
+
+        def gone(*_: object) -> None:
+            raise GoneError
+
+        self.driver.finish = gone  # type: ignore[method-assign]
+        with pytest.raises(GoneError):
+            self.driver.commit(outcomes)
+        del self.driver.finish
+        return outcomes
+
+    def values(self) -> list[str]:
+        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
+
+    def said(self) -> str:
+        text = self.out.getvalue()
+        self.out.truncate(0)
+        self.out.seek(0)
+        return text
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest) -> OperatorBench:
+    return OperatorBench(request.param)
+
+
+def test_a_batch_is_decided_committed_and_noted(bench: OperatorBench) -> None:
+    committed = bench.driver.commit(bench.batch(0))
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    last = bench.cluster_of_driver.last_decision()
+    assert last is not None
+    assert (last.batch_id, last.is_finished, last.rows, last.tasks) == (0, True, 2, ())
+    assert committed.decision is not None
+    bench.operator.show(None)
+    said = bench.said()
+    assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in said
+    assert "No decision" not in said
+
+
+def test_an_open_transaction_is_shown_with_its_age_and_its_time_out(bench: OperatorBench) -> None:
+    """By which an operator tells what is stuck, and how long there is left to finish it."""
+    bench.raw.write(bench.raw.begin("orders/0", timeout_ms=900_000), TopicPartition("t", 0), "row")
+    started_ms = bench.rig.now_ms
+    Operator(bench.coordinator, CONFIG, bench.out, lambda: started_ms + 1_123_400).show(PREFIX)
+    assert re.search(
+        r"^transactional id +state +age +timeout\norders/0 +Ongoing +1,123 s +900 s$", bench.said(), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_whose_end_takes_its_time_is_shown_as_open(bench: OperatorBench, committed: bool) -> None:
+    open_ = bench.raw.begin("orders/0")
+    bench.raw.write(open_, TopicPartition("t", 0), "row")
+    bench.cluster.transactions.marker_delay_ms = 1_000_000
+    bench.end([open_], committed=committed)
+    bench.operator.show(PREFIX)
+    assert re.search(f"^orders/0 +Prepare{'Commit' if committed else 'Abort'} ", bench.said(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_cluster_on_which_nothing_was_ever_decided_is_shown_as_that(bench: OperatorBench, prefix: str | None) -> None:
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once"}
+    config = SinkConfig.from_options({**options, "decision.topic": "there-is-none"})
+    Operator(bench.coordinator, config, bench.out, lambda: WALL_MS).show(prefix)
+    of = "" if prefix is None else " of orders"
+    assert bench.said() == f"No decision{of} in there-is-none.\nNo transaction is open.\n"
+
+
+def test_what_somebody_else_wrote_among_the_decisions_hides_none(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    stranger = bench.raw.begin("stranger")
+    bench.raw.write(stranger, bench.cluster_of_driver.place, "a record without a key")
+    bench.commit(stranger)
+    bench.operator.show(None)
+    assert "orders: batch 0 of query q, 2 rows" in bench.said()
+
+
+def test_where_nothing_was_decided_there_is_nothing_to_accept(bench: OperatorBench) -> None:
+    with pytest.raises(IllegalStateError, match="No batch of orders is decided"):
+        bench.operator.accept(PREFIX)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], *([name, "--yes"] for name in ("finish", "abort", "accept", "forget", "adopt"))]
+)
+def test_a_command_and_a_prefix_must_be_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--bootstrap-servers", "h:1"] if arguments else [])
+    assert "required: " + ("--prefix" if arguments else "command") in capsys.readouterr().err
+
+
+def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
+    bench.decide(0)
+    assert bench.values() == []
+    bench.operator.show(PREFIX)
+    text = bench.said()
+    assert "batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: its 2 transactions are not known" in text
+    assert "orders/0" in text
+    assert "Ongoing" in text
+    with pytest.raises(IllegalStateError, match="decided, and can only be finished"):
+        bench.operator.abort(PREFIX)
+    with pytest.raises(IllegalStateError, match="can only be finished"):
+        bench.operator.forget(PREFIX)
+    bench.operator.finish(PREFIX)
+    assert bench.said() == "Batch 0 is committed; nothing of orders is open.\n"
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    bench.operator.show(PREFIX)
+    assert "No transaction is open." in bench.said()
+
+
+def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: OperatorBench) -> None:
+    """Bug: nothing was shown, also of another prefix, but the error."""
+    bench.driver.commit(bench.batch(0))
+    other = KafkaDriverCluster(bench.coordinator, CONFIG, "newer")
+    driver = bench.raw.begin("newer/driver")
+    content = b'{"version":3,"checksum":0}'
+    bench.coordinator.writer.write(driver, other.place, b"newer", content, 0, bench.coordinator.timer(1_000))
+    other.end([driver], committed=True)
+    bench.operator.show(None)
+    text = bench.said()
+    assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in text
+    assert f"newer: {other.place}, offset " in text
+    assert "the decision has version 3, and only versions up to 2 are known here" in text
+    assert "No transaction is open." in text
+    bench.operator.show(PREFIX)
+    assert "version 2" not in bench.said()
+
+
+def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(bench: OperatorBench) -> None:
+    """Bug: the decision before it was shown as the last, committed, while the query went on."""
+    batch_start = bench.driver.begin()
+    bench.operator.show(PREFIX)
+    assert "not shown yet" not in bench.said()
+    driver = bench.raw.begin("other/driver")
+    bench.coordinator.writer.write(driver, batch_start.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
+    bench.driver.commit([bench.task(batch_start, 0, 0)])
+    hidden = (
+        f"{batch_start.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
+    )
+    for prefix in (None, PREFIX):
+        bench.operator.show(prefix)
+        assert bench.said().startswith(hidden)
+    bench.operator.show("elsewhere")
+    assert "not shown yet" not in bench.said()
+    bench.end([driver], committed=False)
+    bench.operator.show(PREFIX)
+    assert bench.said().startswith("orders: batch 0 of query q, 1 rows, ")
+
+
+def other_topic(name: str) -> SinkConfig:
+    return SinkConfig.from_options({**OPTIONS, "decision.topic": name})
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
+def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench, command: str) -> None:
+    """Bug: without the query's --decision-topic the default one was made, with no decision in it, and what was decided
+    was aborted.
+    """
+    bench.decide(0)
+    made = len(bench.asked(ApiKey.CREATE_TOPICS))
+    operator = Operator(bench.coordinator, other_topic("there-is-none"), bench.out, lambda: WALL_MS)
+    with pytest.raises(IllegalStateError, match=r"no topic there-is-none, .*nothing was changed.*--decision-topic"):
+        getattr(operator, command)(PREFIX)
+    assert len(bench.asked(ApiKey.CREATE_TOPICS)) == made
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(bench: OperatorBench) -> None:
+    """Bug: rows of a decided batch were aborted, and it was called undecided: the decision was in another topic."""
+    bench.decide(0)
+    others = other_topic("others")
+    KafkaDriverCluster(bench.coordinator, others, "another prefix")
+    operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
+    text = "No decision of orders is in others, and 2 of its transactions are open.*with --decision-topic.*Else abort"
+    with pytest.raises(IllegalStateError, match=text):
+        operator.finish(PREFIX)
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
+    with pytest.raises(IllegalStateError, match="is decided in others: there is nothing to accept"):
+        operator.accept(PREFIX)
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_finish_does_not_wait_for_a_decision_that_its_driver_died_in(bench: OperatorBench) -> None:
+    """It would do so for as long as that driver's transaction may last, and then refuse all the same."""
+    batch_start = bench.batch(0)[0].batch_start
+    bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
+    started_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match="No decision of orders"):
+        bench.operator.finish(PREFIX)
+    assert bench.rig.now_ms - started_ms < 10_000
+
+
+def test_a_prefix_with_nothing_decided_and_nothing_open_is_finished(bench: OperatorBench) -> None:
+    bench.driver.begin()
+    bench.operator.finish(PREFIX)
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+
+
+def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
+    bench.batch(0)
+    bench.operator.abort(PREFIX)
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["CompleteAbort"] * 2
+    assert bench.values() == []
+
+
+def test_what_could_not_be_aborted_is_told_to_be_open(bench: OperatorBench) -> None:
+    bench.batch(0)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53))
+    bench.operator.abort(PREFIX)
+    assert re.fullmatch(r"Nothing was decided; open until they time out \(1\): orders/[01]\.\n", bench.said())
+    bench.operator.abort(PREFIX)
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+
+
+def test_another_prefix_is_left_alone(bench: OperatorBench) -> None:
+    (other,) = bench.open("orders/eu/0")
+    (longer,) = bench.open("orders/0x")
+    bench.batch(0)
+    bench.operator.abort(PREFIX)
+    assert [bench.state(each.transactional_id) for each in (other, longer)] == ["Ongoing"] * 2
+
+
+def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: OperatorBench) -> None:
+    outcomes = bench.decide(0)
+    lost = outcomes[1].written
+    assert lost is not None
+    bench.end([lost.transaction], committed=False)  # as its timeout would
+    for _ in range(2):
+        with pytest.raises(TransactionLostError, match=r"Batch 0 .*'orders'.*1 of its 2 .*partition 1: 1 rows.*accept"):
+            bench.driver.begin()
+    with pytest.raises(IllegalStateError):
+        bench.operator.forget(PREFIX)
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
+    bench.operator.show(PREFIX)
+    assert ": closed by accept. The query goes on after it, whatever its rows are then.\n" in bench.said()
+    assert bench.driver.begin().last_batch_id == 0
+    assert bench.values() == ["row 0.0"]
+    assert bench.driver.begin().last_is_accepted
+
+
+def test_changed_batch_stops_the_query_until_it_is_accepted(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    changed = TaskOutcome(bench.driver.begin(), 0, "q", 0, 2, None, was_skipped=True, fingerprint=1)
+    with pytest.raises(BatchChangedError, match=r"content differs.*accept --prefix=orders"):
+        bench.driver.commit([changed])
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 stays as it was committed. The query goes on after it")
+    assert bench.driver.commit([replace(changed, batch_start=bench.driver.begin())]).was_skipped
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_changed_batch_is_written_beside_the_first_one_after_forget(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    bench.operator.forget(PREFIX)
+    bench.driver.commit(bench.batch(0))
+    assert sorted(bench.values()) == ["row 0.0", "row 0.0", "row 0.1", "row 0.1"]
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_a_batch_is_not_closed_while_rows_of_it_may_still_be_committed(bench: OperatorBench, error_code: int) -> None:
+    bench.decide(0)
+
+    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        if exchange.request.transactional_id != "orders/1":
+            return proceed()
+        return faults.fail_with(error_code)(cluster, exchange, proceed)
+
+    bench.cluster.transactions.transactions["orders/1"].timeout_ms = 900_000
+    script = bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is.*'orders/1'.*Accept it when"):
+        bench.operator.accept(PREFIX)
+    bench.cluster.scripts.remove(script)
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 is closed: 2 of 2 transactions are known to be committed.")
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    bench.operator.show(PREFIX)
+    assert "22:13:20+00:00: committed.\n" in bench.said()
+
+
+def test_a_batch_is_not_closed_while_a_coordinator_lets_nobody_in(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it was closed, and the next start aborted what is there, which could have been committed."""
+    bench.cluster.coordinators |= {"orders/0": 2, "orders/1": 2}
+    bench.decide(0)
+    selector = bench.rig.selector
+    connect = selector._finish_connect
+    refusal = SslAuthenticationError("Node 2's certificate has expired.")
+
+    def refuse(connection: _Connection) -> None:
+        if connection.node_id != 2:
+            connect(connection)
+            return
+        selector._lose(connection, ChannelKind.AUTHENTICATION_FAILED, refusal, selector.disconnected)
+
+    bench.client.disconnect_async(bench.rig.node(2))
+    bench.client.poll(bench.timer(0))
+    bench.rig.clock.sleep_ms(2_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(selector, "_finish_connect", refuse)
+        with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is.*certificate has expired"):
+            bench.operator.accept(PREFIX)
+    bench.rig.clock.sleep_ms(2_000)
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(5))
+    assert bench.driver.begin().last_batch_id == 5
+    bench.operator.forget(PREFIX)
+    assert bench.said().endswith("orders is free.\n")
+    batch_start = bench.driver.begin()
+    assert batch_start.last_batch_id is None
+    assert not batch_start.is_written_already(0, "another query")
+    bench.operator.show(PREFIX)
+    assert "No decision of orders in __spark_kafka_sink_decisions." in bench.said()
+
+
+def test_a_batch_that_is_decided_while_its_prefix_is_forgotten_is_not_lost(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.driver.commit(bench.batch(5))
+    take_over = bench.operator._fenced
+
+    def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        bench.decide(6)  # by a query that runs, which dies then
+        return take_over(cluster, prefix)
+
+    monkeypatch.setattr(bench.operator, "_fenced", too_late)
+    with pytest.raises(IllegalStateError, match="Batch 6 of orders is decided"):
+        bench.operator.forget(PREFIX)
+    assert bench.driver.begin().last_batch_id == 6
+    assert sorted(bench.values()) == ["row 5.0", "row 5.1", "row 6.0", "row 6.1"]
+
+
+def test_what_is_open_under_a_prefix_is_aborted_before_it_is_free(bench: OperatorBench) -> None:
+    bench.batch(0)
+    bench.operator.forget(PREFIX)
+    assert (bench.state("orders/0"), bench.state("orders/1")) == ("CompleteAbort", "CompleteAbort")
+
+
+def test_a_prefix_whose_last_decision_could_not_be_taken_away_is_not_called_free(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.driver.commit(bench.batch(0))
+    take_over = bench.operator._fenced
+
+    def fenced_since(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        driver = take_over(cluster, prefix)
+        bench.cluster.on(ApiKey.END_TXN, faults.fail_with(90), times=None)
+        return driver
+
+    monkeypatch.setattr(bench.operator, "_fenced", fenced_since)
+    with pytest.raises(ProducerFencedError):
+        bench.operator.forget(PREFIX)
+    assert "is free" not in bench.said()
+
+
+def test_the_batch_to_accept_is_the_last_one_once_nobody_can_decide_another(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.decide(5)
+    take_over = bench.operator._fenced
+
+    def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+        bench.decide(6)  # by a query that runs, which dies then
+        return take_over(cluster, prefix)
+
+    monkeypatch.setattr(bench.operator, "_fenced", too_late)
+    bench.operator.accept(PREFIX)
+    assert "Batch 6 is closed: 2 of 2" in bench.said()
+
+
+def test_of_a_prefix_its_own_transactions_alone_are_listed() -> None:
+    bench = OperatorBench()
+    bench.open("a.b/0", "a.b/driver", "axb/1", "a.b/2/3", "a.b/3.x", "a.b/4")
+    bench.end([bench.raw.begin("a.b/4")], committed=False)
+    bench.operator.show("a.b")
+    lines = bench.said().splitlines()
+    assert sorted(line.split()[0] for line in lines if "/" in line) == ["a.b/0", "a.b/driver"]
+
+
+def test_a_transaction_that_is_forgotten_while_it_is_listed_is_left_out(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open("orders/0")
+    monkeypatch.setattr(type(bench.coordinator.transactions), "describe_transactions", lambda *_: {"orders/0": None})
+    bench.operator.show(PREFIX)
+    assert "No transaction is open." in bench.said()
+
+
+def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorBench) -> None:
+    for batch_id in range(3):
+        bench.driver.commit(bench.batch(batch_id))
+    bench.operator.forget(PREFIX)
+    bench.decide(0)
+    bench.rig.clock.sleep_ms(16 * 60_000)
+    bench.cluster.transactions.advance(bench.rig.clock.now_ms())
+    with pytest.raises(TransactionLostError, match=r"Batch 0 .*2 of its 2 transactions are gone"):
+        bench.driver.begin()
+
+
+def test_a_driver_that_goes_on_late_is_told_of_its_successor_and_of_no_loss(bench: OperatorBench) -> None:
+    outcomes = bench.decide(0)
+    decided = bench.cluster_of_driver.last_decision()
+    assert decided is not None
+    bench.driver.commit(bench.batch(1))  # whose markers are in the place of batch 0's
+    with pytest.raises(ProducerFencedError, match="It finishes batch 0, or has done so"):
+        bench.driver.finish(outcomes[0].batch_start.driver, decided)
+    assert len(bench.values()) == 2 * len(outcomes)
+
+
+def test_a_timeout_beyond_the_clusters_maximum_is_told_at_the_start() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.transactions.max_timeout_ms = 600_000
+    driver = ExactlyOnceDriver(PREFIX, KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX), lambda: WALL_MS)
+    with pytest.raises(InvalidTransactionTimeoutError, match=r"900000 ms.*transaction\.max\.timeout\.ms: lower"):
+        driver.begin()
+
+
+def test_the_decision_topic_is_compacted_and_a_refusal_says_how_to_make_it() -> None:
+    bench = CoordinatorBench()
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(29))
+    with pytest.raises(
+        TopicAuthorizationError, match=r"decision\.topic=__spark_kafka_sink_decisions by hand \(16 part"
+    ):
+        KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX)
+    KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX)
+    (topic,) = bench.asked(ApiKey.CREATE_TOPICS)[-1].request.topics
+    configs = {config.name: config.value for config in topic.configs}
+    assert (topic.num_partitions, configs["cleanup.policy"]) == (16, "compact")
+    assert 1 << 20 < int(configs["max.message.bytes"]) < int(configs["segment.bytes"])
+
+
+def test_a_decision_too_large_for_its_topic_says_of_what_and_what_to_change(bench: OperatorBench) -> None:
+    outcomes = bench.batch(4)
+    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(10))
+    text = r"Batch 4 .*prefix='orders' is not decided.* 2 tasks .*decision\.topic=__.*Raise max\.message\.bytes.*fewer"
+    with pytest.raises(RecordTooLargeError, match=text):
+        bench.driver.commit(outcomes)
+    assert bench.values() == []
+
+
+def test_a_losing_attempt_that_has_written_nothing_yet_is_fenced_by_the_commit() -> None:
+    bench = OperatorBench()
+    outcomes = bench.batch(0)
+    loser = bench.raw.begin(task_id(PREFIX, 1, 1))
+    bench.driver.commit(outcomes)
+    with pytest.raises((InvalidProducerEpochError, ProducerFencedError)):
+        bench.raw.write(loser, TopicPartition("t", 0), "row 0.1")
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX, is_one_off=True)
+    driver = ExactlyOnceDriver(PREFIX, cluster, lambda: WALL_MS, is_new=True)
+    batch_start = driver.begin()
+    driver.commit([bench.task(batch_start, batch_start.next_batch_id, 0)])
+    assert bench.values() == ["row 0.0"]
+    assert cluster.last_decision() is None
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["finish", "accept"])
+def test_a_write_without_a_prefix_leaves_no_decision_where_an_operator_finishes_it(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: nobody comes back to such a prefix, and its decision stayed in the topic, and in the list, for ever."""
+    prefix = pool_name(3)
+    monkeypatch.setitem(globals(), "PREFIX", prefix)
+    bench = OperatorBench()
+    bench.decide(0)
+    getattr(bench.operator, command)(prefix)
+    assert len(bench.values()) == 2
+    bench.operator.show(prefix)
+    assert f"No decision of {prefix} in " in bench.said()
+    bench.operator.finish(prefix)
+    assert "Nothing was decided, or it was finished before; " in bench.said()
+
+
+def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
+    out = io.StringIO()
+    arguments = ["forget", "--prefix", PREFIX, "--bootstrap-servers", "h:9092", "--decision-topic", "mine"]
+    assert main(arguments, out, lambda _: "yes") == 1
+    assert (
+        "write a batch twice. Stop its query first: a batch under way fails. Its decisions are looked for in mine."
+        in (out.getvalue())
+    )
+    assert out.getvalue().endswith("Nothing was changed.\n")
+
+
+def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
+    out = io.StringIO()
+    assert main(["finish", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, closed) == 1
+    assert out.getvalue().endswith(
+        "There is no input to read an answer from: --yes goes on without asking.\nNothing was changed.\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])
+def test_an_empty_prefix_is_not_taken_for_typed_where_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it connects"))
+    out = io.StringIO()
+    assert main([command, "--prefix", "", "--bootstrap-servers", "h:9092"], out, lambda _: "") == 1
+    assert out.getvalue().startswith("ConfigError: transactional.id.prefix='': 1 to 200 printable characters")
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "forget"])
+def test_the_prefix_typed_or_yes_goes_on(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    bench = OperatorBench()
+    bench.driver.commit(bench.batch(0))
+    monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    arguments = [command, "--prefix", PREFIX, "--bootstrap-servers", "h:9092"]
+    assert main(arguments, io.StringIO(), lambda _: f" {PREFIX} ") == 0
+    assert main([*arguments, "--yes"], io.StringIO(), lambda _: pytest.fail("it asked")) == 0
+
+
+def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("# ours\nkafka.no.such=1\ntopic=ignored\n")
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p"), "--bootstrap-servers", "h:1"], out) == 1
+    assert out.getvalue().startswith("ConfigError: ")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "none")], out) == 1
+    assert (
+        out.getvalue() == f"ConfigError: --properties {tmp_path / 'none'} cannot be read: No such file or directory.\n"
+    )
+
+
+def test_a_file_of_another_encoding_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes("# größe\n".encode("latin-1"))
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
+    assert out.getvalue().startswith(f"ConfigError: {tmp_path / 'p'} is not UTF-8: ")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_the_querys_file_is_read_as_the_job_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a line that goes on was cut off without a word: a login had no password, of the servers one was asked."""
+    (tmp_path / "p").write_text(
+        "! ours\nkafka.bootstrap.servers=h1:9093,\\\n  h2:9093\nkafka.security.protocol=SASL_PLAINTEXT\n"
+        "kafka.sasl.mechanism=SCRAM-SHA-256\n"
+        "kafka.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\\n"
+        '  username="ada" password="secret-word";\n'
+    )
+    bench = OperatorBench()
+    configs = []
+    monkeypatch.setattr(operator, "connect", lambda config: configs.append(config) or bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p")], out) == 0, out.getvalue()
+    (config,) = configs
+    assert config.bootstrap_servers == (("h1", 9093), ("h2", 9093))
+    assert "secret-word" not in out.getvalue()
+
+
+def test_a_line_of_the_querys_file_that_is_none_is_told_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("kafka.bootstrap.servers=h1:9093\nsecret-word\n")
+    out = io.StringIO()
+    assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
+    assert out.getvalue().startswith(f"ConfigError: {tmp_path / 'p'}: line 2 is not name=value")
+    assert "secret-word" not in out.getvalue()
+
+
+def test_the_decision_topic_comes_from_the_querys_file_or_from_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p").write_text("Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n")  # as the query may have them
+    bench = OperatorBench()
+    monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    for arguments, topic in (([], "ours"), (["--decision-topic", "other"], "other")):
+        out = io.StringIO()
+        assert main(["list", "--properties", str(tmp_path / "p"), *arguments], out) == 0
+        assert f"No decision in {topic}." in out.getvalue()
+
+
+def test_open_transactions_of_any_prefix_are_listed() -> None:
+    bench = OperatorBench()
+    bench.open("payments/3.1", "somebody-elses")
+    bench.operator.show(None)
+    text = bench.said()
+    assert "payments/3.1" in text
+    assert "somebody-elses" not in text
+
+
+def test_an_open_transaction_is_ended_by_its_exact_epoch(bench: OperatorBench) -> None:
+    outcomes = bench.batch(0)
+    assert bench.driver.abort(outcomes[0].batch_start, outcomes)
+    ids = {outcome.written.transaction.transactional_id for outcome in outcomes if outcome.written}
+    assert {bench.state(each) for each in ids} == {"CompleteAbort"}
+    assert isinstance(outcomes[0].batch_start.driver, OpenTransaction)
+    assert bench.values() == []
+
+
+def test_a_batch_whose_note_alone_failed_is_not_called_aborted(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = bench.batch(0)
+
+    write = KafkaDriverCluster.write_decision
+
+    def write_and_fail(cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
+        write(cluster, driver, decision, sequence)
+        if decision.is_finished:
+            raise KafkaTimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "write_decision", write_and_fail)
+        with pytest.raises(KafkaTimeoutError):
+            bench.driver.commit(outcomes)
+    assert not bench.driver.abort(outcomes[0].batch_start, outcomes)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+    assert bench.driver.begin().last_batch_id == 0
+
+
+def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> None:
+    batch_start = bench.driver.begin()
+    assert bench.driver.abort(batch_start, [])
+    found = bench.cluster_of_driver.describe([batch_start.driver.transactional_id])[batch_start.driver.transactional_id]
+    assert found is not None
+    assert (found.state, found.producer) != (
+        TransactionState.EMPTY,
+        batch_start.driver.producer,
+    )  # what a task looks at
+
+
+def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: OperatorBench) -> None:
+    outcomes = bench.decide(0)
+    assert not bench.driver.abort(outcomes[0].batch_start, outcomes)
+    bench.driver.begin()
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+@pytest.mark.parametrize("topic", ["mine", "-mine", "my decisions", CONFIG.decision_topic])
+@pytest.mark.parametrize("prefix", [PREFIX, "a b", "it's", "-x", "$HOME;", "orders."])
+@pytest.mark.parametrize("command", ["finish", "accept", "forget"])
+def test_the_command_that_an_error_names_can_be_typed_as_it_stands(command: str, prefix: str, topic: str) -> None:
+    """Bug: a prefix with a blank or a quote was another one, or none, to the shell; and the full stop of the sentence,
+    or its colon, stood behind the prefix as if it were part of it.
+    """
+    python, module, name, *typed = shlex.split(operator_command(command, prefix, topic))
+    assert (python, module, name) == ("python", "-m", "spark_kafka_sink.transactions")
+    options = _parser().parse_args(typed)
+    assert (options.command, options.prefix) == (command, prefix)
+    assert (options.decision_topic or CONFIG.decision_topic) == topic
+    assert options.bootstrap_servers == typed[-1] == "HOST:PORT"
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
+def test_a_cluster_that_allows_short_transactions_alone_lets_the_operator_in(
+    bench: OperatorBench, command: str
+) -> None:
+    """Bug: it asked whether tasks, of which it has none, may take the 15 minutes of the default, and was refused."""
+    if command in {"finish", "accept"}:
+        bench.decide(0)
+    else:
+        bench.driver.commit(bench.batch(0))
+    cluster_module._CHECKED.clear()  # an operator has a client of its own
+    bench.cluster.transactions.max_timeout_ms = 600_000
+    getattr(bench.operator, command)(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def written_by_a_stranger(bench: OperatorBench, key: bytes, value: bytes) -> None:
+    bench.coordinator.writer.write_alone(bench.cluster_of_driver.place, key, value, bench.coordinator.timer(1_000))
+
+
+def with_checksum(content: dict[str, object]) -> bytes:
+    checksum = zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return json.dumps(content | {"checksum": checksum}).encode()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"time_ms": 10**18},
+        {"time_ms": 10**400},
+        {"time_ms": -(10**18)},
+        {"rows": "many"},
+        {"batch_id": [1]},
+        {"version": "\x1b[31m"},
+        {"query_id": "q\x1b[2J\npayments: batch 7"},
+        {"transactions": [["a", "b", "c", "d", "e", "f"]]},
+    ],
+    ids=str,
+)
+def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
+    bench: OperatorBench, changed: dict[str, object]
+) -> None:
+    """Bug: a time beyond any calendar ended the list; a query id cleared the screen."""
+    bench.driver.commit(bench.batch(0))
+    content: dict[str, object] = json.loads(Decision(0, "q", WALL_MS, 1, 2, (), is_finished=True).to_bytes())
+    del content["checksum"]
+    written_by_a_stranger(bench, b"evil", with_checksum(content | changed))
+    written_by_a_stranger(bench, b"evil\nborn\nborn", with_checksum(content | changed))
+    bench.operator.show(None)
+    said = bench.said()
+    assert "orders: batch 0 of query q, 2 rows" in said
+    assert re.search("^evil: ", said, re.MULTILINE)
+    assert len(said.splitlines()) == 4
+    assert said.replace("\n", "").isprintable()
+
+
+def test_first_use_with_a_time_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
+    """Bug: it ended the list."""
+    bench.driver.commit(bench.batch(0))
+    written_by_a_stranger(bench, first_use_key(b"evil"), FirstUse(10**18, 16, 1).to_bytes())
+    bench.operator.show(None)
+    said = bench.said()
+    assert re.search(r"^evil: .*offset \d+: this record cannot be shown: \w+Error\.$", said, re.MULTILINE)
+    assert "orders: batch 0 of query q, 2 rows" in said
+
+
+def test_keys_and_ids_of_strangers_are_shown_without_control_characters(bench: OperatorBench) -> None:
+    """Bug: a key forged a line in colour, and a transactional id set the terminal's title."""
+    written_by_a_stranger(bench, b"evil\x1b[31m\npayments: batch 7 of query q\xff", b"{}")
+    name = "z\x1b[2J\x1b]0;pwned\x07\u202e/driver"
+    bench.raw.write(bench.raw.begin(name), TopicPartition("t", 0), "row")
+    bench.operator.show(None)
+    said = bench.said()
+    assert said.replace("\n", "").isprintable()
+    assert "evil?[31m?payments: batch 7" in said
+    assert "z?[2J?]0;pwned??/driver" in said
+
+
+def test_prefix_without_a_decision_is_shown_with_its_first_use(bench: OperatorBench) -> None:
+    bench.driver.begin()
+    bench.operator.show(None)
+    said = bench.said()
+    assert re.search(r"^orders: no decision yet; first used \d{4}-\d\d-\d\d ", said, re.MULTILINE)
+    bench.operator.show("another")
+    assert "orders" not in bench.said()
+    bench.operator.adopt(PREFIX)
+    assert bench.said() == "orders is adopted: its query begins at the next batch of its checkpoint.\n"
+    bench.operator.show(PREFIX)
+    assert re.search(r"^orders: no decision yet; freed or adopted .*any batch\.$", bench.said(), re.MULTILINE)
+    bench.driver.commit(bench.batch(7))
+    bench.operator.show(None)
+    assert "no decision yet" not in bench.said()
+
+
+def test_lost_decision_topic_is_an_error_until_the_prefix_is_adopted(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    bench.cluster.delete_topic(CONFIG.decision_topic)
+    bench.cluster.create_topic(CONFIG.decision_topic, 16, configs={"cleanup.policy": "compact"})
+    with pytest.raises(IllegalStateError, match=r"knows nothing of transactional\.id.prefix='orders'") as lost:
+        bench.driver.begin()
+    typed = shlex.split(str(lost.value).rpartition("-m spark_kafka_sink.transactions ")[2])
+    assert _parser().parse_args(typed).command == "adopt"
+    bench.operator.adopt(PREFIX)
+    batch_start = bench.driver.begin()
+    assert batch_start.is_written_already(7, "q") is False
+    bench.driver.commit([bench.task(batch_start, 7, 0)])
+    assert bench.driver.begin().last_batch_id == 7
+
+
+def test_freed_prefix_begins_at_any_batch_and_is_not_lost(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(3))
+    bench.operator.forget(PREFIX)
+    batch_start = bench.driver.begin()
+    assert (batch_start.last_batch_id, batch_start.is_written_already(2, "another")) == (None, False)
+
+
+def test_prefix_that_an_older_release_freed_is_an_error_until_adopted(bench: OperatorBench) -> None:
+    """That release wrote a tombstone and no first-use record."""
+    driver = bench.raw.begin("orders/driver")
+    place = bench.cluster_of_driver.place
+    bench.coordinator.writer.write(driver, place, PREFIX.encode(), None, 0, bench.coordinator.timer(1_000))
+    bench.commit(driver)
+    with pytest.raises(IllegalStateError, match="the prefix was freed by an older release"):
+        bench.driver.begin()
+    bench.operator.adopt(PREFIX)
+    assert bench.driver.begin().is_adopted
+
+
+def test_adopt_is_refused_where_a_decision_is_known(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    with pytest.raises(
+        IllegalStateError, match=r"on batch 0: the query goes on after that batch.*forget --prefix=orders"
+    ):
+        bench.operator.adopt(PREFIX)
+    bench.decide(1)
+    with pytest.raises(IllegalStateError, match="Batch 1 of orders is decided"):
+        bench.operator.adopt(PREFIX)
+
+
+def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> None:
+    """They may be decided in another topic, and the next driver would abort them."""
+    bench.decide(0)
+    others = other_topic("others")
+    operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
+    with pytest.raises(IllegalStateError, match=r"2 transactions of orders are open.*abort --prefix=orders --decision"):
+        operator.adopt(PREFIX)
+    assert [bench.state(f"orders/{number}") for number in range(2)] == ["Ongoing"] * 2
+    bench.operator.finish(PREFIX)
+    operator.adopt(PREFIX)
+    driver = ExactlyOnceDriver(PREFIX, KafkaDriverCluster(bench.coordinator, others, PREFIX), lambda: WALL_MS)
+    assert driver.begin().is_adopted
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget", "adopt"])
+def test_command_for_a_prefix_that_nobody_used_leaves_it_usable(bench: OperatorBench, command: str) -> None:
+    with contextlib.suppress(IllegalStateError):  # of accept: there is nothing to accept
+        getattr(bench.operator, command)(PREFIX)
+    assert bench.driver.begin().last_batch_id is None
+
+
+def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBench) -> None:
+    """Nobody comes back to such a prefix."""
+    prefix = pool_name(3)
+    for command in ("finish", "abort", "forget"):
+        getattr(bench.operator, command)(prefix)
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, prefix).place
+    assert [record for record in bench.cluster.log(*place).records() if prefix.encode() in (record.key or b"")] == []
+
+
+def test_error_about_a_strangers_record_steers_no_terminal(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written_by_a_stranger(bench, PREFIX.encode(), with_checksum({"version": "\x1b[2J\nAll is well."}))
+    monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
+    arguments = ["finish", "--prefix", PREFIX, "--yes", "--bootstrap-servers", "broker-0:9092"]
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()
+    assert line.startswith("ProtocolError: ")
+
+
+def test_any_error_is_one_line_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> object:
+        raise KafkaTimeoutError("\x1b[2J\nAll is well.")
+
+    monkeypatch.setattr(operator, "connect", refuse)
+    assert main(["list", "--bootstrap-servers", "broker-0:9092"]) == 1
+    assert capsys.readouterr().out == "KafkaTimeoutError: ?[2J?All is well.\n"

@@ -1,0 +1,495 @@
+"""What a driver refuses to decide, what it says of a batch with nothing in it, and what it ends of others."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
+from support.scripted_broker import faults
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    BrokerError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    ProtocolError,
+    error_for_code,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    BatchStart,
+    Decision,
+    TaskOutcome,
+    TaskTransaction,
+    TransactionLostError,
+)
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    return CoordinatorBench()
+
+
+@pytest.fixture
+def driver(bench: CoordinatorBench) -> ExactlyOnceDriver:
+    return driver_of(bench, "P")
+
+
+def outcome(driver: ExactlyOnceDriver, partition: int) -> TaskOutcome:
+    written = TaskTransaction(OpenTransaction(f"P/{partition}", 9, 0, 2), partition, 1)
+    return TaskOutcome(driver.begin(), 4, "q", partition, 1, written)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"batch_id": 5}, "do not agree on batch_id"),
+        ({"query_id": "another"}, "do not agree on query_id"),
+        ({"was_skipped": True, "written": None}, "do not agree on was_skipped"),
+        ({"partition": 0}, r"Two tasks wrote one partition: \[0, 0\]"),
+    ],
+)
+def test_tasks_that_are_not_those_of_one_batch_are_not_decided_on(
+    driver: ExactlyOnceDriver, changed: dict[str, Any], text: str
+) -> None:
+    first = outcome(driver, 0)
+    second = replace(first, partition=1)
+    with pytest.raises(IllegalStateError, match=text):
+        driver.commit([first, replace(second, **changed)])
+    assert driver.begin().last_batch_id is None
+
+
+def test_tasks_of_two_starts_are_not_decided(driver: ExactlyOnceDriver) -> None:
+    with pytest.raises(IllegalStateError, match="do not agree on batch_start"):
+        driver.commit([outcome(driver, 0), outcome(driver, 1)])
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_first_batch_without_rows_leaves_a_decision_and_later_ones_none(version: int) -> None:
+    """A later batch would else be the first one that the decision topic hears of."""
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    assert driver.commit([]) == Committed(None, False, None)
+    empty = replace(outcome(driver, 0), rows=0, written=None)
+    committed = driver.commit([empty])
+    assert committed.decision is not None
+    assert (committed.decision.batch_id, committed.decision.is_finished) == (4, True)
+    assert committed.driver is not None
+    batch_start = driver.begin(committed.driver.producer, committed.decision)
+    assert (
+        batch_start.last_batch_id,
+        batch_start.is_written_already(4, "q"),
+        batch_start.is_written_already(5, "q"),
+    ) == (
+        4,
+        True,
+        False,
+    )
+    assert driver.commit([replace(empty, batch_start=batch_start, batch_id=5)]) == Committed(None, False, None)
+    assert driver.begin().last_batch_id == 4
+
+
+def test_batch_write_without_rows_leaves_no_decision(driver: ExactlyOnceDriver) -> None:
+    empty = replace(outcome(driver, 0), rows=0, written=None, query_id="")
+    assert driver.commit([empty]) == Committed(None, False, None)
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize(("age_ms", "is_decided"), [(47_000, True), (49_000, False)])
+def test_a_transaction_that_has_too_little_of_its_time_left_is_not_decided_on(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, age_ms: int, is_decided: bool
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    bench.rig.clock.sleep_ms(age_ms)
+    if is_decided:
+        assert driver.commit([told]).decision is not None
+        return
+    with pytest.raises(IllegalStateError, match=r"open for 49\d{3} ms, more than 80 %.*timeout\.ms \(now 60000\)"):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "metadata", "is_lost"),
+    [(5, None, False), (4, None, True), (6, None, True), (5, "another's", True)],
+    ids=["its own", "of the batch before", "of the batch after", "of another task"],
+)
+def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
+    bench: CoordinatorBench,
+    driver: ExactlyOnceDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    offset: int,
+    metadata: str | None,
+    is_lost: bool,
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise KafkaTimeoutError("P/driver is not there.")
+
+    told = told_by_a_task(bench, driver.begin())
+    assert told.written is not None
+    open_ = told.written.transaction
+    bench.raw.mark(open_, "P/0", told.batch_start.place, offset, metadata or told.written.marker_text)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "_note_finished", unreachable)
+        with pytest.raises(KafkaTimeoutError, match="is committed"):
+            driver.commit([told])
+    del bench.cluster.transactions.transactions["P/0"]
+    if is_lost:
+        with pytest.raises(TransactionLostError, match=r"rows are missing in Kafka, 1 of 1 \(partition 0: 1 rows"):
+            driver.begin()
+    else:
+        assert driver.begin().last_batch_id == 4
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
+) -> None:
+    """Noted, no start would commit it any more, and its rows would end by timeout."""
+
+    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
+    for step in (lambda: driver.commit([told]), driver.begin):
+        with pytest.raises(KafkaError, match=r"Batch 4 of P is decided, and its commit did not end: .*'P/0'.*finished"):
+            step()
+    assert bench.state("P/0") == "Ongoing"
+    bench.cluster.scripts.remove(script)
+    assert driver.begin().last_batch_id == 4
+    assert bench.state("P/0") == "CompleteCommit"
+
+
+@pytest.mark.parametrize(
+    ("is_driver", "error_code"), [(True, 53), (False, 53), (False, 15)], ids=["the decision", "refused", "away"]
+)
+@pytest.mark.parametrize("query_id", ["q", ""], ids=["stream", "batch write"])
+def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, query_id: str, is_driver: bool, error_code: int
+) -> None:
+    """Bug: that is another write, and its rows came beside those that were finished by their command, or by hand."""
+    told = replace(told_by_a_task(bench, driver.begin(), timeout_ms=900_000), query_id=query_id)
+    refusal = faults.fail_with(error_code) if is_driver else refused_to_task_0(error_code)
+    bench.cluster.on(ApiKey.END_TXN, refusal, times=1 if is_driver else None)
+    with pytest.raises(
+        KafkaError, match="is not known" if is_driver else "is decided, and its commit did not"
+    ) as caught:
+        driver.commit([told])
+    typed = "python -m spark_kafka_sink.transactions finish --prefix=P --bootstrap-servers HOST:PORT"
+    assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
+    assert ("Do not write it again" in str(caught.value)) is (query_id == "")
+    assert (typed in str(caught.value)) is (query_id == "")
+    assert caught.value.retriable is (query_id != "" and (is_driver or error_code == 15))
+    assert isinstance(caught.value.__cause__, KafkaError)
+
+
+def test_a_refusal_of_a_code_without_a_class_keeps_the_code_whatever_is_said_with_it(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise error_for_code(89)
+
+    told = told_by_a_task(bench, driver.begin())
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(89), times=None)
+    with pytest.raises(BrokerError, match="its commit did not end") as commit:
+        driver.commit([told])
+    assert commit.value.error_code == 89
+    bench.cluster.scripts.remove(script)
+    monkeypatch.setattr(ExactlyOnceDriver, "_note_finished", refused)
+    with pytest.raises(BrokerError, match="is committed: its rows count") as note:
+        driver.begin()
+    assert note.value.error_code == 89
+
+
+def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothing(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_over(self: KafkaDriverCluster, *given: Any) -> None:
+        write(self, *given)
+        driver_of(bench, "P").begin()
+        bench.cluster.requests.clear()
+
+    write = KafkaDriverCluster.write_decision
+    told = told_by_a_task(bench, driver.begin())
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
+    with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
+        driver.commit([told])
+    assert bench.asked(int(ApiKey.END_TXN)) == []
+
+
+@pytest.mark.parametrize(
+    ("error_code", "kind", "text"),
+    [
+        (90, ProducerFencedError, "It finishes or repeats batch 4"),
+        (49, ProducerFencedError, "It finishes or repeats batch 4"),
+        (48, IllegalStateError, "Batch 4 is not decided: .* timed out while the decision was written"),
+        (53, KafkaTimeoutError, "Whether batch 4 is decided is not known: "),
+    ],
+    ids=["fenced", "forgotten", "timed out", "not authorized"],
+)
+def test_a_decision_whose_commit_is_refused_is_told_of_by_what_is_known_of_it(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, kind: type[KafkaError], text: str
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code))
+    with pytest.raises(kind, match=text):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+
+
+def test_transactions_of_other_prefixes_are_left_alone() -> None:
+    bench = CoordinatorBench()
+    others = ["axb/0", "a.b/0/1", "a.bb/0", "a.b/x", "x/a.b/0", "a.b/0.", "a.b/"]
+    for name in others:
+        bench.raw.write(bench.raw.begin(name), TopicPartition("t", 0), "row")
+    driver = driver_of(bench, "a.b")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    assert driver.abort(driver.begin(), [])
+    assert {bench.state(name) for name in others} == {"Ongoing"}
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_too(version: int) -> None:
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row")
+    with pytest.raises(IllegalStateError, match="a late attempt of the task took its place"):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+    assert driver.abort(told.batch_start, [told])
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_task_whose_transaction_was_aborted_meanwhile_is_not_decided_on(version: int) -> None:
+    """Under version 1 of transactions its epoch is what the task left: decided, its rows would be lost."""
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    assert told.written is not None
+    bench.end([told.written.transaction], committed=False)
+    with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .*is CompleteAbort in epoch [01]\."):
+        driver.commit([told])
+    driver.abort(told.batch_start, [told])
+    assert driver.begin().last_batch_id is None
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("step", ["begin", "abort"])
+def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that_to_its_successor(
+    step: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    list_ids = KafkaDriverCluster.list_ids
+
+    def be_taken_over(*arguments: Any) -> list[str]:
+        monkeypatch.undo()
+        told_by_a_task(bench, driver_of(bench, "P").begin())
+        return list_ids(*arguments)
+
+    monkeypatch.setattr(KafkaDriverCluster, "list_ids", be_taken_over)
+    if step == "begin":
+        driver.begin()
+    else:
+        driver.abort(batch_start, [])
+    assert bench.state("P/0") == "Ongoing"
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborted_with_the_batchs_note(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it was left out as the task's own, and stayed open until its timeout where the attempt died."""
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    finish_all = ExactlyOnceDriver.finish
+
+    def finish(*arguments: Any) -> None:
+        finish_all(*arguments)
+        bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "late")
+
+    monkeypatch.setattr(ExactlyOnceDriver, "finish", finish)
+    assert driver.commit([told]).decision is not None
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bug: under version 1 the fence is no end of the driver's transaction, and what was decided was lost. Spark calls
+    abort while commit runs where a query is stopped.
+    """
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    fence = KafkaDriverCluster.init_producer_id
+
+    def decide_first(*arguments: Any) -> ProducerIdAndEpoch:
+        with monkeypatch.context() as slow:
+            slow.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError))
+            with pytest.raises(KafkaTimeoutError):
+                driver.commit([told])
+        return fence(*arguments)
+
+    with monkeypatch.context() as other:
+        other.setattr(KafkaDriverCluster, "init_producer_id", decide_first)
+        assert not driver.abort(told.batch_start, [told])
+    assert driver.begin().last_batch_id == 4
+    assert bench.state("P/0") == "CompleteCommit"
+
+
+@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture, error_code: int
+) -> None:
+    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
+    assert not driver.abort(told.batch_start, [told])
+    assert len(re.findall("'P/0'.* stays open until its timeout: ", caplog.text)) >= 1
+    bench.cluster.scripts.remove(script)
+    caplog.clear()
+    assert driver.begin().last_batch_id is None
+    assert bench.state("P/0") == "CompleteAbort"
+    assert "stays open" not in caplog.text
+
+
+def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
+    driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaDriverCluster, "list_ids", lambda *_: ["P/9"])
+    assert driver.begin().last_batch_id is None
+
+
+def test_what_was_known_before_another_epoch_is_read_again(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    assert driver.begin(None, Decision(3, "q", 0, 1, 1, (), True)).last_batch_id == 4
+
+
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("what", ["write_decision", "list_ids"])
+def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
+    version: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CoordinatorBench(version=version)
+    one = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
+    batch_start = one.begin()
+    open_ = bench.raw.begin("P/0")
+    bench.raw.write(open_, PLACE, "row")
+    write = KafkaDriverCluster.write_decision
+
+    def slowly(self: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
+        write(self, driver, decision, sequence)
+        if decision.is_finished:
+            bench.rig.clock.advance(90_000)  # more than the driver's own transaction may take
+
+    def in_vain(*_: object) -> list[str]:
+        raise KafkaTimeoutError("P/driver is not listed.")
+
+    monkeypatch.setattr(KafkaDriverCluster, what, slowly if what == "write_decision" else in_vain)
+    with pytest.raises(KafkaError, match=r"Batch 4 of P is committed.*not be written again.*P/driver") as refusal:
+        one.commit([TaskOutcome(batch_start, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))])
+    assert "not decided" not in str(refusal.value)
+    assert "repeats" not in str(refusal.value)
+    assert not refusal.value.retriable, "who writes again what failed for now would have each row twice"
+    assert refusal.value.__cause__ is not None
+    monkeypatch.undo()
+    assert one.begin().last_batch_id == 4
+
+
+def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> BatchStart:
+    """Batch 4 of three rows, by a release that knows fingerprints or by one that does not; its successor's start."""
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    own = OpenTransaction.of("P/driver", cluster.init_producer_id("P/driver", None), 2)
+    cluster.write_decision(own, Decision(4, "q", 0, 1, 3, (), True, fingerprint=fingerprint, topic=topic), 0)
+    cluster.end([own], committed=True)
+    return ExactlyOnceDriver("P", cluster, lambda: 0).begin()
+
+
+def skipped(batch_start: BatchStart, rows: int, fingerprint: int) -> list[TaskOutcome]:
+    """Of two tasks that dropped their rows."""
+    halves = ((rows // 2, 7), (rows - rows // 2, (fingerprint - 7) % 2**64))
+    return [
+        TaskOutcome(batch_start, 4, "q", index, count, None, was_skipped=True, fingerprint=part)
+        for index, (count, part) in enumerate(halves)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fingerprint", "topic", "what"),
+    [
+        (3, 12, "orders", ""),
+        (5, 12, "orders", "with 3 rows, and now it comes with 5"),
+        (0, 12, "orders", "with 3 rows, and now it comes with 0"),
+        (3, 13, "orders", "with 3 rows, and now it comes with as many rows, but their content differs"),
+        (3, 12, "other", "for topic='orders', and now it comes for topic='other'"),
+        (3, 12, None, "for topic='orders', and now it comes for the topics that its rows name"),
+    ],
+)
+def test_batch_with_a_known_number_is_skipped_only_with_its_rows(
+    rows: int, fingerprint: int, topic: str | None, what: str
+) -> None:
+    bench = CoordinatorBench()
+    batch_start = decided(bench, "orders", 12)
+    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic=topic)
+    if not what:
+        assert driver.commit(skipped(batch_start, rows, fingerprint)).was_skipped
+        return
+    with pytest.raises(
+        BatchChangedError, match=re.escape(f"Batch 4 of transactional.id.prefix='P' was committed {what}")
+    ):
+        driver.commit(skipped(batch_start, rows, fingerprint))
+    assert not BatchChangedError.retriable
+    assert BatchChangedError.fatal
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_decision_of_version_1_is_compared_by_its_number_of_rows(rows: int) -> None:
+    bench = CoordinatorBench()
+    batch_start = decided(bench, None, None)
+    driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic="orders")
+    with nullcontext() if rows == 3 else pytest.raises(BatchChangedError, match="with 3 rows, and now it comes with 5"):
+        driver.commit(skipped(batch_start, rows, 99))
+
+
+def test_decision_holds_fingerprint_and_topic_of_its_batch() -> None:
+    bench = CoordinatorBench()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    driver = ExactlyOnceDriver("P", cluster, lambda: 0, topic="orders")
+    batch_start = driver.begin()
+    open_ = bench.raw.begin("P/0")
+    bench.raw.write(open_, PLACE, "rows")
+    written = TaskOutcome(batch_start, 4, "q", 0, 3, TaskTransaction(open_, 0, 3), fingerprint=2**64 - 1)
+    driver.commit([written, TaskOutcome(batch_start, 4, "q", 1, 0, None, fingerprint=3)])
+    assert cluster.last_decision() == Decision(4, "q", 0, 2, 3, (), True, fingerprint=2, topic="orders")
+
+
+def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:
+    """A record that somebody else wrote made the driver commit a transaction of another application."""
+    bench = CoordinatorBench()
+    stranger = bench.raw.begin("payments/0")
+    bench.raw.write(stranger, PLACE, "a row")
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    own = OpenTransaction.of("P/driver", cluster.init_producer_id("P/driver", None), 2)
+    cluster.write_decision(own, Decision(4, "q", 0, 1, 1, (TaskTransaction(stranger, 0, 1),)), 0)
+    cluster.end([own], committed=True)
+    with pytest.raises(
+        ProtocolError, match=r"__spark_kafka_sink_decisions-\d+, offset 0, 'P': .* of 'P'.*'payments/0'"
+    ):
+        ExactlyOnceDriver("P", cluster, lambda: 0).begin()
+    assert bench.state("payments/0") == "Ongoing"

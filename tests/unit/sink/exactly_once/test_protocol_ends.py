@@ -1,0 +1,322 @@
+"""What the driver's protocol makes of transactions that are not as they were left: which are ended, which count."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
+from support.scripted_broker.transaction_coordinator import MAX_EPOCH
+
+from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    SslAuthenticationError,
+)
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+
+each_version = pytest.mark.parametrize("version", [2, 1])
+
+
+@pytest.fixture
+def bench() -> CoordinatorBench:
+    return CoordinatorBench()
+
+
+@pytest.fixture
+def driver(bench: CoordinatorBench) -> ExactlyOnceDriver:
+    return driver_of(bench, "P")
+
+
+# ---- what was decided last -------------------------------------------------------------------------------------------
+
+
+def test_who_goes_on_and_does_not_know_what_was_decided_last_reads_it(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver
+) -> None:
+    """Taken for none, a batch that was written would be written again."""
+    next_ = driver.commit([told_by_a_task(bench, driver.begin())]).driver
+    assert next_ is not None
+    assert driver.begin(next_.producer).last_batch_id == 4
+
+
+def test_next_batch_start_names_the_last_decision(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    """By which a batch that comes again is known, and a query that is not the prefix's own."""
+    committed = driver.commit([replace(told_by_a_task(bench, driver.begin()), query_id="another")])
+    assert not committed.was_skipped
+    batch_start = driver.begin()
+    assert (batch_start.last_batch_id, batch_start.last_query_id, batch_start.last_rows) == (4, "another", 1)
+
+
+def test_who_goes_on_and_knows_what_was_decided_last_does_not_read_it(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver
+) -> None:
+    decision, _, next_ = driver.commit([told_by_a_task(bench, driver.begin())])
+    assert next_ is not None
+    bench.cluster.requests.clear()
+    assert driver.begin(next_.producer, decision).last_batch_id == 4
+    assert bench.asked(ApiKey.FETCH) == []
+
+
+# ---- what is not decided ---------------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_transaction_its_coordinator_has_forgotten_is_not_decided_on(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    del bench.cluster.transactions.transactions["P/0"]
+    with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .* of partition 0 is unknown\. "):
+        driver.commit([told])
+    assert driver.begin().last_batch_id is None
+
+
+def test_a_driver_that_its_coordinator_has_forgotten_decides_nothing(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgotten(self: KafkaDriverCluster, *given: Any) -> None:
+        write(self, *given)
+        del bench.cluster.transactions.transactions["P/driver"]
+
+    write = KafkaDriverCluster.write_decision
+    told = told_by_a_task(bench, driver.begin())
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", forgotten)
+    with pytest.raises(ProducerFencedError, match="batch 4 is not decided here"):
+        driver.commit([told])
+    assert bench.state("P/0") == "Ongoing"
+
+
+@each_version
+def test_a_driver_whose_successor_writes_a_decision_already_asks_for_no_end(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_over(self: KafkaDriverCluster, *given: Any) -> None:
+        write(self, *given)
+        bench.raw.write(driver_of(bench, "P").begin().driver, PLACE, "another decision")
+        bench.cluster.requests.clear()
+
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    write = KafkaDriverCluster.write_decision
+    told = told_by_a_task(bench, driver.begin())
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
+    with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
+        driver.commit([told])
+    assert bench.asked(int(ApiKey.END_TXN)) == []
+
+
+# ---- what is decided -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+@pytest.mark.parametrize("error_code", [48, 49, 90], ids=["another state", "forgotten", "another epoch"])
+def test_a_commit_that_comes_too_late_counts_if_the_tasks_marker_was_committed(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, is_marked: bool
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    assert told.written is not None
+    if is_marked:
+        marking = bench.raw.begin("P/0 by another name")
+        bench.raw.mark(marking, "P/0", told.batch_start.place, 5, told.written.marker_text)
+        bench.commit(marking)
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
+    if is_marked:
+        assert driver.commit([told]).decision is not None
+    else:
+        with pytest.raises(TransactionLostError, match="rows are missing in Kafka, 1 of 1"):
+            driver.commit([told])
+
+
+@pytest.mark.parametrize(("topic", "flag"), [("mine", " --decision-topic=mine"), (CONFIG.decision_topic, "")])
+def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_the_default(
+    bench: CoordinatorBench, topic: str, flag: str
+) -> None:
+    """Bug: typed as they stood, they found nothing decided, and aborted what was."""
+    cluster = KafkaDriverCluster(bench.coordinator, replace(CONFIG, decision_topic=topic), "P")
+    driver = ExactlyOnceDriver("P", cluster, lambda: 0)
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
+    typed = f"transactions {{}} --prefix=P{flag} --bootstrap-servers HOST:PORT. "
+    with pytest.raises(TransactionLostError, match=re.escape(typed.format("accept"))):
+        driver.commit([told])
+    batch_start = replace(told.batch_start, last_batch_id=4, last_query_id="another")
+    with pytest.raises(IllegalStateError, match=re.escape(typed.format("forget").rstrip())):
+        batch_start.is_written_already(5, "q")
+
+
+@pytest.mark.parametrize("what", ["markers", "describe"])
+@pytest.mark.parametrize("kind", [KafkaTimeoutError, SslAuthenticationError])
+def test_a_decided_batch_whose_markers_cannot_be_read_is_said_to_be_decided(
+    bench: CoordinatorBench,
+    driver: ExactlyOnceDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[KafkaError],
+    what: str,
+) -> None:
+    """Bug: the error was that of one request, and told neither that rows count nor until when that must be ended."""
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
+    ask = getattr(KafkaDriverCluster, what)
+
+    def in_vain(*given: Any) -> Any:
+        if what == "markers" or given[1] == ["P/driver"]:
+            raise kind("P/0 cannot be asked.")
+        return ask(*given)
+
+    monkeypatch.setattr(KafkaDriverCluster, what, in_vain)
+    text = r"^Batch 4 of P is decided, and its commit did not end: P/0 cannot be asked\. It is finished when .* started"
+    with pytest.raises(kind, match=text) as caught:
+        driver.commit([told])
+    assert str(caught.value.__cause__) == "P/0 cannot be asked."
+
+
+def test_a_start_that_finishes_a_batch_and_cannot_note_it_says_that_it_counts(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError("P/0 is not there.")))
+        with pytest.raises(KafkaTimeoutError):
+            driver.commit([told])
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", Mock(side_effect=KafkaTimeoutError("no leader")))
+    with pytest.raises(KafkaError, match=r"Batch 4 of P is committed: .* must not be written again\..* no leader"):
+        driver.begin()
+    assert bench.state("P/0") == "CompleteCommit"
+
+
+# ---- what is aborted -------------------------------------------------------------------------------------------------
+
+
+def test_who_has_begun_and_not_written_cannot_write_once_another_driver_has_begun(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver
+) -> None:
+    late = bench.raw.begin("P/0")
+    driver.begin()
+    with pytest.raises(KafkaError):
+        bench.raw.write(late, PLACE, "late")
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+@each_version
+def test_tasks_without_rows_are_no_matter_to_an_abort(version: int) -> None:
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    empty = replace(told, partition=1, rows=0, written=None)
+    assert driver.abort(told.batch_start, [empty, told])
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+@each_version
+def test_an_abort_that_comes_behind_the_decision_leaves_the_batch_to_be_finished(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CoordinatorBench(version=version)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError("P/0 is not there.")))
+        with pytest.raises(KafkaTimeoutError):
+            driver.commit([told])
+    epoch = bench.cluster.transactions.transactions["P/driver"].epoch
+    assert not driver.abort(told.batch_start, [told])
+    assert bench.cluster.transactions.transactions["P/driver"].epoch == epoch
+    assert bench.state("P/0") == "Ongoing"
+    assert driver.begin().last_batch_id == 4
+    assert bench.state("P/0") == "CompleteCommit"
+
+
+def test_an_abort_of_the_note_alone_is_not_called_one_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under version 1 the note is written in the epoch of the decision."""
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    write = KafkaDriverCluster.write_decision
+
+    def and_stop(self: KafkaDriverCluster, *given: Any) -> None:
+        write(self, *given)
+        if given[1].is_finished:
+            raise KafkaTimeoutError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "write_decision", and_stop)
+        with pytest.raises(KafkaTimeoutError, match="is committed"):
+            driver.commit([told])
+    assert not driver.abort(told.batch_start, [told])
+    assert driver.begin().last_batch_id == 4
+
+
+def test_a_driver_that_is_taken_over_while_it_aborts_leaves_the_rest_to_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    describe = KafkaDriverCluster.describe
+
+    def be_taken_over(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        driver_of(bench, "P").begin()
+        return describe(*arguments)
+
+    monkeypatch.setattr(KafkaDriverCluster, "describe", be_taken_over)
+    assert not driver.abort(told.batch_start, [told])
+
+
+def test_an_abort_with_the_last_epoch_of_a_producer_id_ends_what_is_open() -> None:
+    """Under version 1 the driver begins anew before it looks, and then has another producer id."""
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    first = driver.begin().driver
+    bench.cluster.transactions.transactions["P/driver"].epoch = MAX_EPOCH - 1
+    batch_start = driver.begin()
+    assert (batch_start.driver.producer_id, batch_start.driver.producer_epoch) == (first.producer_id, MAX_EPOCH)
+    told_by_a_task(bench, batch_start)
+    assert driver.abort(batch_start, [])
+    assert bench.cluster.transactions.transactions["P/driver"].producer_id != first.producer_id
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+def test_what_its_coordinator_does_not_abort_is_asked_for_once(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver
+) -> None:
+    told = told_by_a_task(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(53), times=None)
+    bench.cluster.requests.clear()
+    assert not driver.abort(told.batch_start, [told])
+    asked = [exchange.request.transactional_id for exchange in bench.asked(ApiKey.END_TXN)]
+    assert asked == ["P/driver", "P/0"]
+
+
+# ---- what is logged --------------------------------------------------------------------------------------------------
+
+
+def test_finished_transactions_that_a_broker_calls_empty_are_not_logged_as_open(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are ended all the same: a transaction that is begun and not yet written to looks so too."""
+    batch_start = driver.begin()
+    left = bench.raw.begin("P/7", timeout_ms=60_000)
+    found = TransactionDescription(
+        "P/7", TransactionState.EMPTY, left.producer_id, left.producer_epoch, 60_000, None, frozenset()
+    )
+    described = driver._cluster.describe
+    driver._cluster.list_ids = lambda states: ["P/7"]
+    driver._cluster.describe = lambda ids: {name: found if name == "P/7" else described([name])[name] for name in ids}
+    with caplog.at_level(logging.INFO):
+        driver.commit([told_by_a_task(bench, batch_start)])
+        assert "open transactions" not in caplog.text
+        found = found._replace(state=TransactionState.ONGOING)
+        driver.begin()
+    assert "P: aborting 1 open transactions" in caplog.text

@@ -1,0 +1,270 @@
+"""What a driver does where the decision topic knows nothing of its prefix, on scripted nodes."""
+
+from __future__ import annotations
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+from support.driver_steps import CONFIG, driver_of, told_by_a_task
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.faults import Proceed
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, first_use_key
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
+
+TOPIC = CONFIG.decision_topic
+COMPACTED = {"cleanup.policy": "compact"}
+CREATE, DESCRIBE, FETCH, INIT, PRODUCE = (
+    int(key)
+    for key in (
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.FETCH,
+        ApiKey.INIT_PRODUCER_ID,
+        ApiKey.PRODUCE,
+    )
+)
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest) -> CoordinatorBench:
+    return CoordinatorBench(version=request.param)
+
+
+def make_again(bench: CoordinatorBench, partitions: int = 16) -> None:
+    bench.cluster.delete_topic(TOPIC)
+    bench.cluster.create_topic(TOPIC, partitions, configs=COMPACTED)
+
+
+def another_process(bench: CoordinatorBench) -> ExactlyOnceDriver:
+    return ExactlyOnceDriver("P", KafkaDriverCluster(bench.another_client(), CONFIG, "P"), lambda: 0)
+
+
+def test_first_driver_leaves_a_first_use_record_before_it_begins(bench: CoordinatorBench) -> None:
+    driver_of(bench, "P").begin()
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    decision, first_use = cluster.last_records()
+    assert decision is None
+    assert first_use is not None
+    assert (first_use.partitions, first_use.replicas, first_use.is_adopted) == (16, 3, False)
+    assert first_use.topic_id == str(bench.cluster.topics[TOPIC].id)
+    written = next(index for index, each in enumerate(bench.cluster.requests) if each.api_key == PRODUCE)
+    begun = next(index for index, each in enumerate(bench.cluster.requests) if each.api_key == INIT)
+    assert written < begun, "a driver that is known has left a record"
+
+
+def test_driver_that_died_before_its_first_init_is_followed_by_another(bench: CoordinatorBench) -> None:
+    bench.cluster.on(INIT, faults.fail_with(53))
+    with pytest.raises(KafkaError):
+        driver_of(bench, "P").begin()
+    assert another_process(bench).begin().last_batch_id is None
+
+
+@pytest.mark.parametrize("partitions", [16, 20])
+def test_topic_made_again_is_an_error_before_anything_is_aborted(bench: CoordinatorBench, partitions: int) -> None:
+    driver = driver_of(bench, "P")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    told_by_a_task(bench, driver.begin())
+    make_again(bench, partitions)
+    for _ in range(2):
+        with pytest.raises(IllegalStateError, match=r"knows nothing of transactional\.id\.prefix='P'") as lost:
+            another_process(bench).begin()
+    assert f"(it has {partitions} now)" in str(lost.value)
+    assert bench.state("P/0") == "Ongoing"
+
+
+def test_missing_topic_is_not_made_for_a_prefix_that_was_used(bench: CoordinatorBench) -> None:
+    driver_of(bench, "P").begin()
+    bench.cluster.delete_topic(TOPIC)
+    made = len(bench.asked(CREATE))
+    started_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match=r"is not in the cluster.*adopt --prefix=P --boot"):
+        another_process(bench)
+    assert 10_000 <= bench.rig.now_ms - started_ms < 15_000
+    assert len(bench.asked(CREATE)) == made
+    another = KafkaDriverCluster(bench.another_client(), CONFIG, "Q")
+    assert len(bench.asked(CREATE)) == made + 1, "for another one it is"
+    assert another.place.topic == TOPIC
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_topic_deleted_while_the_client_goes_on_is_an_error_soon(bench: CoordinatorBench, is_held: bool) -> None:
+    """Bug: two minutes of silence, and then no word of the deletion."""
+    driver = driver_of(bench, "P")
+    committed = driver.commit([told_by_a_task(bench, driver.begin())])
+    assert committed.driver is not None
+    bench.cluster.delete_topic(TOPIC)
+    started_ms = bench.rig.now_ms
+    held = committed.driver.producer if is_held else None
+    with pytest.raises(IllegalStateError, match="is not in the cluster"):
+        driver.begin(held, committed.decision if is_held else None)
+    assert bench.rig.now_ms - started_ms < 15_000
+
+
+def test_topic_deleted_while_a_batch_is_written_is_an_error_soon(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    bench.cluster.delete_topic(TOPIC)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match="is not in the cluster"):
+        driver.commit([told])
+    limit_ms = 15_000 if bench.raw.version >= 2 else CONFIG.producer.max_block_ms + 5_000  # its coordinator is asked
+    assert bench.rig.now_ms - started_ms < limit_ms
+    assert bench.state("P/0") == "Ongoing", "nothing was decided"
+
+
+def test_topic_that_a_node_does_not_know_for_a_moment_is_waited_for(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    driver.begin()
+    topic = bench.cluster.topics[TOPIC]
+    topic.visible_from_ms = bench.rig.now_ms + 5_000
+    assert another_process(bench).begin().last_batch_id is None
+
+
+def test_prefix_that_coordinators_have_forgotten_goes_on_after_its_decision(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    bench.cluster.transactions.transactions.clear()
+    produced = len(bench.asked(PRODUCE))
+    assert another_process(bench).begin().last_batch_id == 4
+    assert len(bench.asked(PRODUCE)) == produced, "it is no first start"
+
+
+def test_prefix_of_an_older_release_goes_on_without_a_first_use_record(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, "P").place
+    bench.cluster.log(*place).batches[:1] = []
+    records = KafkaDriverCluster(bench.coordinator, CONFIG, "P").last_records()
+    assert (records.decision is not None, records.first_use) == (True, None)
+    assert another_process(bench).begin().last_batch_id == 4
+
+
+def test_first_batch_that_is_not_the_checkpoints_first_is_refused(bench: CoordinatorBench) -> None:
+    batch_start = driver_of(bench, "P").begin()
+    assert batch_start.is_written_already(0, "q") is False
+    with pytest.raises(IllegalStateError, match=r"Batch 1 of query q is the first one under.*adopt --prefix=P --boot"):
+        batch_start.is_written_already(1, "q")
+    assert batch_start.is_written_already(1, "") is False, "a batch write has no checkpoint"
+
+
+def test_late_first_use_record_hides_no_decision(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    for _ in range(100):
+        KafkaDriverCluster(bench.coordinator, CONFIG, "P").write_first_use(is_adopted=False)
+    assert another_process(bench).begin().last_batch_id == 4
+
+
+def test_later_batches_ask_no_more_than_before(bench: CoordinatorBench) -> None:
+    """Of a driver whose client goes on: the first-use record and the configuration cost nothing."""
+    driver = driver_of(bench, "P")
+    driver.commit([told_by_a_task(bench, driver.begin())])
+    bench.cluster.requests.clear()
+    driver_of(bench, "P").begin()
+    assert bench.asked(DESCRIBE) == []
+    assert bench.asked(int(ApiKey.DESCRIBE_CONFIGS)) == []
+    assert len(bench.asked(FETCH)) == 1
+
+
+def test_abort_leaves_a_batch_alone_whose_decision_may_be_lost() -> None:
+    """Under version 1 nothing but the decision topic tells whether another process has decided it."""
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    told = told_by_a_task(bench, driver.begin())
+    make_again(bench)
+    assert driver.abort(told.batch_start, [told]) is False
+    assert bench.state("P/0") == "Ongoing"
+
+
+def test_late_attempt_with_a_pending_marker_does_not_hold_up_the_start(bench: CoordinatorBench) -> None:
+    """Bug: the marker of the decided batch was waited for until the late attempt timed out."""
+
+    def die(*_: object) -> None:
+        raise KafkaTimeoutError("The driver is gone.")
+
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    told = told_by_a_task(bench, batch_start)
+    assert told.written is not None
+    bench.raw.mark(told.written.transaction, "P/0", batch_start.place, 5, told.written.marker_text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "_note_finished", die)
+        with pytest.raises(KafkaTimeoutError):
+            driver.commit([told])
+    late = bench.raw.begin("P/0", timeout_ms=900_000)
+    bench.raw.write(late, TopicPartition("t", 0), "row")
+    bench.raw.mark(late, "P/0", batch_start.place, 5, "another's")
+    started_ms = bench.rig.now_ms
+    assert driver.begin().last_batch_id == 4
+    assert bench.rig.now_ms - started_ms < 5_000
+    assert bench.state("P/0") == "CompleteAbort"
+
+
+def test_record_of_a_stranger_in_place_of_a_first_use_is_an_error(bench: CoordinatorBench) -> None:
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    bench.coordinator.writer.write_alone(cluster.place, first_use_key(b"P"), b"{}", bench.timer())
+    with pytest.raises(KafkaError, match=f"{cluster.place}, offset 0, 'P': this is not a first-use record"):
+        driver_of(bench, "P").begin()
+
+
+def test_tombstones_count_as_no_records(bench: CoordinatorBench) -> None:
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    open_ = bench.raw.begin("somebody")
+    for number, key in enumerate((b"P", first_use_key(b"P"))):
+        bench.coordinator.writer.write(open_, cluster.place, key, None, number, bench.timer())
+    bench.commit(open_)
+    assert cluster.last_records() == PrefixRecords(None, None)
+    cluster.write_first_use(is_adopted=True)
+    assert isinstance(cluster.last_records().first_use, FirstUse)
+
+
+def test_first_use_before_a_tombstone_is_found_however_far_back(bench: CoordinatorBench) -> None:
+    """forget writes them in this order."""
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    cluster.write_first_use(is_adopted=True)
+    for _ in range(100):
+        bench.coordinator.writer.write_alone(cluster.place, b"another", b"value", bench.timer())
+    open_ = bench.raw.begin("somebody")
+    bench.coordinator.writer.write(open_, cluster.place, b"P", None, 0, bench.timer())
+    bench.commit(open_)
+    decision, first_use = cluster.last_records()
+    assert decision is None
+    assert first_use is not None
+    assert first_use.is_adopted
+
+
+def test_what_a_successors_task_has_begun_is_not_aborted_as_a_late_attempt(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    told = told_by_a_task(bench, batch_start)
+    assert told.written is not None
+    bench.raw.mark(told.written.transaction, "P/0", batch_start.place, 5, told.written.marker_text)
+    committed = driver.commit([told])
+    assert committed.driver is not None
+    driver_of(bench, "P").begin()
+    bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row of the successor")
+    driver.finish(committed.driver, Decision(4, "q", 0, 1, 1, (told.written,)))
+    assert bench.state("P/0") == "Ongoing"
+
+
+def refused_topic(_: ScriptedCluster, __: Exchange, proceed: Proceed) -> Answer:
+    values = proceed().values or {}
+    refused = [
+        {**topic, "error_code": 29, "partitions": ()} if topic["name"] == TOPIC else topic for topic in values["topics"]
+    ]
+    return Answer({**values, "topics": refused})
+
+
+def test_topic_that_may_not_be_described_is_refused_with_what_to_grant(bench: CoordinatorBench) -> None:
+    """Brokers do not say whether it is missing."""
+    bench.cluster.on(ApiKey.METADATA, refused_topic, times=None)
+    with pytest.raises(
+        TopicAuthorizationError, match=rf"Create decision\.topic={TOPIC} by hand.*or grant CREATE on it"
+    ):
+        driver_of(bench, "P")

@@ -1,0 +1,777 @@
+"""A session's batches on scripted nodes: what it keeps between them, and what it does when one fails."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import io
+import logging
+import pickle
+import re
+import weakref
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+from support.coordinator_bench import CoordinatorBench
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import (
+    ConfigError,
+    IllegalStateError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+    SslAuthenticationError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchChangedError,
+    BatchStart,
+    TaskOutcome,
+    TaskTransaction,
+    task_id,
+)
+from spark_kafka_sink.sink.exactly_once.operator import Operator
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.session import (
+    DriverSession,
+    RunTasks,
+    StreamBatch,
+    batch_prefix,
+    is_named_by_query,
+    session,
+    stream_batch,
+    stream_prefix,
+)
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
+from spark_kafka_sink.sink.options import SinkConfig
+
+FETCH, INIT = int(ApiKey.FETCH), int(ApiKey.INIT_PRODUCER_ID)
+PREFIX = "orders"
+OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+CONFIG = SinkConfig.from_options(OPTIONS)
+
+
+class SessionBench(CoordinatorBench):
+    """A session whose tasks write one row each."""
+
+    def __init__(self, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(version=version)
+        self.connections: list[str] = []
+        monkeypatch.setattr(session_module, "connect", self._connect)
+        monkeypatch.setattr(self.coordinator, "close", lambda: self.connections.append("closed"))
+        monkeypatch.setattr(session_module, "_SESSIONS", {})
+
+    def _connect(self, _: object) -> ClusterClient:
+        self.connections.append("made")
+        return self.coordinator
+
+    def tasks(self, batch_start: BatchStart, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
+        if batch_start.is_written_already(batch_id, query_id):
+            return [TaskOutcome(batch_start, batch_id, query_id, 0, 1, None, True)]
+        open_ = self.raw.begin(task_id(batch_start.prefix, 0, 0))
+        self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}")
+        written = TaskTransaction(open_, 0, 1)
+        self.raw.mark(open_, open_.transactional_id, batch_start.place, batch_id + 1, written.marker_text)
+        return [TaskOutcome(batch_start, batch_id, query_id, 0, 1, written)]
+
+    def run(self, batch_id: int, run_id: str = "run 1", config: SinkConfig = CONFIG) -> None:
+        session(PREFIX).run(config, StreamBatch("q", run_id, batch_id), self.tasks)
+
+    def values(self) -> list[str]:
+        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SessionBench:
+    return SessionBench(request.param, monkeypatch)
+
+
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_session_of_one_write_without_a_prefix_looks_for_no_decision(bench: SessionBench, prefix: str | None) -> None:
+    """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    others = bench.raw.begin("others/driver")
+    bench.raw.write(others, place, "a decision of others")
+    bench.commit(others)
+    DriverSession(prefix).run(CONFIG, None, bench.tasks)
+    assert bench.values() == ["row 0"]
+    assert (bench.asked(FETCH) == []) is (prefix is None)
+
+
+def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
+    for batch_id in range(4):
+        bench.run(batch_id)
+    assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
+
+
+def test_first_batch_without_any_task_leaves_a_decision(bench: SessionBench) -> None:
+    """Its DataFrame has no partition. The batch after it would else be refused as one without a first batch."""
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), lambda *_: [])
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 1"]
+    for run_id in ("run 3", "run 4"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", run_id, 2), lambda *_: [])
+    with pytest.raises(IllegalStateError, match="Batch 0 comes after batch 1"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 5", 0), lambda *_: [])
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 6", 2), bench.tasks)
+    assert bench.values() == ["row 1", "row 2"]
+
+
+def test_batch_write_without_any_task_leaves_no_decision(bench: SessionBench) -> None:
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    assert KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision() is None
+
+
+def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
+    bench: SessionBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
+    bench.run(0)
+    assert "skipped" not in caplog.text
+    bench.run(0, "run 2")
+    assert "Batch 0 of orders was committed before: skipped" in caplog.text
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_data_frame_without_partitions_is_no_batch_that_had_rows(bench: SessionBench) -> None:
+    """It has no task that could say that its rows are missing."""
+    bench.run(0)
+    with pytest.raises(BatchChangedError, match="with 1 rows, and now it comes with 0"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 0), lambda batch_start, batch_id: [])
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), lambda batch_start, batch_id: [])
+    assert bench.values() == ["row 0"]
+
+
+def test_sink_of_another_topic_does_not_skip_the_batch(bench: SessionBench) -> None:
+    bench.run(0)
+    other = SinkConfig.from_options({**OPTIONS, "topic": "u"})
+    with pytest.raises(BatchChangedError, match="for topic='t', and now it comes for topic='u'"):
+        bench.run(0, "run 2", other)
+    bench.run(0, "run 3")
+    bench.run(1, "run 3", other)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_a_second_call_for_a_batch_in_one_run_is_another_sink(bench: SessionBench) -> None:
+    bench.run(0)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
+        bench.run(0)
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+OTHERS = {
+    "compression": SinkConfig.from_options({**OPTIONS, "kafka.compression.type": "lz4"}),
+    "topic": SinkConfig.from_options({**OPTIONS, "topic": "u"}),
+    "decision topic": SinkConfig.from_options({**OPTIONS, "decision.topic": "mine"}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
+def test_a_second_sink_of_one_batch_is_refused_whatever_its_settings(bench: SessionBench, other: SinkConfig) -> None:
+    bench.run(0)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
+        bench.run(0, config=other)
+    assert bench.values() == ["row 0"]
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
+def test_a_second_sink_does_not_take_over_what_the_first_one_failed_with(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, other: SinkConfig
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "finish", fail)  # decided, and what stays of it is for the next try
+        with pytest.raises(ZeroDivisionError):
+            bench.run(0)
+    with pytest.raises(IllegalStateError, match="two sinks"):
+        bench.run(0, config=other)
+    bench.run(0)
+    assert bench.values() == ["row 0"]
+
+
+def test_sinks_made_anew_and_sinks_with_other_settings_go_on_under_the_prefix(bench: SessionBench) -> None:
+    bench.run(0, config=SinkConfig.from_options(OPTIONS))
+    bench.run(1, config=SinkConfig.from_options(OPTIONS))
+    bench.run(2, config=OTHERS["compression"])
+    bench.run(2, "run 2")
+    bench.run(3, "run 2")
+    assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
+
+
+def test_a_sink_with_other_settings_takes_the_place_of_the_connections_there_were(bench: SessionBench) -> None:
+    for batch_id in range(2):
+        bench.run(batch_id)
+    assert bench.connections == ["made"]
+    bench.run(2, config=OTHERS["compression"])
+    assert bench.connections == ["made", "closed", "made"]
+    init = next(each for each in reversed(bench.asked(INIT)) if each.request.transactional_id == "orders/driver")
+    assert init.request.producer_id == -1  # the epoch that it had was another cluster's, for all it knows
+
+
+def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:
+    bench.run(0, config=OTHERS["decision topic"])
+    bench.run(1, config=OTHERS["decision topic"])
+    with pytest.raises(IllegalStateError, match=r"decision\.topic=__spark_kafka_sink_decisions is not in the cluster"):
+        bench.run(2)
+    bench.run(2, "run 2", config=OTHERS["decision topic"])
+    written = KafkaDriverCluster(bench.coordinator, OTHERS["decision topic"], PREFIX).last_decision()
+    assert written is not None
+    assert written.batch_id == 2
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(
+    bench: SessionBench, error: type[BaseException]
+) -> None:
+    def fail(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        bench.tasks(batch_start, batch_id)
+        raise error
+
+    bench.run(0)
+    with pytest.raises(error):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), fail)
+    assert bench.state("orders/0") == "CompleteAbort"
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("step", ["begin", "commit"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, KafkaTimeoutError])
+def test_a_client_that_was_interrupted_is_not_used_again(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
+) -> None:
+    """It may wait for ever for what it had an answer to. Signal handlers raise what they like."""
+
+    def interrupted(*_: object) -> None:
+        raise error
+
+    bench.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, step, interrupted)
+        with pytest.raises(error):
+            bench.run(1)
+    bench.run(1)
+    gave_up_anew = step == "commit" and error is not KafkaTimeoutError
+    assert bench.connections == ["made", "closed", *(["made", "closed"] if gave_up_anew else []), "made"]
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("step", ["begin", "commit"])
+def test_a_client_that_was_not_let_in_is_made_anew(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It holds the certificates that it has read; their files may have been renewed since."""
+
+    def refused(*_: object) -> None:
+        raise SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+
+    bench.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, step, refused)
+        with pytest.raises(SslAuthenticationError):
+            bench.run(1)
+    bench.run(1, "run 2")
+    assert bench.connections == ["made", "closed", *(["made", "closed"] if step == "commit" else []), "made"]
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_a_client_that_was_not_let_in_to_end_a_transaction_is_made_anew(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, is_decided: bool
+) -> None:
+    """Bug: the batch failed with another error than the refusal, the client was kept, and the next one was refused too,
+    though the certificate had been renewed.
+    """
+    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+
+    def refused(_: object, transactions: Sequence[OpenTransaction], **__: object) -> list[EndTxnOutcome]:
+        return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, each.producer, refusal) for each in transactions]
+
+    def fail(*_: object) -> NoReturn:
+        raise KafkaTimeoutError
+
+    bench.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "end", refused)
+        with pytest.raises(KafkaTimeoutError):
+            session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), bench.tasks if is_decided else fail)
+    bench.run(1, "run 2")
+    assert bench.connections == ["made", "closed", "made"]
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_what_a_session_decided_itself_is_not_read_again(bench: SessionBench) -> None:
+    bench.run(0)
+    reads = len(bench.asked(FETCH))
+    bench.run(1)
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 2), lambda *_: [])
+    bench.run(3)
+    assert len(bench.asked(FETCH)) == reads
+    assert bench.values() == ["row 0", "row 1", "row 3"]
+
+
+def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_long(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        clock.sleep_ms(700_000)
+        return []
+
+    clock = FakeClock()
+    monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
+    session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), take_long)
+    session("payments")
+    assert bench.connections == ["made"]
+    clock.sleep_ms(600_001)
+    session("payments")
+    assert bench.connections == ["made", "closed"]
+
+
+def test_a_client_that_was_not_let_in_is_let_go_of(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: of each prefix whose write was refused, what its client knew stayed for good."""
+    drivers = []
+
+    def refuse(driver: ExactlyOnceDriver, *_: object) -> NoReturn:
+        drivers.append(weakref.ref(driver))
+        raise SslAuthenticationError
+
+    monkeypatch.setattr(ExactlyOnceDriver, "begin", refuse)
+    with pytest.raises(SslAuthenticationError):
+        session(PREFIX).run(CONFIG, None, bench.tasks)
+    gc.collect()
+    assert [driver() for driver in drivers] == [None]
+    assert bench.connections == ["made", "closed"]
+
+
+def test_prefixes_of_one_batch_write_each_keep_no_connections(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand, and what its client knew
+    of the cluster for good.
+    """
+    clock = FakeClock()
+    monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    client = weakref.ref(session(PREFIX)._driver)
+    clock.sleep_ms(2_000)
+    session("payments")
+    assert bench.connections == ["made"]
+    clock.sleep_ms(1)
+    session("payments")
+    assert bench.connections == ["made", "closed"]
+    gc.collect()
+    assert client() is None
+    session(PREFIX).run(CONFIG, None, bench.tasks)
+    assert bench.values() == ["row 0"]
+
+
+@pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
+def test_of_a_prefix_that_rests_no_settings_are_kept(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
+) -> None:
+    """Bug: of each stream they stayed for good, 20 KB, in a driver in which new checkpoints make ever new prefixes."""
+    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
+    session(PREFIX).run(CONFIG, batch, lambda *_: [])
+    session("payments")
+    kept = session(PREFIX)
+    assert kept._client is None
+    assert len(pickle.dumps({name: value for name, value in vars(kept).items() if name != "_lock"})) < 1_000
+
+
+def test_of_many_streams_one_after_the_other_only_the_last_keep_connections(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand: after two hundred
+    queries with availableNow, a table each, nothing could be opened any more.
+    """
+    clock = FakeClock()
+    monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
+    for number in range(40):
+        session(f"table-{number}").run(CONFIG, StreamBatch(str(number), "run", 0), lambda *_: [])
+        clock.sleep_ms(2_001)
+    session("payments")
+    assert bench.connections.count("made") - bench.connections.count("closed") == 32
+    session("table-0").run(CONFIG, StreamBatch("0", "run", 1), lambda *_: [])
+    session("payments")
+    assert bench.connections.count("made") - bench.connections.count("closed") == 32, "those used last"
+    assert session("table-0")._client is not None
+    assert session("table-8")._client is None
+
+
+def test_batch_writes_take_no_stream_its_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: after 32 batch writes with a prefix each, a stream connected and logged in anew for every batch."""
+    clock = FakeClock()
+    monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
+    bench.run(0)
+    for number in range(33):
+        session(f"table-{number}").run(CONFIG, None, lambda *_: [])
+        clock.sleep_ms(2_001)
+    bench.run(1)
+    assert bench.connections == ["made"] + ["made", "closed"] * 33
+
+
+def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "abort", interrupted)
+        runs: list[RunTasks] = [interrupted, failing_tasks]
+        for tasks in runs:
+            with pytest.raises(KeyboardInterrupt):
+                session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), tasks)
+    bench.run(0)
+    assert bench.connections == [*["made", "closed"] * 4, "made"]
+    assert bench.values() == ["row 0"]
+
+
+def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise KafkaTimeoutError("node 0 has not answered.")
+
+    monkeypatch.setattr(ExactlyOnceDriver, "abort", unreachable)
+    with pytest.raises(IndexError, match="of the tasks"):
+        session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), failing_tasks)
+    assert (
+        "Open transactions of the batch end when the query is started again, or by timeout: node 0 has" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
+def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
+    bench: SessionBench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    batch: StreamBatch | None,
+) -> None:
+    """Bug: that nothing was aborted was told nowhere; and of a batch write, where that could not be asked for, that a
+    start of the query ends it, which writes all rows anew.
+    """
+
+    def fail(*_: object) -> None:
+        raise KafkaTimeoutError("orders/0 is not there.")
+
+    monkeypatch.setattr(ExactlyOnceDriver, "finish", fail)
+    with pytest.raises(KafkaTimeoutError, match="orders/0"):
+        DriverSession(None if batch is None else PREFIX).run(CONFIG, batch, bench.tasks)
+    (told,) = (each.getMessage() for each in caplog.records if "Open transactions of the" in each.getMessage())
+    assert "it may be decided, or not all of it could be aborted." in told
+    assert ("started again" in told) is (batch is not None)
+    finish = re.search(r"transactions finish --prefix=spark-kafka-sink-write-\d+ --bootstrap-servers HOST:PORT: ", told)
+    assert (finish is not None) is (batch is None)
+
+
+def failing_tasks(*_: object) -> list[TaskOutcome]:
+    raise IndexError("of the tasks")
+
+
+def test_where_the_decision_topic_is_not_to_be_had_that_is_told_and_the_client_closed(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise TopicAuthorizationError("not allowed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "_find_topic", refuse)
+        with pytest.raises(TopicAuthorizationError, match="not allowed"):
+            bench.run(0)
+    assert bench.connections == ["made", "closed"]
+    bench.run(0)
+    assert bench.values() == ["row 0"]
+
+
+def test_connections_of_the_process_that_forked_are_not_this_ones_to_close(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    bench.run(0)
+    monkeypatch.setattr(session_module, "os", SimpleNamespace(getpid=lambda: 2**22 + 1))
+    bench.run(1, "run 2")
+    assert bench.connections == ["made", "made"]
+
+
+def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:
+    bench.run(0)
+    other = DriverSession(PREFIX)
+    other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    with pytest.raises(ProducerFencedError):
+        bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_a_driver_whose_id_was_forgotten_after_it_was_taken_over_reads_what_was_decided(bench: SessionBench) -> None:
+    bench.run(0)
+    other = DriverSession(PREFIX)
+    other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    bench.cluster.transactions.transactions.clear()  # transactional.id.expiration.ms; any epoch is taken then
+    bench.run(1)
+    bench.run(2)
+    assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
+def test_a_run_that_begins_is_the_driver_whoever_was_it_since_the_run_before(bench: SessionBench) -> None:
+    bench.run(0)
+    Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).finish(PREFIX)
+    bench.run(1, "run 2")
+    assert bench.values() == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("ids", ["kept", "forgotten"])
+def test_a_batch_of_another_driver_is_skipped_as_often_as_spark_runs_it_again(bench: SessionBench, ids: str) -> None:
+    bench.run(0)
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    if ids == "forgotten":
+        bench.cluster.transactions.transactions.clear()
+        bench.run(1)
+        assert session(PREFIX)._decided is None, "the last decision is another driver's"
+    else:
+        with pytest.raises(ProducerFencedError):
+            bench.run(1)
+    for run in ("run 4", "run 5"):  # what came behind it in foreachBatch failed
+        bench.run(1, run)
+        assert session(PREFIX)._decided is None
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_on(*_: object) -> list[TaskOutcome]:
+        session("refunds")  # a batch is under way, and its session not idle
+        return []
+
+    bench.run(0)
+    session("payments")
+    assert bench.connections == ["made"]
+    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
+    session("payments").run(CONFIG, None, look_on)
+    assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
+    bench.run(1)
+    assert bench.connections[3:] == ["closed", "made"]  # those that were closed before are of no use
+    assert bench.values() == ["row 0", "row 1"]
+    session("refunds")
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 2), bench.tasks)
+    with pytest.raises(ProducerFencedError):  # after a rest as well
+        bench.run(2)
+
+
+@pytest.mark.parametrize("prefix", [None, PREFIX])
+def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: SessionBench, prefix: str | None) -> None:
+    names: list[str] = []
+
+    def tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        names.append(batch_start.prefix)
+        return bench.tasks(batch_start, batch_id, "")
+
+    DriverSession(prefix).run(CONFIG, None, tasks)
+    assert bench.values() == ["row 0"]
+    last = KafkaDriverCluster(bench.coordinator, CONFIG, names[0]).last_decision()
+    assert (last is None) is (prefix is None)
+
+
+def test_batch_writes_of_one_prefix_come_one_after_the_other(bench: SessionBench) -> None:
+    for _ in range(2):
+        session(PREFIX).run(CONFIG, None, lambda batch_start, batch_id: bench.tasks(batch_start, batch_id, ""))
+    assert bench.values() == ["row 0", "row 1"]
+    with pytest.raises(IllegalStateError, match="belongs to a batch write"):
+        bench.run(2)
+
+
+def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -> None:
+    for writer in (session(PREFIX), DriverSession(PREFIX), session(PREFIX)):
+        writer.run(CONFIG, None, lambda batch_start, batch_id: bench.tasks(batch_start, batch_id, ""))
+    assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
+def test_a_write_after_one_without_rows_comes_after_the_last_one_with_rows(bench: SessionBench) -> None:
+    def write(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        batch_ids.append(batch_id)
+        return bench.tasks(batch_start, batch_id, "")
+
+    batch_ids: list[int] = []
+    DriverSession(PREFIX).run(CONFIG, None, write)
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    session(PREFIX).run(CONFIG, None, write)
+    assert batch_ids == [0, 1]
+
+
+def test_a_write_without_rows_brings_back_nothing_that_was_forgotten(bench: SessionBench) -> None:
+    bench.run(0)
+    Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).forget(PREFIX)
+    session(PREFIX).run(CONFIG, None, lambda *_: [])
+    bench.run(0, "run 2")
+    assert bench.values() == ["row 0", "row 0"]
+
+
+def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None:
+    made = stream_prefix(CONFIG, {"checkpointLocation": "/a/b"})
+    assert made == stream_prefix(CONFIG, {"checkpointlocation": "/a/b/"})
+    assert made != stream_prefix(CONFIG, {"checkpointlocation": "/a/c"})
+    named = SinkConfig.from_options({**OPTIONS, "transactional.id.prefix": "mine"})
+    assert stream_prefix(named, {}) == "mine"
+    with pytest.raises(ConfigError, match=r"checkpointLocation.*transactional\.id\.prefix"):
+        stream_prefix(CONFIG, {})
+
+
+def test_query_name_names_a_stream_without_a_location_option() -> None:
+    """Spark's setting spark.sql.streaming.checkpointLocation keeps the checkpoint under the query's name."""
+    made = stream_prefix(CONFIG, {"queryName": "orders"})
+    assert made == stream_prefix(CONFIG, {"queryname": "orders", "checkpointLocation": ""})
+    assert made != stream_prefix(CONFIG, {"queryname": "others"})
+    assert made != stream_prefix(CONFIG, {"checkpointLocation": "orders"})
+    located = {"queryname": "orders", "checkpointLocation": "/a"}
+    assert stream_prefix(CONFIG, located) == stream_prefix(CONFIG, {"checkpointLocation": "/a"})
+    found = [
+        is_named_by_query(CONFIG, each) for each in ({"queryName": "orders"}, located, {"checkpointLocation": "/a"})
+    ]
+    assert found == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("location", "spellings"),
+    [
+        ("/a/b", ["/a/b/", "/a//b", "///a/b", "/a/./b", "/a/c/../b"]),
+        ("file:///a/b", ["file:/a/b", "file:///a/b/", "file:////a//b", "file:/a/./c/../b/"]),
+        ("hdfs://node:8020/a", ["hdfs://node:8020//a/", "hdfs://node:8020/b/../a"]),
+        ("s3a://bucket", ["s3a://bucket/"]),
+        ("a/b", ["./a/b", "a//b/", "c/../a/b"]),
+    ],
+)
+def test_a_checkpoint_spelled_otherwise_has_the_same_prefix(location: str, spellings: list[str]) -> None:
+    made = stream_prefix(CONFIG, {"checkpointLocation": location})
+    assert made == f"spark-kafka-sink-{hashlib.sha256(location.encode()).hexdigest()[:24]}", "queries have it open"
+    assert {stream_prefix(CONFIG, {"checkpointLocation": each}) for each in spellings} == {made}
+
+
+def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
+    locations = [
+        "/a",
+        "/A",
+        "a",
+        "file:///a",
+        "hdfs:///a",
+        "hdfs:a",
+        "hdfs://a",
+        "hdfs://b/a",
+        "//b/a",
+        "/a?",
+        "/a%20",
+        "/a ",
+        "../a",
+    ]
+    assert len({stream_prefix(CONFIG, {"checkpointLocation": each}) for each in locations}) == len(locations)
+
+
+@pytest.mark.parametrize("run_id", ["run 7", None], ids=["active", "stopped"])
+def test_a_batch_of_foreach_batch_is_its_querys_and_of_the_run_under_way(
+    monkeypatch: pytest.MonkeyPatch, run_id: str | None
+) -> None:
+    query = run_id and SimpleNamespace(
+        runId=lambda: SimpleNamespace(toString=lambda: run_id), resolvedCheckpointRoot=lambda: "file:/c"
+    )
+    context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q"}.get)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    monkeypatch.setattr(session_module, "running_query", lambda *given: query if given == (frame, context) else 1 / 0)
+    assert stream_batch(frame, 4) == StreamBatch("q", run_id, 4, "file:/c" if run_id else None)
+
+
+def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named() -> None:
+    class Remote:
+        @property
+        def sparkContext(self) -> object:  # noqa: N802
+            raise NotImplementedError("[NOT_IMPLEMENTED] sparkContext() is not implemented.")
+
+    frame: Any = SimpleNamespace(sparkSession=Remote())
+    with pytest.raises(ConfigError, match=r"Spark Connect does not give it.*Use format\(\"kafka_sink\"\)"):
+        stream_batch(frame, 0)
+
+
+def test_a_thread_of_the_users_own_in_foreach_batch_is_told_how_to_be_the_querys() -> None:
+    context = SimpleNamespace(getLocalProperty=lambda name: None)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    with pytest.raises(ConfigError, match=r"not called by foreachBatch.*pyspark\.InheritableThread.*call write"):
+        stream_batch(frame, 0)
+
+
+def test_threads_that_share_those_of_the_jvm_are_said_to_hide_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: foreachBatch had called write_batch, and the error said that it had not."""
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "False")
+    context = SimpleNamespace(getLocalProperty=lambda name: None)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    with pytest.raises(ConfigError, match=r"with PYSPARK_PIN_THREAD=false Spark does not say.*environment"):
+        stream_batch(frame, 0)
+
+
+def test_forms_without_a_driver_refuse_before_any_row() -> None:
+    sink = KafkaSink(OPTIONS)
+    with pytest.raises(ConfigError, match=r"foreachPartition.*nothing on the driver.*foreachBatch"):
+        sink.open(0, 0)
+    with pytest.raises(ConfigError, match=r"foreachPartition.*nothing on the driver.*foreachBatch"):
+        sink.write_partition(iter(()))
+
+
+def test_foreach_batch_prefix_comes_from_the_checkpoints_location(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: with the query's id as the name, a deleted checkpoint was not noticed, and every row was written twice."""
+    monkeypatch.setattr(session_module, "_BATCH_PREFIXES", {})
+    named = [batch_prefix(CONFIG, StreamBatch(query, "run", 0, "file:/checkpoint")) for query in ("q1", "q2")]
+    assert named[0] == named[1] == stream_prefix(CONFIG, {"checkpointLocation": "file:///checkpoint"})
+    assert batch_prefix(CONFIG, StreamBatch("q1", None, 0)) == named[0], "Spark forgets a query that is stopped"
+    assert batch_prefix(CONFIG, StreamBatch("q1", "run", 0, "file:/other")) != named[0]
+    with pytest.raises(IllegalStateError, match="Query q3 was stopped"):
+        batch_prefix(CONFIG, StreamBatch("q3", None, 0))
+    given = SinkConfig.from_options(OPTIONS | {"transactional.id.prefix": "mine"})
+    assert batch_prefix(given, StreamBatch("q1", "run", 0, "file:/checkpoint")) == "mine"
+
+
+def test_query_decided_under_its_id_goes_on_under_that_name(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_BATCH_PREFIXES", {})
+    old = "spark-kafka-sink-q"
+    session(old).run(CONFIG, StreamBatch("q", "run 1", 0), bench.tasks)
+    assert batch_prefix(CONFIG, StreamBatch("q", "run 2", 0, "file:/checkpoint")) == old
+    asked = len(bench.asked(FETCH))
+    assert batch_prefix(CONFIG, StreamBatch("q", "run 2", 1, "file:/checkpoint")) == old
+    assert len(bench.asked(FETCH)) == asked, "a process looks once"
+
+
+def test_another_query_is_refused_before_it_fences_the_first(bench: SessionBench) -> None:
+    """Bug: a second application with the same prefix stopped the first one, which was the rightful owner."""
+    bench.run(0)
+    fences = len(bench.asked(INIT))
+    other = DriverSession(PREFIX)
+    with pytest.raises(IllegalStateError, match="belongs to query q,"):
+        other.run(CONFIG, StreamBatch("other", "run", 0), bench.tasks)
+    assert len(bench.asked(INIT)) == fences
+    bench.run(1)
+    assert bench.values() == ["row 0", "row 1"]
+
+
+def test_owner_is_not_asked_for_while_a_driver_decides(bench: SessionBench) -> None:
+    """To read the last decision then waits until the transaction of a driver that died has timed out."""
+    bench.run(0)
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
+    bench.raw.write(bench.raw.begin(f"{PREFIX}/driver"), place, "half a decision")
+    started_ms = bench.rig.now_ms
+    DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
+    assert bench.rig.now_ms - started_ms < 1_000
+    assert bench.values() == ["row 0", "row 1"]

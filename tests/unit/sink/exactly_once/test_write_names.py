@@ -1,0 +1,292 @@
+"""Names of batch writes without a prefix: a pool of the cluster, used again after a write that ended well, and never by
+two writes at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+from support.coordinator_bench import CoordinatorBench
+from support.scripted_broker import faults
+
+from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import TransactionalIdAuthorizationError
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink import data_source, kafka_sink
+from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
+from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, is_one_off, pool_name, release_name
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
+from spark_kafka_sink.sink.options import SinkConfig
+
+OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
+CONFIG = SinkConfig.from_options(OPTIONS)
+FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]), sparkSession=None)
+TASKS = 2
+WINDOW = 16
+Step = Callable[[], None]
+
+
+class WriteBench(CoordinatorBench):
+    """Writes without a prefix, whose tasks write a row each."""
+
+    def outcomes(self, batch_start: BatchStart) -> list[TaskOutcome]:
+        """Of a write's tasks."""
+        made = []
+        for partition in range(TASKS):
+            open_ = self.raw.begin(task_id(batch_start.prefix, partition, 0))
+            self.raw.write(open_, TopicPartition("t", 0), "row")
+            task = TaskTransaction(open_, partition, 1)
+            self.raw.mark(open_, open_.transactional_id, batch_start.place, 1, task.marker_text)
+            made.append(TaskOutcome(batch_start, 0, "", partition, 1, task))
+        return made
+
+    def rows(self) -> int:
+        return len(self.cluster.log("t", 0).committed_records())
+
+    def prefixes(self) -> set[str]:
+        return {each.partition("/")[0] for each in self.cluster.transactions.transactions}
+
+    def claim(self, client: ClusterClient | None = None) -> Claim:
+        return claim_name(client or self.coordinator, CONFIG, random.Random(7))
+
+    def release(self, claim: Claim) -> None:
+        release_name(self.coordinator, CONFIG, claim)
+
+    def claim_state(self, claim: Claim) -> str:
+        return self.state(f"{claim.prefix}/claim")
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WriteBench:
+    made = WriteBench(version=request.param)
+    monkeypatch.setattr(cluster_module, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(session_module, "connect", lambda _: made.coordinator)
+    monkeypatch.setattr(made.coordinator, "close", lambda: None)
+    monkeypatch.setattr(kafka_sink, "refuse_in_query", lambda *_, **__: None)
+    monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
+    monkeypatch.setattr(
+        kafka_sink, "write_in_transaction", lambda config, pool, batch_start, *_: made.outcomes(batch_start)
+    )
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _own_level(caplog: pytest.LogCaptureFixture) -> None:
+    """The writers set a level where there is none; this one is taken back."""
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
+
+
+class Sink(KafkaSink):
+    """Runs its tasks in this process; `before` runs when the write has begun."""
+
+    before: Step = staticmethod(lambda: None)
+
+    def _run_tasks(self, df: Any, write_task: Any, report_ddl: str) -> list[Any]:
+        type(self).before()
+        counts = {"topic": None, "records": TASKS, "bytes": 0, "batches": 1, "retries": 0}
+        return [counts | {"outcome": each.to_json()} for each in write_task(iter(()))]
+
+
+def by_sink(bench: WriteBench, before: Step = lambda: None) -> None:
+    type("BenchSink", (Sink,), {"before": staticmethod(before)})(OPTIONS).write(FRAME)
+
+
+def by_format(bench: WriteBench, before: Step = lambda: None) -> None:
+    writer = pickle.loads(pickle.dumps(KafkaBatchWriter(CONFIG)))
+    try:
+        before()
+        messages = [TaskWritten((), 0, 0, outcome) for outcome in bench.outcomes(writer._batch_start)]
+        writer.commit(messages)
+    except BaseException:
+        writer.abort([None])
+        raise
+
+
+WRITES = pytest.mark.parametrize("write", [by_sink, by_format])
+
+
+@WRITES
+def test_many_writes_of_many_applications_use_the_ids_of_one(
+    bench: WriteBench, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each application made names of its own, so that a job that starts each minute left 2 million ids a week."""
+    count = 200 if bench.coordinator.transaction_version(bench.timer()) == 2 else 40
+    for _ in range(count):
+        other = bench.another_client()  # knows nothing of the writes before
+        monkeypatch.setattr(other, "close", lambda: None)
+        bench.coordinator = bench.raw.coordinator = other
+        write(bench)
+    transactions = bench.cluster.transactions
+    assert bench.rows() == count * TASKS
+    assert len(transactions.transactions) == TASKS + 2  # the driver's and the claim
+    assert len({each.producer_id for each in transactions.transactions.values()}) == TASKS + 2
+    assert len(transactions.offsets) == TASKS
+
+
+@WRITES
+def test_writes_at_one_time_have_names_of_their_own(bench: WriteBench, write: Any) -> None:
+    for _ in range(10):
+        write(bench, lambda: write(bench, lambda: write(bench)))
+    assert bench.rows() == 30 * TASKS
+    assert len(bench.prefixes()) == 3
+
+
+@WRITES
+@pytest.mark.parametrize("step", ["commit", "note"])
+def test_name_of_write_that_may_be_decided_is_not_used_again(
+    bench: WriteBench, write: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    write(bench)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, {"note": "_note_finished"}.get(step, step), fail)
+        patch.setattr(ExactlyOnceDriver, "abort", lambda *_: False)
+        with pytest.raises(ZeroDivisionError):
+            write(bench)
+    (burnt,) = bench.prefixes()
+    for _ in range(2):
+        write(bench)
+    assert len(bench.prefixes() - {burnt}) == 1
+    bench.rig.clock.advance(CONFIG.producer.transaction_timeout_ms + 1)  # the claim times out
+    bench.cluster.transactions.advance(bench.rig.now_ms)
+    assert bench.state(f"{burnt}/claim") == "CompleteAbort"
+    write(bench)
+    assert len(bench.prefixes()) == 2
+
+
+@WRITES
+@pytest.mark.parametrize("step", ["begin", "tasks"])
+def test_name_of_write_of_which_nothing_is_left_is_used_again(
+    bench: WriteBench, write: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TransactionalIdAuthorizationError("no right")
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            if step == "begin":
+                patch.setattr(ExactlyOnceDriver, step, fail)
+            with pytest.raises(TransactionalIdAuthorizationError):
+                write(bench, fail if step == "tasks" else lambda: None)
+    write(bench)
+    assert bench.rows() == TASKS
+    assert len(bench.prefixes()) == 1
+
+
+@WRITES
+def test_write_after_the_decision_topic_was_deleted_makes_it_again(bench: WriteBench, write: Any) -> None:
+    write(bench)
+    del bench.cluster.topics[CONFIG.decision_topic]
+    bench.coordinator = bench.another_client()
+    bench.coordinator.close = lambda: None  # type: ignore[method-assign]
+    write(bench)
+    assert bench.rows() == 2 * TASKS
+    assert len(bench.prefixes()) == 1
+
+
+# ---- the claim ------------------------------------------------------------------------------------------------------
+
+
+def test_claim_writes_nothing_that_a_reader_would_wait_for(bench: WriteBench) -> None:
+    claim = bench.claim()
+    assert bench.claim_state(claim) == "Ongoing"
+    places = [TopicPartition(CONFIG.decision_topic, each) for each in range(16)]
+    assert [bench.cluster.log(*place).records() for place in places] == [[]] * 16
+    bench.release(claim)
+    assert bench.claim_state(claim) == "CompleteCommit"
+
+
+def test_name_that_was_given_back_comes_before_new_ones(bench: WriteBench) -> None:
+    claims = [bench.claim() for _ in range(5)]
+    assert len({each.prefix for each in claims}) == 5
+    bench.release(claims[3])
+    assert [bench.claim(bench.another_client()).prefix for _ in range(1)] == [claims[3].prefix]
+
+
+def test_more_writes_than_the_first_names_look_at_the_next_ones(bench: WriteBench) -> None:
+    numbers = [int(bench.claim().prefix.rpartition("-")[2]) for _ in range(WINDOW + 3)]
+    assert sorted(numbers[:WINDOW]) == list(range(WINDOW))
+    assert all(WINDOW <= each < 3 * WINDOW for each in numbers[WINDOW:])
+
+
+def test_write_that_looked_at_the_same_moment_takes_another_name(
+    bench: WriteBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one fences this one between its InitProducerId and AddPartitionsToTxn."""
+
+    def raced(*given: Any) -> None:
+        if not rivals:
+            rivals.append(given[0])
+            bench.raw.begin(given[0].transactional_id)
+        add(*given)
+
+    rivals: list[Any] = []
+    add = bench.coordinator.writer.add_partition
+    monkeypatch.setattr(bench.coordinator.writer, "add_partition", raced)
+    claim = bench.claim()
+    assert claim.transaction.transactional_id != rivals[0].transactional_id
+    assert bench.claim_state(claim) == "Ongoing"
+    assert "Another write took the name spark-kafka-sink-write-" in caplog.text
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@WRITES
+def test_write_that_stood_still_leaves_the_name_to_its_new_owner(
+    bench: WriteBench, write: Any, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops between its look and its InitProducerId. To begin under the name would abort what the owner decided.
+
+    Bug: it took the name, and the owner's write could end with TransactionLostError and a part of its rows.
+    """
+
+    def stands_still(*given: Any) -> Any:
+        if given[0].endswith("/claim") and not owners:
+            owners.append(bench.claim(bench.another_client()).prefix)
+            drivers.append(bench.raw.begin(f"{owners[0]}/driver").producer)
+            assert given[0] == f"{owners[0]}/claim"
+        return init(*given)
+
+    if is_used:
+        write(bench)
+    owners: list[str] = []
+    drivers: list[Any] = []
+    monkeypatch.setattr(random.Random, "shuffle", lambda _, names: names.sort(key=len))
+    init = bench.coordinator.transactions.init_producer_id
+    monkeypatch.setattr(bench.coordinator.transactions, "init_producer_id", stands_still)
+    write(bench)
+    write(bench)
+    assert bench.rows() == (2 + is_used) * TASKS
+    assert len(bench.prefixes()) == 2
+    tasks = [f"{owners[0]}/{number}" for number in range(TASKS)]
+    driver = bench.cluster.transactions.transactions[f"{owners[0]}/driver"]
+    assert (driver.producer_id, driver.epoch) == drivers[0]
+    assert is_used or not set(tasks) & set(bench.cluster.transactions.transactions)
+
+
+def test_claim_that_cannot_be_ended_costs_its_name_alone(bench: WriteBench, caplog: pytest.LogCaptureFixture) -> None:
+    claim = bench.claim()
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
+    bench.release(claim)
+    assert f"its name {claim.prefix} is not used again for some days: " in caplog.text
+
+
+def test_names_of_writes_are_told_from_those_of_streams() -> None:
+    assert is_one_off(pool_name(0))
+    assert is_one_off(pool_name(12345))
+    assert is_one_off("spark-kafka-sink-" + "0123456789abcdef" * 2), "of earlier releases"
+    assert not is_one_off("spark-kafka-sink-" + "0123456789abcdef01234567")
+    assert not is_one_off("spark-kafka-sink-write-")

@@ -1,0 +1,192 @@
+"""Arrow batches of a task into a producer that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from support.fake_clock import FakeClock
+from support.scripted_producer import ScriptedProducer, Sent
+
+from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
+from spark_kafka_sink.sink.arrow_writer import _epoch_ms, write_all, write_arrow
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+
+OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+def config(topic: str | None = "orders", **more: str) -> SinkConfig:
+    return SinkConfig.from_options({**OPTIONS, "topic": topic, **more})
+
+
+def pool_of(producer: ScriptedProducer) -> ProducerPool:
+    return ProducerPool(lambda _: producer, FakeClock())
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() -> None:
+    producer = ScriptedProducer()
+    batches = [
+        batch(value=pa.array(["a", "b"]), key=pa.array(["x", None])),
+        batch(value=pa.array(["c"]), key=pa.array(["y"])),
+    ]
+    (report,) = write_arrow(config(), pool_of(producer), batches)
+    assert [sent.rows("value", "key") for sent in producer.sent] == [[(b"a", b"x"), (b"b", None), (b"c", b"y")]]
+    assert producer.flushes == 1
+    assert report.to_pylist()[0]["records"] == 3
+
+
+def test_each_column_goes_with_its_row() -> None:
+    producer = ScriptedProducer()
+    headers = [[{"key": "h", "value": b"1"}], None]
+    header_type = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = batch(
+        value=pa.array(["a", "b"]),
+        partition=pa.array([3, None], pa.int32()),
+        headers=pa.array(headers, header_type),
+        timestamp=pa.array([1_700_000_000_005, None]),
+        key=pa.array(["x", "y"]),
+    )
+    list(write_arrow(config(), pool_of(producer), [rows]))
+    assert [row for sent in producer.sent for row in sent.rows("value", "key", "partition", "timestamp_ms")] == [
+        (b"a", b"x", 3, 1_700_000_000_005),
+        (b"b", b"y", None, None),
+    ]
+    assert producer.sent[0].columns.headers.to_pylist() == [[{"key": b"h", "value": b"1"}], []]
+
+
+@pytest.mark.parametrize(
+    ("topic", "partitions", "sizes"),
+    [("orders", 31, [3, 1, 1, 1]), ("orders", 32, [3, 3]), (None, 31, [3, 1, 1, 1]), (None, 32, [3, 3])],
+)
+def test_small_batches_are_joined_for_a_topic_of_many_partitions(
+    topic: str | None, partitions: int, sizes: list[int]
+) -> None:
+    producer = ScriptedProducer(partitions=partitions)
+    rows = 10_000
+    batches = [batch(value=pa.array([text] * rows), topic=pa.array(["orders"] * rows)) for text in "abcdef"]
+    list(write_arrow(config(topic), pool_of(producer), batches))
+    assert [sent.columns.num_rows // rows for sent in producer.sent] == sizes
+    assert [row for sent in producer.sent for (row,) in sent.rows("value")[::rows]] == [
+        each.encode() for each in "abcdef"
+    ]
+
+
+@pytest.mark.parametrize(("topics", "sizes"), [(31, [3, 1, 1, 1]), (40, [3, 3])])
+def test_small_batches_are_joined_for_many_topics(topics: int, sizes: list[int]) -> None:
+    producer = ScriptedProducer(partitions=1)
+    names = [f"t{row % topics}" for row in range(10_000)]
+    batches = [batch(value=pa.array(["v"] * 10_000), topic=pa.array(names))] * 6
+    list(write_arrow(config(None), pool_of(producer), batches))
+    assert len(producer.sent) == topics * len(sizes)
+    rows = [sum(sent.columns.num_rows for sent in producer.sent[n * topics :][:topics]) for n in range(len(sizes))]
+    assert rows == [10_000 * size for size in sizes]
+
+
+def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
+    producer = ScriptedProducer()
+    rows = batch(value=pa.array(["a", "b", "c"]), topic=pa.array(["t2", "t1", "t2"]))
+    list(write_arrow(config(None), pool_of(producer), [rows]))
+    assert {sent.topic: sent.rows("value") for sent in producer.sent} == {"t2": [(b"a",), (b"c",)], "t1": [(b"b",)]}
+
+
+def test_the_topics_of_a_column_are_looked_up_together_with_the_second_send() -> None:
+    looked_up: list[list[str]] = []
+    producer = ScriptedProducer(on_send=lambda _: looked_up.append(list(producer.looked_up)))
+    names = [f"t{number}" for number in range(4)]
+    list(write_arrow(config(None), pool_of(producer), [batch(value=pa.array(names), topic=pa.array(names))]))
+    assert looked_up == [[], names[1:], names[1:], names[1:]]
+
+
+def test_a_null_topic_is_refused() -> None:
+    rows = batch(value=pa.array(["a"]), topic=pa.array([None], pa.string()))
+    with pytest.raises(SchemaError, match="KAFKA_NULL_TOPIC_IN_DATA"):
+        list(write_arrow(config(None), pool_of(ScriptedProducer()), [rows]))
+
+
+def test_a_time_before_1970_is_refused() -> None:
+    rows = batch(value=pa.array(["a", "b"]), timestamp=pa.array([1_700_000_000_005, -2]))
+    with pytest.raises(SchemaError, match="-2 ms, which lies before 1970"):
+        list(write_arrow(config(), pool_of(ScriptedProducer()), [rows]))
+
+
+def test_a_row_that_fails_fails_the_task_with_its_place() -> None:
+    def refuse(unreported: list[Sent]) -> None:
+        for sent in unreported:
+            sent.report(RecordTooLargeError("too large"), partition=3)
+
+    producer = ScriptedProducer(on_flush=refuse)
+    with pytest.raises(RecordTooLargeError, match="orders-3: too large"):
+        list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
+
+
+def test_a_row_of_which_nothing_is_heard_fails_the_task() -> None:
+    producer = ScriptedProducer(on_flush=lambda _: None)
+    with pytest.raises(KafkaError, match="1 of 1 rows were sent and neither acknowledged nor refused"):
+        list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
+
+
+def test_an_error_of_the_rows_themselves_is_passed_on_without_a_flush() -> None:
+    producer = ScriptedProducer()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch(value=pa.array(["a"]))
+        raise OSError("upstream")
+
+    with pytest.raises(OSError, match="upstream"):
+        list(write_arrow(config(), pool_of(producer), rows()))
+    assert producer.flushes == 0
+
+
+def test_rows_go_by_the_delivery_that_is_given() -> None:
+    producer = ScriptedProducer()
+    write_all(TaskDelivery(config(), pool_of(producer)), [batch(value=pa.array(["a"]))])
+    assert [sent.rows("value") for sent in producer.sent] == [[(b"a",)]]
+    assert producer.flushes == 1
+
+
+def test_a_task_that_fails_gives_its_producer_back() -> None:
+    pool = pool_of(ScriptedProducer())
+    batches = [batch(value=pa.array(["a"])), batch(value=pa.array(["b"]), timestamp=pa.array([-2]))]
+    with pytest.raises(SchemaError):
+        write_all(TaskDelivery(config(), pool), batches)
+    assert not pool._lent
+
+
+def test_a_partition_without_rows_makes_no_producer() -> None:
+    def unwanted(_: object) -> ScriptedProducer:
+        raise AssertionError("a producer was made")
+
+    (report,) = write_arrow(config(), ProducerPool(unwanted, FakeClock()), [batch(value=pa.array([], pa.string()))])
+    assert report.to_pylist()[0]["records"] == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "unit"),
+    [(1_764_000_000, "seconds"), (1_764_000_000_000_000, "microseconds"), (1_764_000_000_000_000_000, "nanoseconds")],
+)
+def test_a_number_in_another_unit_is_refused_by_columns(number: int, unit: str) -> None:
+    with pytest.raises(SchemaError, match=f"looks like {unit}"):
+        _epoch_ms(pa.array([None, number]), allows_early=False)
+
+
+def test_early_dates_and_minus_one_pass_by_columns() -> None:
+    typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
+    assert _epoch_ms(typed, allows_early=False).to_pylist() == [157_766_400_000, None]
+    assert _epoch_ms(pa.array([1_764_000_000, -1]), allows_early=True).to_pylist() == [1_764_000_000, None]
+
+
+def test_the_option_lets_early_numbers_pass_by_columns() -> None:
+    producer = ScriptedProducer()
+    early = batch(value=pa.array(["a"]), timestamp=pa.array([1_764_000_000]))
+    with pytest.raises(SchemaError, match=r"set timestamp\.allow\.before\.1980=true"):
+        list(write_arrow(config(), pool_of(producer), [early]))
+    assert producer.sent == []
+    list(write_arrow(config(**{"timestamp.allow.before.1980": "true"}), pool_of(producer), [early]))
+    assert [sent.rows("timestamp_ms") for sent in producer.sent] == [[(1_764_000_000,)]]

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from pyspark.cloudpickle import dumps as cloudpickle_dumps
+from pyspark.sql import Row
+from pyspark.sql.types import BinaryType, StructField, StructType
+from support.scripted_producer import ScriptedProducer, Sent
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
+from spark_kafka_sink.sink import running_query
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.session import StreamBatch
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
+from spark_kafka_sink.sink.producer_pool import ProducerPool
+from spark_kafka_sink.sink.rows import BLOCK_ROWS, PartitionWriter
+
+ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
+OPTIONS = {"kafka.bootstrap.servers": "h1:9092", "topic": "orders"}
+
+
+class BenchSink(KafkaSink):
+    """A sink on a pool of one scripted producer."""
+
+    def __init__(self, producer: ScriptedProducer | None = None) -> None:
+        super().__init__(OPTIONS)
+        self.producer = producer or ScriptedProducer()
+        self.pool = ProducerPool(lambda config: self.producer, SystemClock())
+
+    def _new_writer(self) -> PartitionWriter:
+        return PartitionWriter(self._config, self.pool)
+
+    def process_all(self) -> None:
+        for row in ROWS:
+            self.process(row)
+
+    @property
+    def lent(self) -> int:
+        return len(self.pool._lent)
+
+
+def test_options_come_as_a_mapping_by_keyword_or_both() -> None:
+    wanted = repr(KafkaSink(OPTIONS))
+    assert repr(KafkaSink(topic="orders", **{"kafka.bootstrap.servers": "h1:9092"})) == wanted
+    assert repr(KafkaSink({"kafka.bootstrap.servers": "h1:9092"}, topic="orders")) == wanted
+
+
+def test_an_option_given_both_ways_is_refused() -> None:
+    with pytest.raises(ConfigError, match="topic is given twice"):
+        KafkaSink(OPTIONS, topic="other")
+
+
+def test_options_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(ConfigError, match="takes a mapping of options, not str"):
+        KafkaSink("h1:9092")  # type: ignore[arg-type]
+
+
+def test_a_bad_option_is_refused_at_construction() -> None:
+    with pytest.raises(ConfigError, match="There is no option topik"):
+        KafkaSink(OPTIONS, topik="orders")
+
+
+def test_a_sink_is_a_plain_value_that_opens_nothing() -> None:
+    threads = threading.active_count()
+    sink = KafkaSink(OPTIONS)
+    for copy in (pickle.loads(pickle.dumps(sink)), pickle.loads(cloudpickle_dumps(sink))):
+        assert repr(copy) == repr(sink)
+    assert threading.active_count() == threads
+
+
+def test_its_bound_method_travels_to_the_tasks() -> None:
+    write_partition = pickle.loads(cloudpickle_dumps(KafkaSink(OPTIONS).write_partition))
+    write_partition(iter([]))
+
+
+def test_the_writer_of_an_open_sink_does_not_travel() -> None:
+    sink = KafkaSink(OPTIONS)
+    assert sink.open(0, 0) is True
+    copy = pickle.loads(pickle.dumps(sink))
+    with pytest.raises(IllegalStateError, match="before open"):
+        copy.process(Row(value="v"))
+
+
+def test_spark_takes_it_for_a_writer_and_not_for_a_function() -> None:
+    assert not callable(KafkaSink(OPTIONS))
+
+
+def test_the_repr_shows_the_options_on_one_line() -> None:
+    assert repr(KafkaSink(OPTIONS)) == "KafkaSink(topic='orders', kafka.bootstrap.servers='h1:9092')"
+
+
+def test_an_empty_partition_opens_and_closes_without_a_broker() -> None:
+    sink = KafkaSink(OPTIONS)
+    sink.open(0, 7)
+    sink.close(None)
+    sink.write_partition(iter([]))
+
+
+def test_rows_are_acknowledged_before_close_returns() -> None:
+    sink = BenchSink()
+    sink.open(0, 7)
+    sink.process_all()
+    sink.close(None)
+    assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
+    assert sink.producer.flushes == 1
+    assert sink.lent == 0
+
+
+def test_rows_are_acknowledged_before_write_partition_returns() -> None:
+    sink = BenchSink()
+    sink.write_partition(iter(ROWS))
+    assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
+    assert sink.producer.flushes == 1
+    assert sink.lent == 0
+
+
+def test_after_close_a_row_is_refused_and_another_close_does_nothing() -> None:
+    sink = BenchSink()
+    sink.open(0, 7)
+    sink.process(ROWS[0])
+    sink.close(None)
+    with pytest.raises(IllegalStateError, match="before open"):
+        sink.process(ROWS[1])
+    sink.close(None)
+    assert sink.producer.flushes == 1
+
+
+def test_close_after_an_error_waits_for_nothing_and_adds_no_error_of_its_own() -> None:
+    def refuse(sent: Sent) -> None:
+        sent.report(RecordTooLargeError("too large"))
+
+    sink = BenchSink(ScriptedProducer(on_send=refuse))
+    sink.open(0, 7)
+    with pytest.raises(RecordTooLargeError) as caught:
+        sink.process_all()
+    sink.close(caught.value)
+    assert sink.producer.flushes == 0
+    assert sink.lent == 0
+
+
+def test_close_without_an_error_raises_the_deliverys() -> None:
+    sink = BenchSink(ScriptedProducer(on_flush=lambda sent: sent[0].report(RecordTooLargeError("too large"))))
+    sink.open(0, 7)
+    sink.process(ROWS[0])
+    with pytest.raises(RecordTooLargeError):
+        sink.close(None)
+    assert sink.lent == 0
+
+
+def test_an_open_without_a_close_before_gives_the_old_producer_back() -> None:
+    sink = BenchSink()
+    sink.open(0, 7)
+    sink.process_all()
+    assert sink.lent == 1
+    sink.open(0, 7)
+    assert sink.lent == 0
+
+
+def test_close_without_open_does_nothing() -> None:
+    KafkaSink(OPTIONS).close(None)
+
+
+def test_an_error_of_the_rows_themselves_passes_through_without_waiting() -> None:
+    def rows() -> Iterator[Row]:
+        yield from ROWS
+        raise ZeroDivisionError("upstream")
+
+    sink = BenchSink()
+    with pytest.raises(ZeroDivisionError, match="upstream"):
+        sink.write_partition(rows())
+    assert sink.producer.sent
+    assert sink.producer.flushes == 0
+    assert sink.lent == 0
+
+
+# ---- exactly once ----------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """Runs the tasks as a driver's session does, and decides nothing."""
+
+    made: ClassVar[list[Session]]
+
+    def __init__(self, prefix: str | None) -> None:
+        self.prefix = prefix
+        self.is_closed = False
+        self.made.append(self)
+
+    def run(self, config: object, batch: StreamBatch | None, run_tasks: Any) -> None:
+        self.batch = batch
+        self.outcomes = run_tasks(BATCH_START, 3)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+BATCH_START = BatchStart("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0))
+OUTCOME = TaskOutcome(BATCH_START, 3, "q1", 0, 5, None)
+COUNTS = {"topic": None, "records": 0, "bytes": 0, "batches": 1, "retries": 0, "outcome": OUTCOME.to_json()}
+WRITTEN = {"topic": "orders", "partition": 0, "records": 5, "bytes": 50, "last_offset": 4, "batches": 0, "retries": 0}
+
+
+class ExactlyOnceSink(KafkaSink):
+    """A sink whose tasks wrote five rows, or failed."""
+
+    is_failing = False
+
+    def _run_tasks(self, df: Any, write_task: Any, report_ddl: str) -> list[Any]:
+        self.given = write_task(iter(["batch"]))
+        if self.is_failing:
+            raise ZeroDivisionError("a task")
+        return [COUNTS, WRITTEN | {"outcome": None}]
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
+    Session.made = []
+    monkeypatch.setattr(kafka_sink_module, "DriverSession", Session)
+    monkeypatch.setattr(kafka_sink_module, "session", Session)
+    monkeypatch.setattr(kafka_sink_module, "without_padding", lambda batch: f"{batch} without padding")
+    monkeypatch.setattr(kafka_sink_module, "write_arrow", lambda config, pool, records: [*records])
+    monkeypatch.setattr(
+        kafka_sink_module, "write_in_transaction", lambda config, pool, *given: [*given[:-1], *given[-1]]
+    )
+    monkeypatch.setattr(kafka_sink_module, "stream_batch", lambda df, batch_id: StreamBatch("q1", "r1", batch_id))
+    monkeypatch.setattr(
+        kafka_sink_module, "batch_prefix", lambda config, _: config.transactional_id_prefix or "of-the-checkpoint"
+    )
+    return Session.made
+
+
+EXACTLY_ONCE = OPTIONS | {"delivery.guarantee": "exactly-once"}
+FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]), sparkSession=None)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_write_without_a_prefix_has_a_session_of_its_own_that_is_closed(
+    sessions: list[Session], is_failing: bool
+) -> None:
+    sink = ExactlyOnceSink(EXACTLY_ONCE)
+    sink.is_failing = is_failing
+    with pytest.raises(ZeroDivisionError) if is_failing else nullcontext():
+        assert sink.write(FRAME).records == 5
+    (session,) = sessions
+    assert session.prefix is None
+    assert session.batch is None
+    assert session.is_closed
+
+
+def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_driver(
+    sessions: list[Session],
+) -> None:
+    sink = ExactlyOnceSink(EXACTLY_ONCE)
+    assert sink.write_batch(FRAME, 3).records == 5
+    assert sink.given == [BATCH_START, 3, "q1", "batch without padding"]
+    ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write_batch(FRAME, 4)
+    ExactlyOnceSink(EXACTLY_ONCE, **{"transactional.id.prefix": "orders"}).write(FRAME)
+    assert [session.prefix for session in sessions] == ["of-the-checkpoint", "orders", "orders"]
+    assert [session.batch for session in sessions] == [StreamBatch("q1", "r1", 3), StreamBatch("q1", "r1", 4), None]
+    assert [session.outcomes for session in sessions] == [[OUTCOME]] * 3
+    assert not any(session.is_closed for session in sessions)
+
+
+def test_exactly_once_write_inside_foreach_batch_is_refused(
+    sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: when Spark ran the batch again its rows were written again, for each write is one of its own."""
+    properties = {"sql.streaming.queryId": "q1"}
+    context = SimpleNamespace(getLocalProperty=properties.get)
+    monkeypatch.setattr(running_query, "context_of_thread", lambda session: context)
+    with pytest.raises(ConfigError, match=r"write was called inside foreachBatch.*sink\.write_batch"):
+        ExactlyOnceSink(EXACTLY_ONCE).write(FRAME, is_outside_queries=True)
+    assert not sessions
+    assert ExactlyOnceSink(EXACTLY_ONCE).write_batch(FRAME, 3).records == 5
+    assert ExactlyOnceSink(OPTIONS).write(FRAME).records == 5
+    properties.clear()
+    assert ExactlyOnceSink(EXACTLY_ONCE).write(FRAME).records == 5
+
+
+@pytest.mark.usefixtures("sessions")
+def test_tasks_get_their_rows_without_padding() -> None:
+    sink = ExactlyOnceSink(OPTIONS)
+    assert sink.write(FRAME).records == 5
+    assert sink.given == ["batch without padding"]
+
+
+class Enriching(KafkaSink):
+    def __init__(self, tenant: str) -> None:
+        super().__init__(OPTIONS)
+        self.tenant = tenant
+
+
+def test_a_subclass_keeps_its_attributes_without_the_writer() -> None:
+    sink = Enriching("acme")
+    sink.open(0, 0)
+    copy = pickle.loads(cloudpickle_dumps(sink))
+    assert (copy.tenant, repr(copy), copy._writer) == ("acme", repr(sink), None)
