@@ -539,6 +539,17 @@ def test_a_send_renews_the_idle_time_of_its_topic() -> None:
     assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
 
 
+def test_a_topic_that_a_send_waits_for_is_not_forgotten_meanwhile() -> None:
+    """The wait may last longer than metadata.max.idle.ms."""
+    harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000", "max.block.ms": "20000"}, topics={TOPIC: 1})
+    harness.selector.at(harness.now_ms + 8_000, lambda: harness.cluster.add_partitions(TOPIC, 1))
+    delivery = harness.send(b"x", partition=1)
+    harness.settle()
+    assert delivery.error is None
+    asked = [exchange.request.topics for exchange in harness.cluster.requests_of(METADATA)]
+    assert all([str(topic.name) for topic in topics] == [TOPIC] for topics in asked)
+
+
 @pytest.mark.parametrize("topic", ["x" * 32_768, "é" * 16_384])
 def test_topic_too_long_for_a_request_fails_at_once(topic: str) -> None:
     """A broker hangs up on such a request, and on the next one with all that it asks for."""
