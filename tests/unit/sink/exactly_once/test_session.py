@@ -377,7 +377,7 @@ def test_of_a_prefix_that_rests_no_settings_are_kept(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
 ) -> None:
     """Bug: of each stream they stayed for good, 20 KB, in a driver in which new checkpoints make ever new prefixes."""
-    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session(PREFIX).run(CONFIG, batch, lambda *_: [])
     session("payments")
@@ -491,7 +491,7 @@ def test_missing_decision_topic_is_an_error_and_closes_client(
 
 
 def test_child_does_not_close_connections_of_its_parent(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "IDLE_MS", -1)
     bench.run(0)
     monkeypatch.setattr(session_module, "os", SimpleNamespace(getpid=lambda: 2**22 + 1))
     bench.run(1, "run 2")
@@ -551,7 +551,7 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     bench.run(0)
     session("payments")
     assert bench.connections == ["made"]
-    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session("payments").run(CONFIG, None, look_on)
     assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
