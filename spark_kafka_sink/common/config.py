@@ -216,7 +216,7 @@ class ProducerConfig(SecurityConfig):
                 raise ConfigError(_unknown_key(key, table))
         if settings.get("bootstrap.servers") is None:
             raise ConfigError(
-                "bootstrap.servers is missing: give it host:port pairs of the cluster's brokers, comma-separated."
+                "`bootstrap.servers` is missing: give it host:port pairs of the cluster's brokers, comma-separated."
             )
         given = {key: value for key, value in settings.items() if value is not None}
         parsed = {field_name_of(key): parse_value(key, value, table[key].metadata) for key, value in given.items()}
@@ -249,8 +249,8 @@ class ProducerConfig(SecurityConfig):
         for scheme in parsers.schemes(servers):
             if scheme.upper() != self.security_protocol:
                 raise ConfigError(
-                    f"bootstrap.servers names {scheme}://, and security.protocol is {self.security_protocol}: set"
-                    f" security.protocol to the listener's, or leave {scheme}:// out."
+                    f"`bootstrap.servers` names {scheme}://, and `security.protocol` is {self.security_protocol}: set"
+                    f" `security.protocol` to the listener's, or leave {scheme}:// out."
                 )
 
     def _check_rules(self) -> None:
@@ -262,21 +262,21 @@ class ProducerConfig(SecurityConfig):
 _RULES: Final[tuple[tuple[Callable[[ProducerConfig], bool], str], ...]] = (
     (
         lambda c: c.delivery_timeout_ms < min(c.linger_ms + c.request_timeout_ms, INT_MAX),
-        "delivery.timeout.ms={config.delivery_timeout_ms} must be at least linger.ms + request.timeout.ms"
-        " ({config.linger_ms} + {config.request_timeout_ms}): raise it, or lower request.timeout.ms.",
+        "`delivery.timeout.ms`={config.delivery_timeout_ms} must be at least `linger.ms` + `request.timeout.ms`"
+        " ({config.linger_ms} + {config.request_timeout_ms}): raise it, or lower `request.timeout.ms`.",
     ),
     (
         lambda c: c.enable_idempotence and c.acks != -1,
-        "enable.idempotence=true needs acks=all: set acks=all, or enable.idempotence=false.",
+        "`enable.idempotence`=true needs `acks`=all: set `acks`=all, or `enable.idempotence`=false.",
     ),
     (
         lambda c: c.enable_idempotence and c.retries == 0,
-        "enable.idempotence=true needs retries above 0: remove retries, or set enable.idempotence=false.",
+        "`enable.idempotence`=true needs `retries` above 0: remove `retries`, or set `enable.idempotence`=false.",
     ),
     (
         lambda c: c.enable_idempotence and c.max_in_flight_requests_per_connection > 5,
-        "enable.idempotence=true allows at most 5 for max.in.flight.requests.per.connection,"
-        " not {config.max_in_flight_requests_per_connection}: lower it, or set enable.idempotence=false.",
+        "`enable.idempotence`=true allows at most 5 for `max.in.flight.requests.per.connection`,"
+        " not {config.max_in_flight_requests_per_connection}: lower it, or set `enable.idempotence`=false.",
     ),
     (
         lambda c: (
@@ -284,13 +284,14 @@ _RULES: Final[tuple[tuple[Callable[[ProducerConfig], bool], str], ...]] = (
             and c.uses_tls
             and not (c.uses_sasl and c.sasl_mechanism == "GSSAPI")
         ),
-        "client.dns.lookup=resolve_canonical_bootstrap_servers_only with security.protocol={config.security_protocol}:"
-        " the certificate would be checked against a name that the DNS gives, which an attacker may control. Leave"
-        " client.dns.lookup out; only Kerberos (sasl.mechanism=GSSAPI) needs it.",
+        "`client.dns.lookup`=resolve_canonical_bootstrap_servers_only with"
+        " `security.protocol`={config.security_protocol}: the certificate would be checked against a"
+        " name that the DNS gives, which an attacker may control. Leave"
+        " `client.dns.lookup` out; only Kerberos (`sasl.mechanism`=GSSAPI) needs it.",
     ),
     (
         lambda c: c.transactional_id is not None and not c.enable_idempotence,
-        "transactional.id needs enable.idempotence=true.",
+        "`transactional.id` needs `enable.idempotence`=true.",
     ),
 )
 
@@ -359,10 +360,10 @@ def _unknown_key(key: object, known: Collection[str]) -> str:
     if not isinstance(key, str):
         return f"Names of settings are text, not {key!r}."
     if key in _JAVA_ONLY:
-        return f"{key} is a setting of the Java client: {_JAVA_ONLY[key]}."
+        return f"`{key}` is a setting of the Java client: {_JAVA_ONLY[key]}."
     if meant := LIBRDKAFKA.get(key) or nearest(key, known):
-        return f"{key} is not a producer setting. The nearest one is {meant}."
-    return f"{key} is not a producer setting, and no setting has a similar name: leave it out."
+        return f"`{key}` is not a producer setting. The nearest one is `{meant}`."
+    return f"`{key}` is not a producer setting, and no setting has a similar name: leave it out."
 
 
 def describe_options() -> list[OptionRow]:

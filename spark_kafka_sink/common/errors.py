@@ -13,6 +13,7 @@ its own becomes a `BrokerError`, an unknown code an `UnknownServerError`; both c
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import ClassVar, Final, TypeVar
 
@@ -20,6 +21,8 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.peer_text import one_line
 
 E = TypeVar("E", bound="KafkaError")
+
+_SETTING: Final = re.compile("`([A-Za-z0-9._*-]+)`")
 
 
 class KafkaError(Exception):
@@ -105,7 +108,7 @@ class KafkaError(Exception):
         sent again, whatever its class says.
         """
         found = type(self)(text)
-        found.__dict__.update(self.__dict__)
+        found.__dict__ = {**self.__dict__, **found.__dict__}
         found.heading = found.hint = ""
         found.retriable = retriable and self.retriable
         return found
@@ -129,7 +132,20 @@ class KafkaError(Exception):
 
 
 class ConfigError(KafkaError):
-    """An option is unknown, malformed, or contradicts another. Names the option."""
+    """An option is unknown, malformed, or contradicts another. Names the option.
+
+    Backquotes in the text mark the name of a producer setting: "`acks` must be all". The error shows them without the
+    quotes, and `named` with the prefix that its caller uses.
+    """
+
+    def __init__(self, message: str = "", *, setting: str | None = None) -> None:
+        super().__init__(_SETTING.sub(r"\1", message), setting=setting)
+        self.marked = message
+
+    def named(self, prefix: str) -> ConfigError:
+        """Return the error with `prefix` ("kafka.") before each setting in its text, and before its fact `setting`."""
+        setting = None if self.setting is None else prefix + self.setting
+        return ConfigError(_SETTING.sub(rf"`{prefix}\1`", self.marked), setting=setting)
 
 
 class SchemaError(KafkaError):

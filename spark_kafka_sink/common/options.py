@@ -97,8 +97,8 @@ def path(value: object) -> str:
     found = non_empty_text(value)
     if "-----BEGIN" in found:
         raise RefusalError(
-            "the path of a file is wanted; PEM text goes into ssl.truststore.certificates, or into ssl.keystore.key and"
-            " ssl.keystore.certificate.chain"
+            "it must be the path of a file; PEM text goes into `ssl.truststore.certificates`, or into"
+            " `ssl.keystore.key` and `ssl.keystore.certificate.chain`"
         )
     return found
 
@@ -296,7 +296,7 @@ def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
         return metadata["parse"](value)
     except RefusalError as refusal:
         shown = "***" if metadata.get("is_secret") else repr(value)
-        raise ConfigError(f"{key}={shown}: {refusal}.", setting=key) from None
+        raise ConfigError(f"`{key}`={shown}: {refusal}.", setting=key) from None
 
 
 def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:

@@ -171,16 +171,16 @@ def tls_choice(versions: Sequence[str], suites: Sequence[str] | None) -> TlsChoi
     newer = _SUITES_OF_1_3.intersection(suites)
     if strange := [suite for suite in suites if suite not in known and suite not in newer]:
         choice = ", ".join((*sorted(_SUITES_OF_1_3), *_SUITES_OF_1_2))
-        raise ConfigError(f"ssl.cipher.suites: {strange[0]!r} is not offered here. There are {choice}.")
+        raise ConfigError(f"`ssl.cipher.suites`: {strange[0]!r} is not offered here. There are {choice}.")
     if newer and newer != _SUITES_OF_1_3:
         raise ConfigError(
-            "ssl.cipher.suites: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"
+            "`ssl.cipher.suites`: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"
             f" ({', '.join(sorted(_SUITES_OF_1_3))}), or none, and TLS 1.3 is not spoken."
         )
     left = [name for name in versions if (newer if name == "TLSv1.3" else older)]
     if not left:
         raise ConfigError(
-            f"ssl.cipher.suites has none for the TLS versions that may be spoken ({', '.join(versions)})."
+            f"`ssl.cipher.suites` has none for the TLS versions that may be spoken ({', '.join(versions)})."
         )
     return TlsChoice(left, older)
 
@@ -224,35 +224,35 @@ def store_refusal(store: str, type_: str, location: str | None, *, has_password:
     if kind == "JKS" and not is_sure and type_ == "PKCS12":
         return None  # keytool of Java 9 and later writes PKCS12 into files named .jks
     if kind == "JKS":
-        return f"ssl.{store}.location is a JKS store, which only Java reads. {_convert(store)}"
+        return f"`ssl.{store}.location` is a JKS store, which only Java reads. {_convert(store)}"
     if kind is not None and kind != type_:
         return _other_type(store, kind, has_password=has_password)
     if type_ == "JKS":
-        return f"ssl.{store}.type=JKS: only Java reads JKS stores. {_convert(store)}"
+        return f"`ssl.{store}.type`=JKS: only Java reads JKS stores. {_convert(store)}"
     if type_ == "PEM" and has_password:
-        text = f"ssl.{store}.password does not go with ssl.{store}.type=PEM, the default. "
+        text = f"`ssl.{store}.password` does not go with `ssl.{store}.type`=PEM, the default. "
         if kind == "PEM" or location is None:
             return f"{text}{_OF_PEM[store].capitalize()}."
-        other = f"If it is PKCS12, set ssl.{store}.type=PKCS12. If it is JKS: {_convert(store)}"
+        other = f"If it is PKCS12, set `ssl.{store}.type`=PKCS12. If it is JKS: {_convert(store)}"
         return f"{text}If the store is PEM, {_OF_PEM[store]}. {other}"
     return None
 
 
 def _other_type(store: str, kind: Kind, *, has_password: bool) -> str:
     also = f", and {_OF_PEM[store]}" if kind == "PEM" and has_password else ""
-    return f"ssl.{store}.location is a {kind} file: set ssl.{store}.type={kind}{also}."
+    return f"`ssl.{store}.location` is a {kind} file: set `ssl.{store}.type`={kind}{also}."
 
 
 _OF_PEM: Final = {
-    "truststore": "leave ssl.truststore.password out",
-    "keystore": "give the password of the key as ssl.key.password instead of ssl.keystore.password",
+    "truststore": "leave `ssl.truststore.password` out",
+    "keystore": "give the password of the key as `ssl.key.password` instead of `ssl.keystore.password`",
 }
 
 
 def _convert(store: str) -> str:
     return (
         "Convert it: keytool -importkeystore -srckeystore <store>.jks -destkeystore <store>.p12 -deststoretype PKCS12."
-        f" Then set ssl.{store}.type=PKCS12 and ssl.{store}.location to the new file."
+        f" Then set `ssl.{store}.type`=PKCS12 and `ssl.{store}.location` to the new file."
     )
 
 
@@ -461,7 +461,7 @@ class SecurityConfig:
             idle = sorted(key for key in given if key.startswith(prefix))
             if idle and not is_used:
                 raise ConfigError(
-                    f"{idle[0]} has no effect with security.protocol={self.security_protocol}:"
+                    f"`{idle[0]}` has no effect with `security.protocol`={self.security_protocol}:"
                     f" set {protocols}, or leave it out."
                 )
         for is_broken, text in (_TLS_RULES if self.uses_tls else ()) + (_SASL_RULES if self.uses_sasl else ()):
@@ -485,46 +485,48 @@ _Rules = tuple[tuple[Callable[[SecurityConfig], bool], str], ...]
 _TLS_RULES: Final[_Rules] = (
     (
         lambda c: c.ssl_truststore_location is not None and c.ssl_truststore_certificates is not None,
-        "ssl.truststore.location and ssl.truststore.certificates are both given: leave one out.",
+        "`ssl.truststore.location` and `ssl.truststore.certificates` are both given: leave one out.",
     ),
     (
         lambda c: (
             c.ssl_keystore_location is not None
             and (c.ssl_keystore_key is not None or c.ssl_keystore_certificate_chain is not None)
         ),
-        "ssl.keystore.location is given, and so is ssl.keystore.key or ssl.keystore.certificate.chain: leave one out.",
+        "`ssl.keystore.location` is given, and so is `ssl.keystore.key` or `ssl.keystore.certificate.chain`: leave one"
+        " out.",
     ),
     (
         lambda c: (c.ssl_keystore_key is None) != (c.ssl_keystore_certificate_chain is None),
-        "ssl.keystore.key and ssl.keystore.certificate.chain go together: one of them is missing.",
+        "`ssl.keystore.key` and `ssl.keystore.certificate.chain` go together: one of them is missing.",
     ),
     (
         lambda c: c.ssl_truststore_type == "PKCS12" and c.ssl_truststore_location is None,
-        "ssl.truststore.type=PKCS12 needs ssl.truststore.location, the file.",
+        "`ssl.truststore.type`=PKCS12 needs `ssl.truststore.location`, the file.",
     ),
     (
         lambda c: c.ssl_keystore_type == "PKCS12" and c.ssl_keystore_location is None,
-        "ssl.keystore.type=PKCS12 needs ssl.keystore.location, the file.",
+        "`ssl.keystore.type`=PKCS12 needs `ssl.keystore.location`, the file.",
     ),
     (
         lambda c: c.ssl_key_password is not None and c.ssl_keystore_location is None and c.ssl_keystore_key is None,
-        "ssl.key.password is given, but no key: set ssl.keystore.location, or ssl.keystore.key.",
+        "`ssl.key.password` is given, but no key: set `ssl.keystore.location`, or `ssl.keystore.key`.",
     ),
     (
         lambda c: c.ssl_protocol == "TLSv1.2" and "TLSv1.2" not in c.ssl_enabled_protocols,
-        "ssl.protocol=TLSv1.2 rules out ssl.enabled.protocols=TLSv1.3: no version is left. Leave ssl.protocol out.",
+        "`ssl.protocol`=TLSv1.2 rules out `ssl.enabled.protocols`=TLSv1.3: no version is left. Leave"
+        " `ssl.protocol` out.",
     ),
 )
 
 _SASL_RULES: Final[_Rules] = (
     (
         lambda c: c.sasl_jaas_config is None and c.sasl_mechanism in {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"},
-        "sasl.jaas.config is missing: sasl.mechanism={config.sasl_mechanism} needs a user. Set it to"
+        "`sasl.jaas.config` is missing: `sasl.mechanism`={config.sasl_mechanism} needs a user. Set it to"
         ' org.apache.kafka.common.security....{config.login_module} required username="..." password="...";',
     ),
     (
         lambda c: c.sasl_jaas_config is not None and c.sasl_jaas_config.login_module != c.login_module,
-        "sasl.jaas.config names another login module than sasl.mechanism={config.sasl_mechanism} needs, which is"
+        "`sasl.jaas.config` names another login module than `sasl.mechanism`={config.sasl_mechanism} needs, which is"
         " {config.login_module}.",
     ),
     (
@@ -533,7 +535,7 @@ _SASL_RULES: Final[_Rules] = (
             and c.login_module in {PLAIN_MODULE, SCRAM_MODULE}
             and not (c.sasl_jaas_config.get("username") and c.sasl_jaas_config.get("password"))
         ),
-        "sasl.jaas.config must have a username and a password for sasl.mechanism={config.sasl_mechanism}.",
+        "`sasl.jaas.config` must have a username and a password for `sasl.mechanism`={config.sasl_mechanism}.",
     ),
     (
         lambda c: (
@@ -541,9 +543,9 @@ _SASL_RULES: Final[_Rules] = (
             and c.sasl_mechanism not in _SENDS_NO_CREDENTIAL
             and not c.sasl_allow_cleartext_credentials
         ),
-        "sasl.mechanism={config.sasl_mechanism} with security.protocol=SASL_PLAINTEXT would send the password or token"
-        " unencrypted: set security.protocol=SASL_SSL, or sasl.allow.cleartext.credentials=true on a network that you"
-        " trust.",
+        "`sasl.mechanism`={config.sasl_mechanism} with `security.protocol`=SASL_PLAINTEXT would send the password or"
+        " token unencrypted: set `security.protocol`=SASL_SSL, or `sasl.allow.cleartext.credentials`=true on a network"
+        " that you trust.",
     ),
     (
         lambda c: (
@@ -551,7 +553,7 @@ _SASL_RULES: Final[_Rules] = (
             and c.sasl_oauthbearer_token_provider is not None
             and c.sasl_oauthbearer_token_endpoint_url is not None
         ),
-        "sasl.oauthbearer.token.provider and sasl.oauthbearer.token.endpoint.url are both given: leave one out.",
+        "`sasl.oauthbearer.token.provider` and `sasl.oauthbearer.token.endpoint.url` are both given: leave one out.",
     ),
     (
         lambda c: (
@@ -559,8 +561,8 @@ _SASL_RULES: Final[_Rules] = (
             and c.sasl_oauthbearer_token_provider is None
             and c.sasl_oauthbearer_token_endpoint_url is None
         ),
-        "sasl.mechanism=OAUTHBEARER needs tokens: set sasl.oauthbearer.token.endpoint.url, or give a function as"
-        " sasl.oauthbearer.token.provider.",
+        "`sasl.mechanism`=OAUTHBEARER needs tokens: set `sasl.oauthbearer.token.endpoint.url`, or give a function as"
+        " `sasl.oauthbearer.token.provider`.",
     ),
     (
         lambda c: (
@@ -571,16 +573,16 @@ _SASL_RULES: Final[_Rules] = (
                 and (c.sasl_oauthbearer_client_credentials_client_secret or c.jaas_option("clientSecret"))
             )
         ),
-        "sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client.id and .client.secret"
-        " (or clientId and clientSecret in sasl.jaas.config).",
+        "`sasl.oauthbearer.token.endpoint.url` needs `sasl.oauthbearer.client.credentials.client.id` and .client.secret"
+        " (or clientId and clientSecret in `sasl.jaas.config`).",
     ),
     (
         lambda c: c.sasl_mechanism == "AWS_MSK_IAM" and bool(c.jaas_option("awsRoleExternalId")),
-        "sasl.jaas.config: awsRoleExternalId is of the Java module alone; name a profile that says it.",
+        "`sasl.jaas.config`: only the Java module knows awsRoleExternalId. Name a profile that has it.",
     ),
     (
         lambda c: c.sasl_mechanism == "AWS_MSK_IAM" and bool(c.jaas_option("awsStsRegion")),
-        "sasl.jaas.config: awsStsRegion is of the Java module alone; name a profile that says it.",
+        "`sasl.jaas.config`: only the Java module knows awsStsRegion. Name a profile that has the region.",
     ),
     (
         lambda c: (
@@ -588,32 +590,34 @@ _SASL_RULES: Final[_Rules] = (
             and bool(c.jaas_option("awsProfileName"))
             and bool(c.jaas_option("awsRoleArn"))
         ),
-        "sasl.jaas.config: awsProfileName and awsRoleArn are both given: leave one out.",
+        "`sasl.jaas.config`: awsProfileName and awsRoleArn are both given: leave one out.",
     ),
     (
         lambda c: c.sasl_mechanism == "GSSAPI" and not (c.sasl_kerberos_service_name or c.jaas_option("serviceName")),
-        "sasl.mechanism=GSSAPI (Kafka's default) needs sasl.kerberos.service.name, mostly kafka. For another way to log"
-        " in, set sasl.mechanism.",
+        "`sasl.mechanism`=GSSAPI (Kafka's default) needs `sasl.kerberos.service.name`, mostly kafka. For another way to"
+        " log in, set `sasl.mechanism`.",
     ),
 )
 
 _NO_CLASS: Final = "no Java class is loaded here"
 _TICKETS: Final = "a keytab's ticket is got anew when half its time is over, a cache's never; leave it out"
 _CHECKS: Final = "it is the broker that checks a token; leave it out"
-_ASSERTIONS: Final = "tokens are asked for by client credentials; for another way give sasl.oauthbearer.token.provider"
+_ASSERTIONS: Final = (
+    "tokens are asked for by client credentials; for another way give `sasl.oauthbearer.token.provider`"
+)
 JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
     "ssl.provider": "TLS is OpenSSL's here; leave it out",
     "ssl.engine.factory.class": f"{_NO_CLASS}; leave it out",
     "ssl.keymanager.algorithm": "TLS is OpenSSL's here; leave it out",
     "ssl.trustmanager.algorithm": "TLS is OpenSSL's here; leave it out",
     "ssl.secure.random.implementation": "TLS is OpenSSL's here; leave it out",
-    "ssl.client.auth": "it is a broker's: give this client a certificate by ssl.keystore.*",
-    "sasl.login.class": f"{_NO_CLASS}; leave it out: sasl.mechanism says how to log in",
-    "sasl.client.callback.handler.class": f"{_NO_CLASS}; leave it out: sasl.mechanism=AWS_MSK_IAM signs by itself",
+    "ssl.client.auth": "it is a broker's: give this client a certificate by `ssl.keystore.*`",
+    "sasl.login.class": f"{_NO_CLASS}; leave it out: `sasl.mechanism` says how to log in",
+    "sasl.client.callback.handler.class": f"{_NO_CLASS}; leave it out: `sasl.mechanism`=AWS_MSK_IAM signs by itself",
     "sasl.login.callback.handler.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
-    " sasl.oauthbearer.token.endpoint.url, or by sasl.oauthbearer.token.provider",
+    " `sasl.oauthbearer.token.endpoint.url`, or by `sasl.oauthbearer.token.provider`",
     "sasl.oauthbearer.jwt.retriever.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
-    " sasl.oauthbearer.token.endpoint.url, or by sasl.oauthbearer.token.provider",
+    " `sasl.oauthbearer.token.endpoint.url`, or by `sasl.oauthbearer.token.provider`",
     "sasl.oauthbearer.jwt.validator.class": f"{_NO_CLASS}, and {_CHECKS}",
     "sasl.kerberos.kinit.cmd": "no command is run here; keep the ticket fresh, or give a keytab",
     "sasl.kerberos.min.time.before.relogin": _TICKETS,

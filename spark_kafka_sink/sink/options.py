@@ -39,10 +39,6 @@ EARLY_OPTION: Final = "timestamp.allow.before.1980"
 _OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", EARLY_OPTION, *_OF_EXACTLY_ONCE)
 _LONGEST_PREFIX: Final = 200
 
-_DOTTED: Final = "|".join(re.escape(key) for key in sorted(ProducerConfig.keys()) if "." in key)
-_SETTING_NAMED: Final = re.compile(rf"(?<![\w.'\"-])(?=(?:{_DOTTED})(?![\w-]|\.\w))|(?<=The nearest one is )(?=\w+\.$)")
-"""The places in an error's text before the name of a producer setting, not those inside a quoted value."""
-
 _REFUSED: Final[Mapping[str, str]] = {
     "kafka.transactional.id": "the rows of many tasks cannot share one transactional id; leave it out",
 }
@@ -237,9 +233,7 @@ def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
     try:
         return ProducerConfig.from_mapping(settings)
     except ConfigError as error:
-        # every text of ProducerConfig's begins with the setting's own name, and may name others
-        text = _SETTING_NAMED.sub(KAFKA_PREFIX, KAFKA_PREFIX + str(error))
-        raise ConfigError(text) from None
+        raise error.named(KAFKA_PREFIX) from None
 
 
 def _name(by_key: Mapping[str, object], key: str) -> str | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from spark_kafka_sink.common import config as config_module
+from spark_kafka_sink.common import security as security_module
 from spark_kafka_sink.common.config import _JAVA_ONLY, INT_MAX, ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import table_of
@@ -275,3 +278,13 @@ def test_the_table_for_readers_has_a_row_for_every_key() -> None:
 def test_the_refusal_of_a_setting_of_the_java_client_says_what_to_do(key: str) -> None:
     with pytest.raises(ConfigError, match=r"leave it out|instead|before |give |keep |KIP-939"):
         ProducerConfig.from_mapping({**SERVERS, key: "x"})
+
+
+def test_every_setting_in_a_refusal_is_marked() -> None:
+    """So that the sink can show it with its prefix."""
+    rules = (*config_module._RULES, *security_module._TLS_RULES, *security_module._SASL_RULES)
+    texts = [text for _, text in rules] + list(config_module._JAVA_ONLY.values())
+    names = [re.escape(key) for key in table_of(ProducerConfig) if "." in key]
+    name = re.compile(rf"(?<![\w.])(?:{'|'.join(names)})(?!\w)")
+    found = [text for text in texts if name.search(re.sub(r"`[^`]+`|\{[^}]+\}", "", text))]
+    assert found == []

@@ -104,3 +104,10 @@ def test_facts_go_through_a_pickle_and_through_other_words() -> None:
 def test_a_topic_of_a_stranger_cannot_make_a_second_line() -> None:
     assert "\n" not in str(KafkaError("no").at(topic="a\nb"))
     assert "\n" not in str(KafkaError("no").at(topic_partition=TopicPartition("a\nb", 1)))
+
+
+def test_a_setting_is_shown_with_the_prefix_of_its_caller() -> None:
+    error = ConfigError("`acks`=0 needs `linger.ms`, not 'a`b`c d`'.", setting="acks")
+    assert (str(error), error.setting) == ("acks=0 needs linger.ms, not 'abc d`'.", "acks")
+    for named in (error.named("kafka."), pickle.loads(pickle.dumps(error)).named("kafka.")):
+        assert (str(named), named.setting) == ("kafka.acks=0 needs kafka.linger.ms, not 'akafka.bc d`'.", "kafka.acks")

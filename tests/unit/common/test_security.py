@@ -169,7 +169,7 @@ def test_path_given_as_pem_text_is_refused_with_the_setting_for_files() -> None:
 
 @pytest.mark.parametrize("key", ["ssl.keystore.location", "ssl.truststore.location"])
 def test_pem_text_given_as_path_is_refused_and_not_shown(key: str) -> None:
-    wanted = rf"^{re.escape(key)}=\*\*\*: the path of a file is wanted; PEM text goes into ssl\.truststore\.certif"
+    wanted = rf"^{re.escape(key)}=\*\*\*: it must be the path of a file; PEM text goes into ssl\.truststore\.certif"
     with pytest.raises(ConfigError, match=wanted) as refusal:
         config(**{key: f"{KEY}\n{CERTIFICATE}"})
     assert "hunter2" not in str(refusal.value)
@@ -291,8 +291,8 @@ def test_pem_text_given_as_path_is_refused_and_not_shown(key: str) -> None:
             )
             for options, text in (
                 ('awsProfileName="hunter2" awsRoleArn="b"', "both given"),
-                ('awsRoleArn="b" awsRoleExternalId="hunter2"', "awsRoleExternalId is of the Java module alone"),
-                ('awsStsRegion="hunter2"', "awsStsRegion is of the Java module alone"),
+                ('awsRoleArn="b" awsRoleExternalId="hunter2"', "only the Java module knows awsRoleExternalId"),
+                ('awsStsRegion="hunter2"', "only the Java module knows awsStsRegion"),
             )
         ),
     ],

@@ -92,7 +92,12 @@ def test_a_serializer_is_refused_with_the_reason(key: str) -> None:
     ("options", "start"),
     [
         ({"kafka.linger.ms": "soon"}, r"kafka\.linger\.ms='soon': "),
-        ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, r"kafka\.enable\.idempotence=true needs acks=all"),
+        (
+            {"kafka.acks": "1", "kafka.enable.idempotence": "true"},
+            r"kafka\.enable\.idempotence=true needs kafka\.acks=all",
+        ),
+        {"kafka.acks": "1", "kafka.enable.idempotence": "true"},
+        r"kafka\.enable\.idempotence=true needs kafka\.acks=all",
     ],
 )
 def test_a_producers_error_names_the_option_as_it_was_given(options: dict[str, str], start: str) -> None:
