@@ -163,6 +163,8 @@ def resolve(host: str, port: int) -> list[Address]:
         raise BootstrapResolutionError(f"{shown}:{port} cannot be resolved: a port is a number from 1 to {_MAX_PORT}.")
     if not host:
         raise BootstrapResolutionError(f":{port} cannot be resolved: there is no host.")
+    if not host.isprintable():  # old C libraries take an address with a line behind it, which logs would show
+        raise BootstrapResolutionError(f"{shown}:{port} cannot be resolved: a host has no control characters.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:

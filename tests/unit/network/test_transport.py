@@ -34,6 +34,15 @@ def test_host_of_a_broker_is_no_line_of_the_log(port: int) -> None:
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1\nforged", "h\x1b[2J", "h\u202e"])
+def test_host_with_control_characters_is_not_asked_for(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old C library gives it an address. Errors and log lines about the connection would then show it."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it was asked for"))
+    with pytest.raises(BootstrapResolutionError, match="a host has no control characters") as refused:
+        resolve(host, 9092)
+    assert str(refused.value).isprintable()
+
+
 def test_no_name_is_not_this_machine() -> None:
     with pytest.raises(BootstrapResolutionError, match="there is no host"):
         resolve("", 9092)
@@ -56,7 +65,7 @@ def test_canonical_names_are_names_of_the_hosts_addresses() -> None:
     assert all(any(address.sockaddr[0] in ("127.0.0.1", "::1") for address in resolve(name, 1)) for name in names)
 
 
-def test_an_address_whose_name_cannot_be_asked_now_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_without_reverse_dns_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """glibc gives the address where there is no name, but fails where the DNS does, as many do backwards."""
 
     def fail(*_: object) -> None:

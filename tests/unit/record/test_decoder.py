@@ -192,3 +192,7 @@ def test_more_objects_than_are_read_are_refused(records: int, headers: tuple[int
     assert len(batch.records) == records
     with pytest.raises(CorruptBatchError, match=r"more than the 10 that are read|headers, 1 more than are read"):
         list(decode_batches(data, BatchLimits(objects=10)))
+
+
+def test_a_batch_of_more_than_two_million_records_is_refused() -> None:
+    refused(with_records(bytes(7 * 2_000_001), 2_000_001), "2000001 records, more than the 2000000 that are read")

@@ -236,6 +236,15 @@ def test_task_serves_metrics_if_the_option_is_set(stopping: None, free_ports: ra
     assert "kafka_producer_record_retry_total" in samples(free_ports[0])
 
 
+def test_a_task_listens_at_the_address_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[tuple[str, range]] = []
+    monkeypatch.setattr(prometheus, "serve", lambda _, host, ports: asked_for.append((host, ports)))
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "orders", "metrics.port": "9250", "metrics.host": "0.0.0.0"}
+    rows = [pa.RecordBatch.from_arrays([pa.array(["a"])], names=["value"])]
+    list(write_arrow(SinkConfig.from_options(options), pool(), rows))
+    assert asked_for == [("0.0.0.0", range(9250, 9251))]
+
+
 @pytest.mark.parametrize(("text", "ports"), [("9250", range(9250, 9251)), (" 9250-9260 ", range(9250, 9261))])
 def test_the_option_is_a_port_or_a_range(text: str, ports: range) -> None:
     assert SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": text}).metrics_ports == ports
