@@ -100,4 +100,4 @@ def test_a_limit_below_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     with pytest.raises(SystemExit):
         read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--limit", "-1"])
-    assert "--limit -1: 0 or more is wanted" in capsys.readouterr().err
+    assert "--limit -1 must be 0 or more" in capsys.readouterr().err

@@ -52,10 +52,10 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--interface", "forEach"], "foreach or foreachPartition is wanted"),
+        (["--interface", "forEach"], "must be foreach or foreachPartition"),
         (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
         (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
-        (["--option", "kafka.acks"], "NAME=VALUE is wanted"),
+        (["--option", "kafka.acks"], "must be NAME=VALUE"),
         (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not to be had here"),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
         (["--option", "truncate=x"], "There is no setting truncate, and no setting has a similar name: leave it out."),
@@ -77,7 +77,7 @@ def test_options_of_sparks_source_go_to_the_sink_with_one_warning(caplog: pytest
 
 
 def test_an_option_without_equals_does_not_show_its_value() -> None:
-    with pytest.raises(UsageError, match=r"--option kafka\.sasl\.jaas\.config …: NAME=VALUE") as caught:
+    with pytest.raises(UsageError, match=r"--option kafka\.sasl\.jaas\.config … must be NAME=VALUE") as caught:
         parse_arguments(["--option", "kafka.sasl.jaas.config hunter2"])
     assert "hunter2" not in str(caught.value)
 
