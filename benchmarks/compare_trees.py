@@ -189,9 +189,10 @@ def main(arguments: Sequence[str]) -> int:
     settings = argument_parser().parse_args(arguments)
     logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic refuses its first batches now and then
     try:
-        names = {"before": settings.before, "after": settings.after or commit_of_working_tree()}
         console.print("Building the two packages (a minute the first time)")
-        packages = build(names["before"]), build(names["after"])
+        before = build(settings.before)
+        names = {"before": settings.before, "after": settings.after or commit_of_working_tree()}
+        packages = before, build(names["after"])
         console.print(f"Before: {settings.before}. After: {settings.after or 'this working tree'}.")
         console.print(f"Broker: Kafka {CURRENT.version}, {BROKER_NOTE}")
         with EmbeddedKafka(properties=QUICK_DELETION, tuned_for="throughput") as kafka:
@@ -200,7 +201,8 @@ def main(arguments: Sequence[str]) -> int:
     except (KafkaError, MeasurementError, OSError) as error:
         console.print(f"[bold red]Failed:[/] {escape(str(error))}", soft_wrap=True)
         return 1
-    console.print(table_of(found))
+    if len(found) > 1:
+        console.print(table_of(found))
     if settings.json is not None:
         rounds = {
             cell: [{"before": each.before.as_dict(), "after": each.after.as_dict()} for each in measured]

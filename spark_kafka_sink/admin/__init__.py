@@ -1,3 +1,4 @@
-"""The driver's blocking client: topics, groups, transactions, single records, and reading a topic. No socket, no
-thread; one thread at a time.
+"""The driver's blocking client: topics, groups, transactions, single records, and reading a topic.
+
+It opens no socket, starts no thread, and is not thread-safe.
 """

@@ -1,6 +1,6 @@
-"""The driver's client: transactions, committed offsets and topic tails over one set of connections.
+"""The driver's client: transactions, committed offsets, topics and records over one set of connections.
 
-Every call blocks, on the caller's thread and no longer than its `Timer`. One thread at a time.
+Every call blocks the calling thread, at most until its `Timer` expires. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClusterClient:
 
     @classmethod
     def connect(cls, config: ProducerConfig, clock: Clock, rng: random.Random) -> Self:
-        """Over connections of its own. Raises BootstrapResolutionError where no address resolves."""
+        """Return a client with its own connections. Raises BootstrapResolutionError if no address resolves."""
         metadata = TopicsMetadata(
             (), config.retry_backoff_ms, config.retry_backoff_max_ms, config.metadata_max_age_ms, rng
         )
@@ -76,12 +76,12 @@ class ClusterClient:
         self._client.close()
 
     def timer(self, timeout_ms: int) -> Timer:
-        """A limit for one or more calls, from now."""
+        """Return a time limit for one or more calls, from now."""
         return Timer(self._clock, timeout_ms)
 
     def transaction_version(self, timer: Timer) -> int:
-        """The cluster's finalized transaction.version, as told when a node was last connected to: 2 and above is
-        KIP-890's protocol; 0 where the brokers have no such feature.
+        """Return the cluster's finalized transaction.version, as of the last connection: 2 and above is the protocol of
+        KIP-890; 0 means that the brokers do not have the feature.
         """
         while self._metadata.fetch().is_bootstrap_configured:
             if not self._client.await_metadata_update(timer):

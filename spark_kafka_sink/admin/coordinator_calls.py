@@ -1,7 +1,7 @@
-"""Calls to coordinators: many items at once, each to the node that coordinates it, asked again until it has its answer
-or time runs out.
+"""Calls to coordinators: many items at once, each sent to its coordinator, with retries until it has a response or the
+timer expires.
 
-Knows where coordinators are and keeps that between calls; knows no request. One thread, that of the caller.
+The module caches coordinators between calls. It knows no request. It runs on the caller's thread only.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ Value = TypeVar("Value")
 _Entry = TypeVar("_Entry")
 _MAX_BACKOFF_MS: Final = 1_000
 _MOST_AT_ONCE: Final = 1_000
-"""Items on their way. Each has a request of its own in most calls, and one that waits for others longer than
-request.timeout.ms is given up, with what was learnt of its coordinator.
+"""The most items in flight. Most calls send one request an item. One that waits longer than request.timeout.ms behind
+others fails, and its coordinator is forgotten.
 """
 _MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectError, KafkaTimeoutError)
-"""After these the coordinator is looked up again."""
+"""After these errors the coordinator is looked up again."""
 _MOST_KNOWN: Final = 10_000
-"""More than a call asks about at once. Batch writes without a prefix have new names each time."""
+"""Cached coordinators; more than one call has items. Batch writes without a prefix have new names each time."""
 _ONE_AT_A_TIME: Final = CoordinatorNotAvailableError("The node takes one key at a time.")
 _PERMISSIONS: Final = {
     (GROUP, 30): "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
@@ -61,14 +61,14 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorApi(ABC, Generic[Item, Value]):
-    """One kind of call: how to ask about items, and what the answers mean."""
+    """One kind of call: the requests for items, and the meaning of the responses."""
 
     key_type: int
     """GROUP or TRANSACTION."""
     retried: ClassVar[tuple[type[KafkaError], ...]] = ()
-    """Errors to be asked again after, besides those that are retriable everywhere."""
+    """Errors that are retried here, in addition to those that are retriable everywhere."""
     advice: ClassVar[Mapping[int, str]] = {}
-    """By error code: what it means for this call and what to change."""
+    """Error code → what it means for this call, and what to change."""
 
     @abstractmethod
     def key(self, item: Item) -> str:
@@ -93,9 +93,9 @@ class CoordinatorApi(ABC, Generic[Item, Value]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Value]):
-    """What became of an item: a value, or an error. After its time ran out that is a KafkaTimeoutError.
+    """The outcome of an item: a value or an error. The error is a KafkaTimeoutError if the timer expired.
 
-    `is_in_doubt`: it was sent at least once without a clear answer, so it may have taken effect whatever `error` says.
+    `is_in_doubt`: a request was sent without a clear response, so it may have taken effect whatever `error` says.
     """
 
     value: Value | None
@@ -110,7 +110,7 @@ class Outcome(Generic[Value]):
 
 
 class LookupFlight:
-    """A question on its way to `node`. `take` may be called once `future` is done."""
+    """A request in flight to `node`. `take` may be called when `future` is done."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class LookupFlight:
         self._key_type = key_type
 
     def take(self) -> Mapping[str, KafkaError]:
-        """Note the coordinators found; gives the errors of keys that have none."""
+        """Cache the coordinators of the response, and return the errors of keys that have none."""
         if self.future.failed():
             error = self.future.error
             if isinstance(error, UnsupportedVersionError) and len(self.keys) > 1:
@@ -155,7 +155,7 @@ class CoordinatorLookup:
         self._client = client
         self._nodes: dict[tuple[int, str], Node] = {}
         self.takes_several_keys = True
-        """False once a node was too old for that (before Kafka 3.0)."""
+        """False after a node was too old for it (before Kafka 3.0)."""
 
     def known(self, key_type: int, key: str) -> Node | None:
         return self._nodes.get((key_type, key))
@@ -170,9 +170,7 @@ class CoordinatorLookup:
         self._nodes.pop((key_type, key), None)
 
     def send(self, key_type: int, keys: Sequence[str]) -> list[LookupFlight]:
-        """Ask the node with the least to do, in one request where it takes several keys. None where there is no node
-        to ask now.
-        """
+        """Ask the least loaded node, in one request if it takes several keys. The list is empty if there is none."""
         node = self._client.least_loaded_node()
         if node is None:
             return []
@@ -187,7 +185,7 @@ class CoordinatorLookup:
 
 @dataclass(slots=True, eq=False)
 class _Work(Generic[Item]):
-    """An item without its outcome."""
+    """An item without an outcome yet."""
 
     item: Item
     attempts: int = 0
@@ -206,8 +204,8 @@ class _Flight(NamedTuple):
 class CoordinatorCalls:
     """Runs calls on `client`, which must share `metadata`. Times in ms.
 
-    A retry waits 20 ms, then twice as long each time, up to a second (org.apache.kafka.clients.admin.internals.
-    AdminApiDriver has the same two stages, look up and ask).
+    A retry waits 20 ms, then twice as long each time, up to a second. The two stages, lookup and request, are those of
+    org.apache.kafka.clients.admin.internals.AdminApiDriver.
     """
 
     def __init__(
@@ -224,7 +222,7 @@ class CoordinatorCalls:
         self._backoff = ExponentialBackoff.doubling(COORDINATOR_BACKOFF_MS, _MAX_BACKOFF_MS, rng)
 
     def run(self, api: CoordinatorApi[Item, Value], items: Iterable[Item], timer: Timer) -> dict[Item, Outcome[Value]]:
-        """Each item's outcome, in the order of items; no later than the timer allows. Raises nothing for an item."""
+        """Return each item's outcome, in the order of items, before the timer expires. Raises no error of an item."""
         call = _Call(self, api, list(dict.fromkeys(items)), timer)
         try:
             while not call.is_over and not timer.is_expired:
@@ -233,7 +231,7 @@ class CoordinatorCalls:
                 call.take_answers()
             call.give_up()
         finally:
-            # What is still on its way must not be sent by some later poll, when the caller has moved on.
+            # A later poll must not send requests that are left, because the caller has gone on.
             for flight in call.flights:
                 self.client.disconnect_async(flight.node)
         return {item: call.outcomes[item] for item in call.items}
@@ -244,7 +242,7 @@ class CoordinatorCalls:
 
 @dataclass(slots=True)
 class _Call(Generic[Item, Value]):
-    """One run: what is asked, what is on its way, what is known."""
+    """One run of a call over its items."""
 
     calls: CoordinatorCalls
     api: CoordinatorApi[Item, Value]
@@ -288,8 +286,8 @@ class _Call(Generic[Item, Value]):
             self._look_up(homeless)
 
     def _due(self) -> list[_Work[Item]]:
-        """What is to be sent now. What was not asked about yet comes before what is asked again: else a coordinator
-        that is away for long keeps all others' items from their turn.
+        """Return the items to send now. New items come before retries. Otherwise one coordinator that is down would
+        delay the items of all others.
         """
         idle = [work for work in self.works.values() if not work.is_in_flight]
         room = _MOST_AT_ONCE - (len(self.works) - len(idle))
@@ -320,7 +318,7 @@ class _Call(Generic[Item, Value]):
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def wait_ms(self) -> int:
-        """How long until something is due that is not on its way."""
+        """Return the ms until an item is due that is not in flight."""
         idle = [work.resume_ms for work in self.works.values() if not work.is_in_flight]
         if len(self.works) - len(idle) >= _MOST_AT_ONCE:
             return FOREVER_MS
@@ -335,11 +333,12 @@ class _Call(Generic[Item, Value]):
         yield from (flight.future for flight, _ in self.lookups)
 
     def poll(self, wait_ms: int) -> None:
-        """One poll. A refusal by the cluster ends the whole call; what a topic met is for its readers to hear."""
+        """Poll once. A refusal by the cluster ends the whole call. The error of a topic is left to its readers."""
         try:
             self.calls.client.poll(Timer(self.calls.clock, wait_ms), self)
         except (TopicAuthorizationError, InvalidTopicError) as error:
-            log.debug("Not for %s: %s", type(self.api).__name__, error)  # a reader's next update meets it again
+            # Not an error of this call. A reader of the topic gets it again with its next update.
+            log.debug("Not for %s: %s", type(self.api).__name__, error)
         except KafkaError as error:
             self.take_answers()
             self._doubt_what_is_on_its_way()

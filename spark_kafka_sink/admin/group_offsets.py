@@ -1,4 +1,4 @@
-"""Committed offsets of consumer groups, with the texts committed with them. One thread, that of the caller."""
+"""Committed offsets of consumer groups, with their metadata texts. It runs on the caller's thread only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CommittedOffset(NamedTuple):
 
 
 GroupCommits = dict[TopicPartition, CommittedOffset | None]
-"""None where nothing is committed, or where it has expired (offsets.retention.minutes)."""
+"""None if nothing is committed, or if it has expired (offsets.retention.minutes)."""
 
 
 class GroupOffsets:
@@ -43,12 +43,11 @@ class GroupOffsets:
         topic_partitions: Mapping[str, Iterable[TopicPartition]],
         timer: Timer,
     ) -> dict[str, GroupCommits]:
-        """What the groups have committed for these partitions, by group; groups are asked in parallel.
+        """Return the committed offsets of these partitions, by group. Groups are asked in parallel.
 
-        Offsets in a transaction that is still open, or whose end has not reached the group's coordinator yet, are
-        waited for (KIP-447). Raises GroupAuthorizationError, TopicAuthorizationError, UnsupportedVersionError (a broker
-        before Kafka 2.5), and KafkaTimeoutError, which says UnstableOffsetCommitError's sentence where that was the
-        reason.
+        The call waits for offsets in an open transaction, and for those whose end has not reached the coordinator yet
+        (KIP-447). Raises GroupAuthorizationError, TopicAuthorizationError, UnsupportedVersionError (a broker before
+        Kafka 2.5), and KafkaTimeoutError, with the text of UnstableOffsetCommitError if that was the reason.
         """
         wanted = [_Wanted(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
         outcomes = self._calls.run(_OffsetFetch(), wanted, timer)
@@ -100,6 +99,6 @@ def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
         if code:
             return error_for_code(code, api="OffsetFetch").at(topic_partition=place)
     for topic_partition in wanted.topic_partitions:
-        if topic_partition not in found:  # that nothing is committed is said by an offset of -1
+        if topic_partition not in found:  # an offset of -1 would say that nothing is committed
             return CoordinatorNotAvailableError("The answer does not mention it.").at(topic_partition=topic_partition)
     return {topic_partition: found[topic_partition] for topic_partition in wanted.topic_partitions}

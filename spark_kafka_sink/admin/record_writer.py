@@ -1,7 +1,6 @@
-"""Single records, most of them into open transactions, for a driver that holds no producer and writes down what it
-decided.
+"""Writes single records, mostly into open transactions, for a driver that has no producer and records its decisions.
 
-One thread, that of the caller.
+It runs on the caller's thread only.
 """
 
 from __future__ import annotations
@@ -57,35 +56,35 @@ class RecordWriter:
         sequence: int,
         timer: Timer,
     ) -> None:
-        """Write one record in the transaction, which need not have begun. `sequence` counts the records that the
-        producer's epoch has written to the partition. Metadata must follow the topic already.
+        """Write one record in the transaction, and begin the transaction if necessary. `sequence` is the number of
+        records that the producer's epoch has written to the partition. Metadata must already include the topic.
 
-        Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and what coordinator or
-        leader refuse with: ProducerFencedError, TopicAuthorizationError; UnknownTopicOrPartitionError for a topic that
-        is gone.
+        Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and the errors of
+        coordinator and leader: ProducerFencedError, TopicAuthorizationError, and UnknownTopicOrPartitionError if the
+        topic was deleted.
         """
         if transaction.transaction_version < 2:
             self.add_partition(transaction, topic_partition, timer)
         request = self._request(transaction, topic_partition, key, value, sequence)
         try:
             self._send(request, topic_partition, timer)
-        except InvalidProducerEpochError as error:  # how leaders say it
+        except InvalidProducerEpochError as error:  # the error code that leaders use for it
             raise ProducerFencedError(
                 f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}",
                 topic_partition=topic_partition,
             ) from error
 
     def add_partition(self, transaction: OpenTransaction, topic_partition: TopicPartition, timer: Timer) -> None:
-        """Begin the transaction by adding a partition to it, in which nothing is written yet: no reader waits for it.
+        """Begin the transaction by adding a partition to it. Nothing is written yet, so no reader waits for it.
 
-        Raises KafkaTimeoutError; ProducerFencedError or InvalidProducerEpochError where another producer has the id.
+        Raises KafkaTimeoutError, and ProducerFencedError or InvalidProducerEpochError if another producer has the id.
         """
         item = _Added(transaction, topic_partition)
         self._calls.run(_AddPartition(), [item], timer)[item].get()
 
     def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes, timer: Timer) -> None:
-        """Write one record outside any transaction, once or, where an answer is lost, more than once. Metadata must
-        follow the topic already. Raises as `write`.
+        """Write one record without a transaction: once, or several times if a response is lost. Metadata must already
+        include the topic. Raises the errors of `write`.
         """
         self._send(self._request(None, topic_partition, key, value, NO_SEQUENCE), topic_partition, timer)
 
@@ -96,7 +95,7 @@ class RecordWriter:
         absence = TopicAbsence(self._calls.metadata, self._clock)
         while not timer.is_expired:
             error = self._try(request, topic_partition, timer)
-            if error is None or isinstance(error, DuplicateSequenceError):  # an earlier try's answer was lost
+            if error is None or isinstance(error, DuplicateSequenceError):  # an earlier attempt succeeded
                 return
             if not error.retriable:
                 raise error.at(topic_partition=topic_partition)
@@ -140,18 +139,18 @@ class RecordWriter:
                 return KafkaTimeoutError(f"Node {leader} did not answer.", node=leader.id_string)
         finally:
             if not future.is_done():
-                self._client.disconnect_async(leader)  # it must not be sent by some later poll
+                self._client.disconnect_async(leader)  # a later poll must not send it
         if future.failed():
             return future.error
         answers = (each for topic in future.value().body.responses for each in topic.partition_responses)
         code = next((int(each.error_code) for each in answers), None)
         if code is None:
-            return KafkaTimeoutError(f"Node {leader} answered without mentioning it.", node=leader.id_string)
+            return KafkaTimeoutError(f"Node {leader} sent a response without the partition.", node=leader.id_string)
         return error_for_code(code, api="Produce") if code else None
 
 
 class _Added(NamedTuple):
-    """A partition on its way into a transaction."""
+    """A partition that is being added to a transaction."""
 
     transaction: OpenTransaction
     topic_partition: TopicPartition

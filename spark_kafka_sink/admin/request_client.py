@@ -1,4 +1,4 @@
-"""Requests with futures, for code that polls until it has its answer. One thread, that of the caller."""
+"""Requests with futures, and the timer of a call, for code that polls until it has its response. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_kafka_sink.protocol.versions import Request
 
 
 class Timer:
-    """Runs out `timeout_ms` after it was made (org.apache.kafka.common.utils.Timer). Belongs to one thread."""
+    """Expires `timeout_ms` after its creation (org.apache.kafka.common.utils.Timer). Not thread-safe."""
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self._clock = clock
@@ -48,7 +48,7 @@ _MANY_IN_FLIGHT: Final = 100
 
 
 class RequestFuture(Generic[T]):
-    """A value or a KafkaError, set once, by the poll that learns it
+    """A value or a KafkaError, which a poll sets once
     (org.apache.kafka.clients.consumer.internals.RequestFuture).
     """
 
@@ -90,8 +90,8 @@ class RequestFuture(Generic[T]):
         self._finish(value, None)
 
     def fail(self, error: KafkaError) -> None:
-        """Set the error. Raises IllegalStateError where it is done already, and TypeError for what is not a KafkaError:
-        None would make it a success.
+        """Set the error. Raises IllegalStateError if the future is done, and TypeError if it is not a KafkaError: None
+        would make the future a success.
         """
         if not isinstance(error, KafkaError):
             raise TypeError(f"A request fails with a KafkaError, not with {error!r}.")
@@ -105,7 +105,7 @@ class RequestFuture(Generic[T]):
 
 
 class PollCondition(Protocol):
-    """Asked just before a poll that would wait."""
+    """Says whether a poll that has nothing to do should wait."""
 
     def should_block(self) -> bool: ...
 
@@ -118,7 +118,7 @@ class UnsentRequest(NamedTuple):
 
 
 class UnsentRequests:
-    """Requests that wait for their node to be ready: a queue for each node, in order."""
+    """Requests that wait until their node is ready: one queue for each node."""
 
     def __init__(self) -> None:
         self._queues: dict[Node, deque[UnsentRequest]] = {}
@@ -127,7 +127,7 @@ class UnsentRequests:
         self._queues.setdefault(node, deque()).append(request)
 
     def nodes(self) -> list[Node]:
-        """Nodes with something to send."""
+        """Return the nodes with requests to send."""
         return [node for node, queue in self._queues.items() if queue]
 
     def first(self, node: Node) -> UnsentRequest | None:
@@ -153,7 +153,7 @@ class UnsentRequests:
         return expired
 
     def clean(self) -> None:
-        """Forget nodes with nothing to send."""
+        """Remove nodes without requests to send."""
         self._queues = {node: queue for node, queue in self._queues.items() if queue}
 
 
@@ -161,7 +161,7 @@ class RequestClient:
     """Unsent requests per node in front of a `KafkaClient`
     (org.apache.kafka.clients.consumer.internals.ConsumerNetworkClient, for one thread: no lock and no wake-up).
 
-    A poll waits no longer than MAX_POLL_MS, and no longer than `retry_backoff_ms` while nothing is in flight.
+    A poll waits at most MAX_POLL_MS, and at most `retry_backoff_ms` while nothing is in flight.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ class RequestClient:
         rng: random.Random,
         api_versions: ApiVersions | None = None,
     ) -> Self:
-        """Make a client with connections of its own. `metadata` begins from bootstrap.servers. Raises
-        BootstrapResolutionError where no address resolves.
+        """Return a client with its own connections. `metadata` starts from bootstrap.servers. Raises
+        BootstrapResolutionError if no address resolves.
         """
         bootstrap(metadata, config)
         client = network_client(
@@ -203,8 +203,8 @@ class RequestClient:
     def send(
         self, node: Node, request: Request, request_timeout_ms: int | None = None
     ) -> RequestFuture[ClientResponse]:
-        """Queue a request; a poll sends it. The future gets a response with a body, or fails: DisconnectError,
-        KafkaTimeoutError, the node's refusal, UnsupportedVersionError.
+        """Queue a request for the next poll. The future gets a response with a body, or fails with DisconnectError,
+        KafkaTimeoutError, UnsupportedVersionError or the error of the login.
         """
         future: RequestFuture[ClientResponse] = RequestFuture()
 
@@ -228,14 +228,14 @@ class RequestClient:
         return self._client.least_loaded_node(self._clock.now_ms())
 
     def disconnect_async(self, node: Node) -> None:
-        """Let the next poll close the connection; what is pending there fails with DisconnectError."""
+        """Let the next poll close the connection. Its pending requests fail with DisconnectError."""
         self._to_disconnect.append(node)
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def await_metadata_update(self, timer: Timer) -> bool:
-        """Ask for an update and poll until it came; False where time ran out first. A client that starts again from
-        bootstrap.servers has had no update: it knows no topic, and not all brokers.
+        """Ask for an update and poll until it comes. Return False if the timer expires first. Starting again from
+        bootstrap.servers is not an update, because it gives no topics and not all brokers.
         """
         version = self._metadata.request_update(reset_equivalent_backoff=False)
         self.poll(timer)
@@ -246,23 +246,23 @@ class RequestClient:
     # ---- polling ---------------------------------------------------------------------------------------------------
 
     def poll_until(self, future: RequestFuture[T], timer: Timer) -> bool:
-        """Poll until the future is done; False where time ran out first."""
+        """Poll until the future is done. Return False if the timer expires first."""
         self.poll(timer, future)
         while not future.is_done() and not timer.is_expired:
             self.poll(timer, future)
         return future.is_done()
 
     def poll(self, timer: Timer, condition: PollCondition | None = None) -> None:
-        """Send what can be sent and take in what came. Waits while there is nothing, and `condition` says it should.
+        """Send and receive. If there is nothing to do, wait as long as `condition` says so.
 
-        Raises what metadata met: a refusal by a node, an unauthorized or invalid topic.
+        Raises the errors of metadata: a refused login, an unauthorized or invalid topic.
         """
         self._handle_pending_disconnects()
         delay_ms = self._try_send(timer.now_ms)
         should_wait = condition is None or condition.should_block()
         self._client.poll(self._poll_ms(delay_ms, timer) if should_wait else 0, timer.now_ms)
         timer.update()
-        # Before anything can begin to connect again, which would hide that the connection had failed.
+        # Before a new attempt to connect, which would hide the failed connection.
         self._check_disconnects()
         self._try_send(timer.now_ms)
         self._fail_expired(timer.now_ms)
@@ -292,7 +292,7 @@ class RequestClient:
         return delay_ms
 
     def _check_disconnects(self) -> None:
-        """Requests to a node whose connection failed will not be sent; those in flight the client has seen to."""
+        """Fail the unsent requests of nodes whose connection failed. The client fails those in flight."""
         for node in self._unsent.nodes():
             if self._client.connection_failed(node):
                 lost = DisconnectError(

@@ -1,7 +1,7 @@
-"""Read topics: `TopicReader` whole topics or partitions, `TopicTail` the newest records of a partition.
+"""Reads topics: `TopicReader` reads whole topics or partitions, `TopicTail` the newest records of a partition.
 
-A reading ends where the partition ended when it began. It waits for leaders that move and brokers that fail, up to a
-limit in time without progress.
+A read ends at the end that the partition had when the read began. It survives leader changes and broker failures, and
+fails after a limit of time without progress.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _MAX_WAIT_MS: Final = 500
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
-"""The decision topic takes 8 MiB a batch, which is 500,000 tasks. Decompressed, they have 5 times as many bytes with a
-transactional.id.prefix of 40 letters, and 16 times with the longest, of 200. A decision is one record.
+"""The decision topic takes batches of 8 MiB, enough for 500,000 tasks. Decompressed, a batch has 5 times as many bytes
+with a transactional.id.prefix of 40 letters, and 16 times with the longest one, of 200. A decision is one record.
 """
 
 
 class PartitionRecords(NamedTuple):
-    """Records of one partition, in order; consecutive but for what compaction, markers and aborts left out."""
+    """Records of one partition, in order. Compaction, control records and aborts leave gaps."""
 
     topic_partition: TopicPartition
     records: list[DecodedRecord]
@@ -71,13 +71,13 @@ class _Patience:
         self._last_error = None
 
     def endure(self, error: KafkaError) -> None:
-        """Keep a retriable error for the text of the time-out; raise any other."""
+        """Keep a retriable error for the text of the timeout. Raise any other error."""
         if not error.retriable:
             raise error
         self._last_error = error
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise KafkaTimeoutError where the limit is reached."""
+        """Raise KafkaTimeoutError if the limit is reached."""
         self.timer.update()
         if self.timer.is_expired:
             names = ", ".join(sorted(map(str, partitions)))
@@ -87,7 +87,7 @@ class _Patience:
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a reading has come. `resume_ms`: partitions not to be asked for before a time."""
+    """The progress of a read. `resume_ms`: the times before which partitions must not be fetched."""
 
     isolation_level: int
     positions: dict[TopicPartition, int]
@@ -99,7 +99,7 @@ class _Reading:
         return [known for known, position in self.positions.items() if position < self.ends[known]]
 
     def due(self, now_ms: int) -> list[TopicPartition]:
-        """Partitions to ask for now."""
+        """Return the partitions to fetch now."""
         asked = {known for _, partitions in self.in_flight.values() for known in partitions}
         return [
             known for known in self.unfinished() if known not in asked and self.resume_ms.get(known, now_ms) <= now_ms
@@ -147,8 +147,9 @@ class TopicReader:
     def offsets(
         self, partitions: Sequence[TopicPartition], timestamp: int, isolation_level: int = READ_UNCOMMITTED
     ) -> dict[TopicPartition, int]:
-        """The partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or ms since the epoch, for
-        which -1 means that no record is as late. Raises what a partition answers, naming it, or KafkaTimeoutError.
+        """Return the partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or ms since the epoch.
+        For those, -1 means that no record is that late. Raises the error of a partition, naming it, or
+        KafkaTimeoutError.
         """
         found: dict[TopicPartition, int] = {}
         patience = _Patience(self._clock, self._timeout_ms)
@@ -179,11 +180,11 @@ class TopicReader:
         isolation_level: int = READ_UNCOMMITTED,
         start: Mapping[TopicPartition, int] | None = None,
     ) -> Iterator[PartitionRecords]:
-        """The topics' records as they come: each partition's in order, partitions among each other in none.
+        """Yield the topics' records as they come. Records of one partition are in order; partitions are not.
 
-        A partition is read from its offset in `start`, or else from the earliest, up to the end it has now: the last
-        stable offset for READ_COMMITTED. Raises UnknownTopicOrPartitionError for a topic that is missing,
-        CorruptBatchError, KafkaTimeoutError, and whatever a partition answers, naming it.
+        A partition is read from its offset in `start`, or else from the earliest one, to its current end: the last
+        stable offset for READ_COMMITTED. Raises UnknownTopicOrPartitionError if a topic is missing, CorruptBatchError,
+        KafkaTimeoutError, and the error of a partition, naming it.
         """
         partitions = [partition for topic in topics for partition in self.partitions(topic)]
         yield from self.read_partitions(partitions, isolation_level, start)
@@ -209,7 +210,7 @@ class TopicReader:
                 before = [reading.positions[known] for known in asked]
                 found = list(self._take(reading, future, asked, patience))
                 has_moved = before != [reading.positions[known] for known in asked]
-                self._send_fetches(reading)  # the broker gathers the next while the caller works on these
+                self._send_fetches(reading)  # the broker prepares the next response while the caller uses these
                 yield from found
                 if has_moved:
                     patience.progress()
@@ -243,7 +244,7 @@ class TopicReader:
         return ListOffsetsRequest(topics, isolation_level)
 
     def _send_fetches(self, reading: _Reading) -> None:
-        """Ask every leader that is not being asked for all of its partitions that are due."""
+        """Send a fetch to every leader without one in flight, for all of its partitions that are due."""
         for node, partitions in self._by_leader(reading.due(self._clock.now_ms())):
             if node.id_string in reading.in_flight:
                 continue
@@ -284,7 +285,7 @@ class TopicReader:
 def _answers(
     future: RequestFuture[ClientResponse], patience: _Patience, topics_field: str, name_field: str
 ) -> Iterator[tuple[TopicPartition, Message]]:
-    """Each partition's part of a response; none where the request failed, which `patience` endures or raises."""
+    """Yield each partition's part of a response. If the request failed, `patience` keeps or raises its error."""
     if not future.is_done():
         return
     if not future.succeeded():
@@ -322,8 +323,8 @@ def _records(
 
 
 class TopicTail:
-    """Reads on `client`, which must share `metadata`. A topic that is not there is waited for until the timer runs
-    out: UnknownTopicOrPartitionError. Without permission: TopicAuthorizationError.
+    """Reads on `client`, which must share `metadata`. It waits for a missing topic until the timer expires, and then
+    raises UnknownTopicOrPartitionError. Without permission it raises TopicAuthorizationError.
     """
 
     def __init__(self, client: RequestClient, metadata: TopicsMetadata, clock: Clock, retry_backoff_ms: int) -> None:
@@ -339,8 +340,8 @@ class TopicTail:
         timer: Timer,
         isolation_level: int = READ_UNCOMMITTED,
     ) -> dict[TopicPartition, int]:
-        """The partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP (with READ_COMMITTED the last
-        stable offset) or ms since the epoch, for which -1 means that no record is as late.
+        """Return the partitions' offsets at `timestamp`: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP (with READ_COMMITTED the
+        last stable offset) or ms since the epoch. For those, -1 means that no record is that late.
         """
         with _permission("DESCRIBE"):
             self._find(topic_partitions, timer)
@@ -350,7 +351,7 @@ class TopicTail:
     def read_from(
         self, topic_partition: TopicPartition, offset: int, timer: Timer, isolation_level: int = READ_COMMITTED
     ) -> list[DecodedRecord]:
-        """The records from `offset` to the end of now, in order. Raises OffsetOutOfRangeError where the partition
+        """Return the records from `offset` to the current end, in order. Raises OffsetOutOfRangeError if the partition
         begins later.
         """
         with _permission("READ"):
@@ -360,11 +361,11 @@ class TopicTail:
     def last_of_keys(
         self, topic_partition: TopicPartition, keys: Sequence[bytes], timer: Timer
     ) -> dict[bytes, DecodedRecord | None]:
-        """The newest committed record of each key, None where there is none. The search begins at the end, and is over
-        once a record of the first key with a value is found: of the other keys only what came after that is told.
+        """Return the newest committed record of each key, or None. The search goes backwards from the end. It stops at
+        a record of the first key that has a value: for the other keys only later records are found.
 
-        Where somebody's transaction is open, what is committed behind it cannot be seen yet: that is waited for, up to
-        the end of now. Raises KafkaTimeoutError.
+        Records behind an open transaction cannot be read yet. The call waits for the transaction's end, up to the
+        current end of the partition. Raises KafkaTimeoutError.
         """
         wanted = [topic_partition]
         stable = self._stable_end(topic_partition, timer)
@@ -393,7 +394,7 @@ class TopicTail:
             if timer.is_expired:
                 late = KafkaTimeoutError(
                     f"A transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and what was committed"
-                    " behind it cannot be read. It ends with its own timeout."
+                    " behind it cannot be read. It ends by its own timeout."
                 )
                 raise late.at(topic_partition=topic_partition)
         return stable
@@ -401,7 +402,7 @@ class TopicTail:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _reader(self, timer: Timer, wanted: str) -> TopicReader:
-        """A reader for the time that is left. Raises KafkaTimeoutError where none is."""
+        """Return a reader for the time that is left. Raises KafkaTimeoutError if there is none."""
         timer.update()
         if timer.is_expired:
             raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")
@@ -410,7 +411,7 @@ class TopicTail:
         )
 
     def _find(self, topic_partitions: Iterable[TopicPartition], timer: Timer) -> None:
-        """Let metadata follow the topics. Raises UnknownTopicOrPartitionError where one is not there."""
+        """Add the topics to metadata. Raises UnknownTopicOrPartitionError if a partition does not exist."""
         for topic in sorted({each.topic for each in topic_partitions}):
             there = self._reader(timer, topic).partitions(topic)
             for missing in {each for each in topic_partitions if each.topic == topic}.difference(there):
@@ -434,7 +435,7 @@ class TopicTail:
 
 @contextmanager
 def _permission(operation: str) -> Iterator[None]:
-    """Names the permission that reading needs; the error's own sentence thinks of writing."""
+    """Return the error with the permission for reading. Its own text names those for writing."""
     try:
         yield
     except TopicAuthorizationError as error:
@@ -462,8 +463,8 @@ def is_abort_marker(batch: DecodedBatch) -> bool:
 def visible_batches(
     batches: Iterable[DecodedBatch], aborted: Iterable[AbortedTransaction]
 ) -> Iterator[tuple[DecodedBatch, bool]]:
-    """Return each batch, in the order of offsets, with whether a reader sees its records: none of control batches, none
-    of a transaction that was aborted. `aborted` are those that the fetch named; nothing is kept between fetches.
+    """Return each batch, ordered by offset, and whether a reader sees its records. Control batches and batches of
+    aborted transactions are not visible. `aborted` comes from the fetch response; nothing is kept between fetches.
     """
     waiting = sorted(aborted, key=lambda transaction: transaction.first_offset, reverse=True)
     aborting: set[int] = set()

@@ -20,17 +20,17 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.metadata import CreateTopicRequest, DescribeTopicConfigsRequest, MetadataRequest
 
 ABSENCE_LIMIT_MS: Final = 10_000
-"""A node that has just started may not know every topic yet."""
+"""A node that has just started may not know all topics yet."""
 _NOT_CONTROLLER: Final = 41
 _THROTTLING_QUOTA_EXCEEDED: Final = 89
-"""Nothing was created: a client waits for as long as it is told, and asks again (KIP-599)."""
+"""Nothing was created. The client waits as long as the broker says, and retries (KIP-599)."""
 _BACKOFF_MS: Final = 100
 _MOST_MS: Final = 2**31 - 1
 """The longest time that a request can give a broker; max.block.ms may be longer."""
 
 
 class TopicsMetadata(Metadata):
-    """Follows the topics it was told of; with none, the brokers alone."""
+    """Metadata of the topics that were added; without topics, only of the brokers."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class TopicsMetadata(Metadata):
         self._new_topics: frozenset[str] = frozenset()
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """Follow these as well; those not followed yet are asked for at once. From now on it is their refusals that are
-        raised: others came with somebody else's use of this client, and each update brings them again.
+        """Add these topics. New ones are requested at once. From now on only errors of these topics are raised. Errors
+        of others belong to other calls on this client, and each update brings them again.
         """
         with self._lock:
             self._asked_for = frozenset(topics)
@@ -59,7 +59,7 @@ class TopicsMetadata(Metadata):
     def maybe_raise_any_error(self) -> None:
         with self._lock:
             unauthorized, invalid = self._unauthorized_topics, self._invalid_topics
-            self._unauthorized_topics = self._invalid_topics = frozenset()  # who asks again gets another answer
+            self._unauthorized_topics = self._invalid_topics = frozenset()  # a retry gets a new answer
             self._raise_once(unauthorized & self._asked_for, invalid & self._asked_for)
 
     def retain_topic(self, topic: str, now_ms: int) -> bool:  # noqa: ARG002
@@ -74,7 +74,7 @@ class TopicsMetadata(Metadata):
 
 
 class TopicAbsence:
-    """Measures how long metadata has not named a topic. For one call that waits for the topic."""
+    """Measures how long metadata has not included a topic. Used by one call that waits for the topic."""
 
     def __init__(self, metadata: Metadata, clock: Clock) -> None:
         self._metadata = metadata
@@ -82,10 +82,10 @@ class TopicAbsence:
         self._since_ms: dict[str, int] = {}
 
     def check(self, topics: Iterable[str]) -> None:
-        """Raise UnknownTopicOrPartitionError for a topic that no metadata response has named for 10 s."""
+        """Raise UnknownTopicOrPartitionError if no metadata response has included the topic for 10 s."""
         now_ms, cluster = self._clock.now_ms(), self._metadata.fetch()
         for topic in topics:
-            if cluster.is_bootstrap_configured or cluster.partitions_for_topic(topic):  # else no node has answered
+            if cluster.is_bootstrap_configured or cluster.partitions_for_topic(topic):  # otherwise no node has answered
                 self._since_ms.pop(topic, None)
             elif now_ms - self._since_ms.setdefault(topic, now_ms) >= ABSENCE_LIMIT_MS:
                 raise UnknownTopicOrPartitionError(
@@ -95,7 +95,7 @@ class TopicAbsence:
 
 
 class TopicCreation:
-    """Asks and creates on `client`, which must share `metadata`."""
+    """Describes and creates topics on `client`, which must share `metadata`."""
 
     def __init__(self, client: RequestClient, metadata: TopicsMetadata, clock: Clock) -> None:
         self._client = client
@@ -108,8 +108,8 @@ class TopicCreation:
         return self._metadata.fetch()
 
     def wait_for(self, topic: str, timer: Timer) -> int:
-        """The topic's number of partitions, 0 where it did not appear before the timer ran out. Creates nothing. Raises
-        KafkaTimeoutError where no node answered.
+        """Return the topic's number of partitions, or 0 if it did not appear before the timer expired. Creates nothing.
+        Raises KafkaTimeoutError if no node answered.
         """
         found = self.count(topic, timer)
         while not found and not timer.is_expired:
@@ -120,9 +120,9 @@ class TopicCreation:
         return found
 
     def configs(self, topic: str, names: Sequence[str], timer: Timer) -> dict[str, str | None]:
-        """The settings of the topic by name; a setting that the node does not know is left out.
+        """Return the settings of the topic by name, without settings that the node does not know.
 
-        Raises TopicAuthorizationError without the DESCRIBE_CONFIGS permission, whatever else the node refuses with, and
+        Raises TopicAuthorizationError without the DESCRIBE_CONFIGS permission, other errors of the node, and
         KafkaTimeoutError.
         """
         request = DescribeTopicConfigsRequest(topic, tuple(names))
@@ -151,11 +151,10 @@ class TopicCreation:
         return len(self._metadata.fetch().partitions_for_topic(topic))
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
-        """The topic's number of partitions; where it is missing it is created first, with `most_replicas` replicas or
-        as many as there are brokers, of which all but one must be in sync.
+        """Return the topic's number of partitions. Create a missing topic first, with `most_replicas` replicas or as
+        many as there are brokers. All but one of them must be in sync.
 
-        Raises TopicAuthorizationError and whatever else the cluster refuses to create it with, InvalidTopicError,
-        KafkaTimeoutError.
+        Raises TopicAuthorizationError, InvalidTopicError, other errors of the creation, and KafkaTimeoutError.
         """
         self._metadata.add_topics([topic])
         last = "No answer came."
@@ -164,7 +163,7 @@ class TopicCreation:
             if found := self._metadata.fetch().partitions_for_topic(topic):
                 return len(found)
             if is_new:
-                is_new = False  # metadata has not been asked for it yet
+                is_new = False  # it was not requested yet
             else:
                 error = self._create(topic, partitions, most_replicas, configs, timer)
                 if error is not None and not _may_pass(error):
@@ -175,7 +174,7 @@ class TopicCreation:
                 last = self._metadata.connection_failure or last
             timer.update()
         raise KafkaTimeoutError(
-            f"Topic {topic} was neither found nor made within {timer.timeout_ms} ms. Last: {last}", topic=topic
+            f"Topic {topic} was neither found nor created within {timer.timeout_ms} ms. Last: {last}", topic=topic
         )
 
     def _ask_for_configs(
@@ -192,7 +191,7 @@ class TopicCreation:
             return future.error
         answer = next((each for each in future.value().body.results if each.resource_name == request.topic), None)
         if answer is None:
-            return UnknownTopicOrPartitionError(f"Node {node} did not mention the topic.", node=node.id_string)
+            return UnknownTopicOrPartitionError(f"Node {node} sent a response without the topic.", node=node.id_string)
         if code := int(answer.error_code):
             return error_for_code(code, "", "DescribeConfigs", node.id_string).at(topic=request.topic)
         return {str(config.name): None if config.value is None else str(config.value) for config in answer.configs}
@@ -200,7 +199,8 @@ class TopicCreation:
     def _create(
         self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer
     ) -> KafkaError | None:
-        # Brokers with ZooKeeper pass nothing on to the controller; those without name any of them as it.
+        # With ZooKeeper only the controller creates topics. With KRaft brokers forward, and name any broker as
+        # controller.
         node = self._metadata.fetch().controller or self._client.least_loaded_node()
         if node is None:
             return UnknownTopicOrPartitionError("No node could be asked to create it.")
@@ -217,7 +217,7 @@ class TopicCreation:
         answer = next((each for each in future.value().body.topics if each.name == topic), None)
         if answer is None:
             return UnknownTopicOrPartitionError(
-                f"Node {node} was asked to create it, and did not mention it.", node=node.id_string
+                f"Node {node} was asked to create the topic, and its response does not mention it.", node=node.id_string
             )
         if code := int(answer.error_code):
             return error_for_code(code, answer.error_message or "", "CreateTopics", node.id_string).at(topic=topic)

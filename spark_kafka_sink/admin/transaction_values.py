@@ -1,4 +1,4 @@
-"""Transactions and what their coordinators say of them, as plain values."""
+"""Transactions and their states, as plain values. They stand alone, because tasks use them without the client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerId
 
 
 class EndTxnStatus(Enum):
-    """How the end of a transaction went. The three after DONE tell nothing about what became of its records: the
-    coordinator holds another transaction, or none, under this id.
+    """The result of ending a transaction. The three after DONE do not say whether its records were committed: the
+    coordinator has another transaction, or none, under this id.
     """
 
     DONE = "done"
@@ -26,8 +26,8 @@ class EndTxnStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndTxnOutcome:
-    """`producer` is that of the next transaction where the status is DONE and the transaction version 2, else the one
-    that was sent. `error` is None where the status is DONE.
+    """`producer` belongs to the next transaction if the status is DONE and the transaction version is 2. Otherwise it
+    is the producer of the request. `error` is None if the status is DONE.
     """
 
     transaction: OpenTransaction
@@ -51,13 +51,13 @@ class TransactionState(Enum):
 
     @classmethod
     def of(cls, name: str) -> TransactionState:
-        """UNKNOWN for the name of a state that we have not heard of."""
+        """Return the state of that name, UNKNOWN if the name is new."""
         return next((state for state in cls if state.value == name), cls.UNKNOWN)
 
 
 class TransactionDescription(NamedTuple):
-    """`start_time_ms` is the broker's time of day, None where nothing was begun. `topic_partitions` are those that
-    have no end marker yet.
+    """`start_time_ms` is ms since the epoch on the broker's clock, None if no transaction was begun. `topic_partitions`
+    are the partitions without an end marker yet.
     """
 
     transactional_id: str

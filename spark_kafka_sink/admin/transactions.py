@@ -1,4 +1,4 @@
-"""Transactions, asked of their coordinators: begin a new epoch, end open ones, describe, list.
+"""Calls to transaction coordinators: begin a new epoch, end open transactions, describe, list.
 
 A broker checks only transactional id, producer id and epoch, so any process may end a transaction (KIP-98, KIP-890).
 """
@@ -42,9 +42,9 @@ from spark_kafka_sink.protocol.transactions import (
 from spark_kafka_sink.protocol.versions import Message, Request, to_ms
 
 _LISTING_ROUND_MS: Final = 2_000
-"""How long brokers are asked at first before metadata is asked which of them are still there."""
+"""The limit of the first round, after which metadata shows which brokers are still there."""
 _LISTING_ROUND_GROWTH: Final = 1.5
-"""A round's end cuts off who is slow: the next one gives it more time."""
+"""Each round gives slow brokers more time than the one before."""
 _MAY_NOT_WRITE: Final = "Not authorized for the transactional id: grant WRITE on it."
 _MAY_NOT_DESCRIBE: Final = "Not authorized for the transactional id: grant DESCRIBE on it, which WRITE includes."
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
@@ -63,10 +63,10 @@ class Transactions:
         timer: Timer,
         held: ProducerIdAndEpoch | None = None,
     ) -> ProducerIdAndEpoch:
-        """The next epoch of the id: fences whoever held it, and aborts what they left open. `held` asks for the next
-        epoch only if it is the current one (KIP-360).
+        """Return the next epoch of the id. This fences the id's producer and aborts its open transaction. With `held`
+        it does so only if `held` is the current epoch (KIP-360).
 
-        Raises ProducerFencedError where it is not, InvalidTransactionTimeoutError, TransactionalIdAuthorizationError,
+        Raises ProducerFencedError if it is not, InvalidTransactionTimeoutError, TransactionalIdAuthorizationError,
         KafkaTimeoutError.
         """
         fenced = self.init_producer_ids([transactional_id], transaction_timeout_ms, timer, held)
@@ -88,10 +88,11 @@ class Transactions:
     def end_txns(
         self, transactions: Sequence[OpenTransaction], timer: Timer, *, committed: bool
     ) -> list[EndTxnOutcome]:
-        """Commit or abort them all, in parallel over coordinators; outcomes in the order given. Raises for none.
+        """Commit or abort all transactions, in parallel over coordinators. Return the outcomes in the same order. Their
+        errors are not raised.
 
-        A lost answer is followed by the same request again. An answer means that the outcome is decided; its markers
-        may reach the partitions later. Commit and abort of one transaction must not both be asked for.
+        After a lost response the same request is sent again. A response means that the outcome is decided; the markers
+        may reach the partitions later. The caller must not ask for both commit and abort of one transaction.
         """
         outcomes = self._calls.run(_EndTxn(committed), transactions, timer)
         return [end_txn_outcome(transaction, outcomes[transaction]) for transaction in transactions]
@@ -99,7 +100,8 @@ class Transactions:
     def describe_transactions(
         self, transactional_ids: Iterable[str], timer: Timer
     ) -> dict[str, TransactionDescription | None]:
-        """The transactions' states, None for an id that its coordinator does not know; one request a coordinator.
+        """Return the transactions' states, None for an id that its coordinator does not know. One request a
+        coordinator.
 
         Raises TransactionalIdAuthorizationError, KafkaTimeoutError.
         """
@@ -114,11 +116,11 @@ class Transactions:
         producer_ids: Iterable[int] = (),
         longer_than_ms: int = -1,
     ) -> list[TransactionListing]:
-        """The transactions of all live brokers, by transactional id, filtered by the brokers. `longer_than_ms`
-        (KIP-994) asks for those begun longer ago.
+        """Return the transactions of all live brokers, by transactional id. The brokers filter them. `longer_than_ms`
+        (KIP-994) selects those that began longer ago.
 
-        Transactions without the DESCRIBE permission are not in it. Raises KafkaTimeoutError naming the brokers that
-        did not answer, UnsupportedVersionError where one is too old for a filter.
+        Transactions without the DESCRIBE permission are left out. Raises KafkaTimeoutError, naming the brokers that did
+        not answer, and UnsupportedVersionError if one is too old for a filter.
         """
         request = ListTransactionsRequest(tuple(state.value for state in states), tuple(producer_ids), longer_than_ms)
         round_ms: float = _LISTING_ROUND_MS
@@ -128,7 +130,7 @@ class Transactions:
             round_ms *= _LISTING_ROUND_GROWTH
             outcomes = self._calls.run(_ListTransactions(request), nodes, round_timer)
             timer.update()
-            # All in one round: what a broker coordinated that has gone meanwhile is with one that may have answered.
+            # All in one round: if a broker has gone, its transactions have moved to one that may have answered before.
             listings = [
                 outcome.get()
                 for outcome in outcomes.values()
@@ -143,7 +145,9 @@ class Transactions:
         """The brokers that are live now."""
         if not self._calls.client.await_metadata_update(timer):
             why = self._calls.metadata.connection_failure or "No answer came."
-            raise KafkaTimeoutError(f"The brokers were not told within {timer.timeout_ms} ms. Last: {why}")
+            raise KafkaTimeoutError(
+                f"The list of brokers could not be fetched within {timer.timeout_ms} ms. Last: {why}"
+            )
         return self._calls.metadata.fetch().nodes
 
 
@@ -173,7 +177,7 @@ class _InitProducerId(CoordinatorApi[InitProducerIdRequest, ProducerIdAndEpoch])
         self, items: Sequence[InitProducerIdRequest], body: Message
     ) -> Mapping[InitProducerIdRequest, ProducerIdAndEpoch | KafkaError]:
         code = int(body.error_code)
-        if code == InvalidProducerEpochError.error_code:  # how versions below 4 say it
+        if code == InvalidProducerEpochError.error_code:  # the error code of versions below 4
             code = ProducerFencedError.error_code or code
         found = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
         return dict.fromkeys(items, error_for_code(code, api="InitProducerId") if code else found)
@@ -214,7 +218,7 @@ class _EndTxn(CoordinatorApi[OpenTransaction, ProducerIdAndEpoch]):
 
 
 def _next_producer(ended: OpenTransaction, body: Message) -> ProducerIdAndEpoch:
-    """From version 5 on the coordinator tells the next id and epoch."""
+    """From version 5 on the response has the next id and epoch."""
     if getattr(body, "producer_id", -1) >= 0:
         return ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
     return ended.producer

@@ -1,4 +1,4 @@
-"""What each connected node speaks. Written by the I/O thread, read by any."""
+"""The API versions of each connected node. The I/O thread writes them, any thread reads them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Messa
 
 
 class ApiVersions:
-    """Versions by node id, and the cluster's finalized features of the highest epoch heard of, which outlive a
-    connection (org.apache.kafka.clients.ApiVersions).
+    """Versions by node id, and the cluster's finalized features of the highest known epoch. The features stay when a
+    connection closes (org.apache.kafka.clients.ApiVersions).
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ApiVersions:
             return self._by_node.get(node_id)
 
     def finalized_feature(self, name: str) -> int:
-        """The level of a feature such as transaction.version; 0 where no node has told of it."""
+        """Return the level of a feature such as transaction.version; 0 if no node has reported it."""
         with self._lock:
             return self._features.get(name, 0)
 
@@ -46,7 +46,7 @@ _LATEST: Final = SUPPORTED_VERSIONS[ApiKey.API_VERSIONS].latest
 
 
 class VersionDiscovery:
-    """Which nodes must be asked for their versions, and in which version of that request (KIP-511). I/O thread only."""
+    """The nodes to send ApiVersions to, and the version of that request (KIP-511). Only the I/O thread uses it."""
 
     def __init__(self, registry: ApiVersions) -> None:
         self._registry = registry
@@ -65,15 +65,15 @@ class VersionDiscovery:
         return list(self._due)
 
     def take_version(self, node_id: str) -> int:
-        """The version to ask in now; the node is not due after this."""
+        """Return the version of the request to send now. The node is not due any more."""
         return self._due.pop(node_id)
 
     def on_response(self, node_id: str, asked_version: int, response: Message) -> bool:
-        """Take the answer in. True: the node's versions are known. False: it is due to be asked again, in an older
-        version. Raises the node's error, or ProtocolError where it names no api at all.
+        """Handle the response. Return True if the node's versions are known, False if the request is due again in a
+        lower version. Raises the node's error, or ProtocolError if the response lists no api.
 
-        A node that does not know the version says so and, since Kafka 2.4, which one it does know. Each further
-        attempt is in a lower version than the one before, whatever the node claims, so that this ends.
+        A node that does not support the version says so and, since Kafka 2.4, names one that it supports. Each attempt
+        uses a lower version than the one before, whatever the node names, so the attempts end.
         """
         code = int(response.error_code)
         if code == 0:

@@ -1,4 +1,4 @@
-"""Waits that grow. Knows one formula, used for metadata refreshes, reconnects, set-up time-outs and retries alike."""
+"""Exponential backoff: one formula for metadata refreshes, reconnects, connection setup timeouts and retries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import Final, Self
 
 FOREVER_MS: Final = 2**63 - 1
-"""A delay that no deadline reaches: "nothing but an event from the network will change this"."""
+"""An endless delay: only an event from the network will change the state."""
 COORDINATOR_BACKOFF_MS: Final = 20
 """The first wait for a coordinator, which loads its state or completes a transaction: both take milliseconds."""
 
@@ -28,11 +28,11 @@ class ExponentialBackoff:
 
     @classmethod
     def doubling(cls, initial_ms: int, max_ms: int, rng: random.Random) -> Self:
-        """As all of Kafka's clients have it: each wait is twice the one before, spread by a fifth."""
+        """Return the backoff of Kafka's clients: each wait is twice the one before, with a jitter of 20 %."""
         return cls(initial_ms, 2, max_ms, 0.2, rng)
 
     def backoff_ms(self, attempts: int) -> int:
-        """The wait after `attempts` earlier failures, in ms; 0 gives about `initial_ms`."""
+        """Return the wait in ms after `attempts` failures; about `initial_ms` for 0."""
         if self._is_constant:
             return self._initial_ms
         term = self._initial_ms

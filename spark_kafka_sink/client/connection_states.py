@@ -1,6 +1,4 @@
-"""Where each node's connection stands: its state, when it may be tried again, which address is next. Owned by the I/O
-thread.
-"""
+"""The state of each node's connection: when to try it again, and which address is next. The I/O thread owns it."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.network.transport import Address
 
 Resolver = Callable[[str, int], Sequence[Address]]
-"""(host, port) → every address of the host, the preferred first. Raises KafkaError where there is none."""
+"""(host, port) → all addresses of the host, the preferred one first. Raises KafkaError if there is none."""
 
 
 class ConnectionState(enum.Enum):
-    """A connection's life: DISCONNECTED → CONNECTING → CHECKING_API_VERSIONS → READY, and back."""
+    """The states of a connection: DISCONNECTED → CONNECTING → CHECKING_API_VERSIONS → READY, and back."""
 
     DISCONNECTED = "disconnected"
     CONNECTING = "connecting"
@@ -35,7 +33,7 @@ _PREPARING: Final = (ConnectionState.CONNECTING, ConnectionState.CHECKING_API_VE
 
 
 class _Addresses:
-    """A host's addresses, each tried once before the name is resolved again."""
+    """A host's addresses. Each one is tried once before the name is resolved again."""
 
     def __init__(self, host: str, port: int, resolve: Resolver) -> None:
         self.host = host
@@ -49,7 +47,7 @@ class _Addresses:
         """The address to try now; resolves the host where no address is left. Raises what the resolver raises."""
         if not self._addresses:
             self._addresses = tuple(self._resolve(self.host, self.port))
-            # The address just lost may be the one at fault: begin with another where there is one.
+            # The last address may be the cause of the failure, so begin with another one if there is one.
             self._index = 1 if len(self._addresses) > 1 and self._addresses[0] == self._last_tried else 0
         self._last_tried = self._addresses[self._index]
         return self._last_tried
@@ -61,7 +59,7 @@ class _Addresses:
             self.forget()
 
     def forget(self) -> None:
-        """Resolve anew next time: the addresses may have changed while the connection lasted."""
+        """Resolve the name again next time. Its addresses may have changed during the connection."""
         self._addresses = ()
 
 
@@ -81,8 +79,9 @@ class _NodeConnection:
 class ClusterConnectionStates:
     """The connection of each node, by the node's id string (org.apache.kafka.clients.ClusterConnectionStates).
 
-    Backoff between attempts grows from `reconnect_backoff_ms` to `reconnect_backoff_max_ms`, the time a set-up may
-    take from `setup_timeout_ms` to `setup_timeout_max_ms`; both double and are spread by a fifth. All times in ms.
+    The backoff between attempts grows from `reconnect_backoff_ms` to `reconnect_backoff_max_ms`, and the connection
+    setup timeout from `setup_timeout_ms` to `setup_timeout_max_ms`. Both double, with a jitter of 20 %. All times in
+    ms.
     """
 
     def __init__(
@@ -102,13 +101,13 @@ class ClusterConnectionStates:
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def can_connect(self, node_id: str, now_ms: int) -> bool:
-        """Not connected, and not within the backoff since the last attempt."""
+        """Return whether the node is not connected and its backoff since the last attempt is over."""
         connection = self._connections.get(node_id)
         return connection is None or (connection.state in _DOWN and self._backoff_left(connection, now_ms) == 0)
 
     def connection_delay(self, node_id: str, now_ms: int) -> int:
-        """How long until something can change by itself: the rest of the backoff while down, of the set-up time while
-        connecting.
+        """Return the ms until the state can change without an event: the rest of the backoff while disconnected, or of
+        the setup timeout while connecting.
         """
         connection = self._connections.get(node_id)
         if connection is None:
@@ -132,14 +131,14 @@ class ClusterConnectionStates:
         return self._is_in(node_id, (ConnectionState.CONNECTING,))
 
     def is_preparing(self, node_id: str) -> bool:
-        """Connecting, or connected and finding out what the node speaks."""
+        """Return whether the node is being connected, or its versions are being requested."""
         return self._is_in(node_id, _PREPARING)
 
     def is_connected(self, node_id: str) -> bool:
         return self._is_in(node_id, _UP)
 
     def open_nodes(self) -> list[str]:
-        """Nodes connected or being connected."""
+        """Return the nodes that are connected or being connected."""
         return [node_id for node_id, connection in self._connections.items() if connection.state not in _DOWN]
 
     def is_disconnected(self, node_id: str) -> bool:
@@ -147,7 +146,7 @@ class ClusterConnectionStates:
         return self._is_in(node_id, _DOWN)
 
     def is_ready(self, node_id: str, now_ms: int) -> bool:
-        """Ready for requests, and not throttled."""
+        """Return whether the node is ready for requests and not throttled."""
         connection = self._connections.get(node_id)
         if connection is None or connection.state is not ConnectionState.READY:
             return False
@@ -166,7 +165,7 @@ class ClusterConnectionStates:
         return self._connection(node_id).setup_timeout_ms
 
     def nodes_with_setup_timeout(self, now_ms: int) -> list[str]:
-        """Nodes that have been connecting for longer than their set-up time."""
+        """Return the nodes whose connection setup has timed out."""
         return [
             node_id
             for node_id, connection in self._connections.items()
@@ -174,7 +173,7 @@ class ClusterConnectionStates:
         ]
 
     def next_setup_timeout_ms(self, now_ms: int) -> int:
-        """How long until the first connecting node's set-up time is over."""
+        """Return the ms until the first connection setup times out."""
         left_ms = FOREVER_MS
         for connection in self._connections.values():
             if connection.state is ConnectionState.CONNECTING:
@@ -184,7 +183,7 @@ class ClusterConnectionStates:
     # ---- moves -----------------------------------------------------------------------------------------------------
 
     def connecting(self, node_id: str, host: str, port: int, now_ms: int) -> None:
-        """An attempt begins. The next address is due, or all of a new host's where the node has moved."""
+        """Begin an attempt with the next address, or with those of the new host if the node has moved."""
         connection = self._connections.get(node_id)
         if connection is not None and (connection.addresses.host, connection.addresses.port) == (host, port):
             connection.last_attempt_ms = now_ms
@@ -200,7 +199,7 @@ class ClusterConnectionStates:
         )
 
     def place(self, node_id: str) -> tuple[str, int]:
-        """Host and port that the last attempt went to."""
+        """Return host and port of the last attempt."""
         addresses = self._connection(node_id).addresses
         return addresses.host, addresses.port
 
@@ -244,7 +243,7 @@ class ClusterConnectionStates:
         self._lengthen_backoff(connection, now_ms)
 
     def throttle(self, node_id: str, until_ms: int) -> None:
-        """No request to the node before `until_ms`. Never moves an earlier, later-reaching throttle back."""
+        """Allow no request to the node before `until_ms`. A throttle that lasts longer stays."""
         connection = self._connections.get(node_id)
         if connection is not None:
             connection.throttled_until_ms = max(connection.throttled_until_ms, until_ms)

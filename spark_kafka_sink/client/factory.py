@@ -1,4 +1,4 @@
-"""Build a network client from a configuration, and find the addresses that its metadata begins with."""
+"""Builds a network client from a configuration, and finds the first addresses for its metadata."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_kafka_sink.network.tls import transport_factory
 from spark_kafka_sink.network.transport import canonical_names, resolve
 
 CanonicalNames = Callable[[str], Sequence[str]]
-"""Host → the full name of each of its addresses. Raises BootstrapResolutionError where it has none."""
+"""Host → the full name of each of its addresses. Raises BootstrapResolutionError if it has none."""
 log = logging.getLogger(__name__)
 
 
@@ -37,10 +37,10 @@ def network_client(
     resolve: Resolver = resolve,
     max_in_flight_requests: int | None = None,
 ) -> NetworkClient:
-    """Build a network client that keeps `metadata` fresh and notes what each node speaks in `api_versions`.
+    """Build a network client that refreshes `metadata` and writes each node's versions into `api_versions`.
 
-    `selector` is one over sockets, unless another is given. `max_in_flight_requests` is a limit for each node; the
-    configuration's if None.
+    Without `selector` it uses a selector over sockets. `max_in_flight_requests` is the limit for each node; None means
+    the configured limit.
     """
     states = ClusterConnectionStates(
         config.reconnect_backoff_ms,
@@ -79,7 +79,7 @@ def _selector(config: ProducerConfig, clock: Clock, rng: random.Random) -> Selec
 
 
 def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
-    """Let `metadata` begin from bootstrap.servers. Raises BootstrapResolutionError where none resolves."""
+    """Start `metadata` from bootstrap.servers. Raises BootstrapResolutionError if no server resolves."""
     metadata.bootstrap(
         bootstrap_addresses(config.bootstrap_servers, config.client_dns_lookup, resolve, canonical_names)
     )
@@ -88,11 +88,11 @@ def bootstrap(metadata: Metadata, config: ProducerConfig) -> None:
 def bootstrap_addresses(
     servers: Sequence[tuple[str, int]], dns_lookup: str, resolve: Resolver, canonical_names: CanonicalNames
 ) -> list[tuple[str, int]]:
-    """The (host, port) pairs that resolve; one that does not is passed over with a warning.
+    """Return the (host, port) pairs that resolve. Log a warning for each one that does not.
 
-    `dns_lookup` (client.dns.lookup): with resolve_canonical_bootstrap_servers_only each name is replaced by the
-    full names of its addresses, which Kerberos needs; with use_all_dns_ips it stays.
-    Raises BootstrapResolutionError where no server resolves.
+    `dns_lookup` (client.dns.lookup): resolve_canonical_bootstrap_servers_only replaces each name by the full names of
+    its addresses, which Kerberos needs; use_all_dns_ips keeps it. Raises BootstrapResolutionError if no server
+    resolves.
     """
     is_canonical = dns_lookup == "resolve_canonical_bootstrap_servers_only"
     found: list[tuple[str, int]] = []

@@ -14,7 +14,7 @@ from spark_kafka_sink.protocol.versions import Message, MessageType
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """A request that was handed to the selector. `is_internal`: the client's own, whose response nobody else gets."""
+    """A request that the selector got. `is_internal`: the client sent it for itself and handles its response."""
 
     request: ClientRequest
     version: int
@@ -50,7 +50,7 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """At most `max_per_connection` a node (org.apache.kafka.clients.InFlightRequests)."""
+    """At most `max_per_connection` requests for each node (org.apache.kafka.clients.InFlightRequests)."""
 
     def __init__(self, max_per_connection: int) -> None:
         self._max_per_connection = max_per_connection
@@ -65,7 +65,7 @@ class InFlightRequests:
         return queue[0] if queue else None
 
     def newest(self, node_id: str) -> InFlightRequest | None:
-        """The request sent last."""
+        """Return the request that was sent last."""
         queue = self._queues.get(node_id)
         return queue[-1] if queue else None
 
@@ -81,7 +81,7 @@ class InFlightRequests:
         return not queue or (queue[-1].send.remaining == 0 and len(queue) < self._max_per_connection)
 
     def count(self, node_id: str | None = None) -> int:
-        """Requests in flight to the node, or to all."""
+        """Return the number of requests in flight to the node, or to all nodes."""
         if node_id is not None:
             return len(self._queues.get(node_id, ()))
         return sum(map(len, self._queues.values()))
@@ -105,12 +105,12 @@ class InFlightRequests:
         ]
 
     def next_timeout_ms(self, now_ms: int) -> int:
-        """How long until a request will have timed out."""
+        """Return the ms until the first request times out."""
         first_ms = self._first_timeout_ms()
         return FOREVER_MS if first_ms == FOREVER_MS else max(first_ms + 1 - now_ms, 0)
 
     def _first_timeout_ms(self) -> int:
-        """Asked twice in each turn of a loop, so it makes nothing."""
+        """Each loop turn calls it twice, so it allocates nothing."""
         first_ms = FOREVER_MS
         for queue in self._queues.values():
             for request in queue:

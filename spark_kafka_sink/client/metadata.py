@@ -1,8 +1,8 @@
-"""The client's view of the cluster, and when it must be fetched anew.
+"""The client's view of the cluster, and when to fetch it again.
 
-Shared by the application threads, which read and ask for updates, and by the I/O thread, which brings them. The view
-is an immutable value, read without a lock, as is why a connection was lost; a re-entrant lock guards all else. Whoever
-waits for an update waits on `condition`, which is of that lock.
+Application threads read the view and ask for updates; the I/O thread fetches them. The view, and the reason of the last
+lost connection, are immutable values that are read without a lock. A re-entrant lock guards all other state. A thread
+that waits for an update waits on `condition`, which uses that lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaderAndEpoch(NamedTuple):
-    """A partition's leader, None where there is none or its address is not known, and the epoch of its leadership."""
+    """A partition's leader and its epoch. The leader is None if there is none or its address is not known."""
 
     leader: Node | None
     epoch: int | None
@@ -48,9 +48,7 @@ class LeaderIdAndEpoch(NamedTuple):
 
 
 class MetadataRequestAndVersion(NamedTuple):
-    """A request to send, the request version to hand back to `update`, and whether it asks for a part of the topics
-    only.
-    """
+    """A request to send, the request version to pass to `update`, and whether it asks only for some of the topics."""
 
     request: MetadataRequest
     request_version: int
@@ -58,11 +56,11 @@ class MetadataRequestAndVersion(NamedTuple):
 
 
 class Metadata:
-    """Cluster metadata with its refresh rules (org.apache.kafka.clients.Metadata). This one follows all topics;
-    subclasses choose.
+    """Cluster metadata with its refresh rules (org.apache.kafka.clients.Metadata). This class fetches all topics;
+    subclasses choose topics.
 
-    `refresh_backoff_ms` up to `refresh_backoff_max_ms`: the pause between two fetches, growing while they fail or
-    bring nothing new. `metadata_expire_ms`: age at which it is fetched even though nobody asked.
+    `refresh_backoff_ms` to `refresh_backoff_max_ms`: the pause between two fetches, which grows while they fail or
+    return nothing new. `metadata_expire_ms`: the age at which metadata is fetched without a request for an update.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class Metadata:
 
     @property
     def update_version(self) -> int:
-        """Counts what changed the view: bootstraps and answered updates."""
+        """The number of changes of the view: bootstraps and updates."""
         with self._lock:
             return self._update_version
 
@@ -149,8 +147,8 @@ class Metadata:
         self._is_nonsense = is_nonsense
 
     def no_broker_text(self, servers: Iterable[tuple[str, int]], limit: str) -> str:
-        """Say that no broker of bootstrap.servers answered within `limit`, and why. A server that answered nonsense
-        comes first: it was reached, so no address has to be checked.
+        """Return a text that no broker of bootstrap.servers answered within `limit`, and why. If a server sent data
+        that is not the Kafka protocol, the text names it first, because the address is then right.
         """
         failure = self._connection_failure
         named = ",".join(f"{host}:{port}" for host, port in servers)
@@ -177,10 +175,10 @@ class Metadata:
             return self._need_full_update or self._need_partial_update
 
     def request_update(self, reset_equivalent_backoff: bool = True) -> int:
-        """A full update is wanted. Returns the update version before it.
+        """Ask for a full update. Return the update version before it.
 
-        `reset_equivalent_backoff` is False where the update is wanted to try something again, so that updates which
-        bring nothing new come ever more slowly.
+        `reset_equivalent_backoff` is False if the caller retries something. Updates that bring nothing new then come
+        more and more slowly.
         """
         with self._lock:
             self._need_full_update = True
@@ -189,7 +187,7 @@ class Metadata:
             return self._update_version
 
     def request_update_for_new_topics(self) -> int:
-        """A partial update is wanted at once, without backoff. Returns the update version before it."""
+        """Ask for a partial update at once, without backoff. Return the update version before it."""
         with self._lock:
             self._schedule.at_once()
             self._need_partial_update = True
@@ -197,7 +195,7 @@ class Metadata:
             return self._update_version
 
     def time_to_next_update(self, now_ms: int) -> int:
-        """How long until metadata should be fetched, in ms; 0 = now."""
+        """Return the ms until metadata must be fetched; 0 is now."""
         with self._lock:
             is_wanted = self._need_full_update or self._need_partial_update
             return self._schedule.time_to_next_update(now_ms, is_wanted)
@@ -214,7 +212,7 @@ class Metadata:
     # ---- changes ---------------------------------------------------------------------------------------------------
 
     def bootstrap(self, addresses: Iterable[tuple[str, int]]) -> None:
-        """Begin from `addresses` (host, port), believing nothing else."""
+        """Start from `addresses` (host, port), and forget everything else."""
         with self._lock:
             self._bootstrap_addresses = tuple(addresses)
             self._need_full_update = True
@@ -222,7 +220,7 @@ class Metadata:
             self._cache = MetadataCache.bootstrap(self._bootstrap_addresses)
 
     def rebootstrap(self) -> None:
-        """Begin again from the first addresses, because no known node can be had (KIP-899) or will do (KIP-1102)."""
+        """Start again from the first addresses: no known node is available (KIP-899), or a broker asked (KIP-1102)."""
         with self._lock:
             log.info("Starting again from bootstrap.servers %s", self._bootstrap_addresses)
             self.bootstrap(self._bootstrap_addresses)
@@ -236,11 +234,11 @@ class Metadata:
             self._need_full_update = self._need_full_update and is_partial
             self._update_version += 1
             self._schedule.succeeded(is_partial, now_ms)
-            self._connection_failure = self._fatal_error = None  # of before: whoever waited has what they waited for
+            self._connection_failure = self._fatal_error = None  # of before; waiting threads have their update now
             previous_id = self._cache.cluster_id
             self._cache = self.handle_metadata_response(response, is_partial, now_ms)
             cluster_id = self._cache.cluster_id
-            answered = {topic.name for topic in response.topics}  # what others met before was told, or is kept
+            answered = {topic.name for topic in response.topics}  # errors of other topics were raised, or are kept
             self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
             self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)
             followed = {known.topic for known in self._leader_epochs}
@@ -284,10 +282,10 @@ class Metadata:
     def update_partition_leadership(
         self, leaders: Mapping[TopicPartition, LeaderIdAndEpoch], leader_nodes: Iterable[Node]
     ) -> set[TopicPartition]:
-        """Apply leaders that a response other than metadata named (KIP-951). Returns the partitions that changed.
+        """Apply leaders from a response other than metadata (KIP-951). Return the partitions that changed.
 
-        Passed over: a leader or epoch that is missing, an epoch that is not newer, a node whose address is not known,
-        a partition that is not cached.
+        A missing leader or epoch, an epoch that is not newer, a node with an unknown address and a partition that is
+        not cached are ignored.
         """
         with self._lock:
             nodes = {**self._cache.nodes, **{node.id: node for node in leader_nodes}}
@@ -305,19 +303,19 @@ class Metadata:
             return set(changed)
 
     def failed_update(self, now_ms: int) -> None:
-        """A fetch brought nothing; the next one waits longer."""
+        """A fetch failed. The next one waits longer."""
         with self._lock:
             self._schedule.failed(now_ms)
 
     def fatal_error(self, error: KafkaError) -> None:
-        """An error that whoever waits must hear of, or comes to wait before metadata does; raised once."""
+        """Keep an error for the threads that wait now, or before metadata comes. It is raised once."""
         with self._lock:
             self._fatal_error = error
             self._was_refused |= isinstance(error, AuthenticationError)
             self.condition.notify_all()
 
     def close(self) -> None:
-        """No update comes any more; waiters wake."""
+        """Wake the waiting threads: no update comes any more."""
         with self._lock:
             self._is_closed = True
             self.condition.notify_all()
@@ -325,17 +323,19 @@ class Metadata:
     # ---- errors ----------------------------------------------------------------------------------------------------
 
     def maybe_raise_any_error(self) -> None:
-        """Raise, once, the fatal error or that of any topic."""
+        """Raise the fatal error or the error of any topic, once."""
         with self._lock:
             self._raise_once(self._unauthorized_topics, self._invalid_topics)
 
     def maybe_raise_error_for_topic(self, topic: str) -> None:
-        """Raise, once, the fatal error or that of `topic`; what other topics met is for others, who wait as well."""
+        """Raise the fatal error or the error of `topic`, once. Errors of other topics are for the threads that wait for
+        them.
+        """
         with self._lock:
             self._raise_once(self._unauthorized_topics & {topic}, self._invalid_topics & {topic})
 
     def maybe_raise_fatal_error(self) -> None:
-        """Raise, once, the fatal error; what topics met stays."""
+        """Raise the fatal error, once. Errors of topics are kept."""
         with self._lock:
             error, self._fatal_error = self._fatal_error, None
             if error is not None:
@@ -365,9 +365,9 @@ class Metadata:
     def _latest_metadata(
         self, metadata: PartitionMetadata, has_reliable_epochs: bool, topic_id: UUID | None
     ) -> PartitionMetadata:
-        """`metadata`, or what is cached where that is of a newer leader epoch. Where nothing is, a lower one may be
-        that of a topic deleted and made again, which brokers before 2.8 do not tell by an id; and with a partition left
-        out keys would go elsewhere.
+        """Return `metadata`, or the cached value if its leader epoch is newer. Without a cached value a lower epoch is
+        accepted: the topic may have been created again, which brokers before 2.8 do not show by an id. And keys would
+        go to other partitions if this one were left out.
         """
         topic_partition, epoch = metadata.topic_partition, metadata.leader_epoch
         if not has_reliable_epochs or epoch is None:
@@ -390,10 +390,10 @@ def _with_error(topics: Iterable[TopicMetadata], error_class: type[KafkaError]) 
 
 
 class RefreshSchedule:
-    """The pause after a fetch grows in two ways: while fetches fail, and while they succeed but bring nothing new
+    """The pause after a fetch grows while fetches fail, and while they succeed but bring nothing new
     (KIP-580, KAFKA-15868).
 
-    Times in ms. A pause is drawn once, when a fetch ends, so that asking twice gives the same answer.
+    Times in ms. The random pause is chosen once, when a fetch ends, so that two calls return the same.
     """
 
     def __init__(self, backoff_ms: int, backoff_max_ms: int, expire_ms: int, rng: random.Random) -> None:
@@ -407,19 +407,19 @@ class RefreshSchedule:
         self._equivalent_pause_ms = 0
 
     def time_to_expire(self, now_ms: int) -> int:
-        """How long until what is known is too old; 0 = it is."""
+        """Return the ms until the metadata is too old; 0 if it is."""
         return max(self.last_successful_refresh_ms + self.expire_ms - now_ms, 0)
 
     def time_to_allow_update(self, now_ms: int) -> int:
         """The rest of the pause since the last fetch."""
         if self.last_successful_refresh_ms + self.expire_ms <= now_ms:
-            self.brought_news()  # a refresh for age alone does not try again, so its pause does not grow
+            self.brought_news()  # a refresh only for age is not a retry, so its pause does not grow
         pause_ms = max(self._failure_pause_ms, self._equivalent_pause_ms)
         left_ms = self.last_refresh_ms + pause_ms - now_ms
         return left_ms if left_ms > 0 else 0
 
     def time_to_next_update(self, now_ms: int, is_wanted: bool) -> int:
-        """How long until the next fetch: when one `is_wanted`, or what is known is too old, and the pause is over."""
+        """Return the ms until the next fetch: one `is_wanted` or metadata is too old, and the pause is over."""
         pause_ms = self.time_to_allow_update(now_ms)
         if is_wanted:
             return pause_ms
@@ -427,12 +427,12 @@ class RefreshSchedule:
         return age_ms if age_ms > pause_ms else pause_ms
 
     def at_once(self) -> None:
-        """No pause before the next fetch."""
+        """Skip the pause before the next fetch."""
         self.last_refresh_ms = NEVER_MS
         self.brought_news()
 
     def succeeded(self, is_partial: bool, now_ms: int) -> None:
-        """A fetch was answered. Counts as bringing nothing new until `brought_news` says otherwise."""
+        """A fetch succeeded. It brought nothing new, unless `brought_news` follows."""
         self.last_refresh_ms = now_ms
         if not is_partial:
             self.last_successful_refresh_ms = now_ms
@@ -442,7 +442,7 @@ class RefreshSchedule:
         self._equivalent_responses += 1
 
     def failed(self, now_ms: int) -> None:
-        """A fetch brought nothing."""
+        """A fetch failed."""
         self.last_refresh_ms = now_ms
         self._failure_pause_ms = self._backoff.backoff_ms(self._failures)
         self._failures += 1

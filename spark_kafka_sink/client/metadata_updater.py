@@ -1,4 +1,4 @@
-"""Decides, at each poll, whether and where to ask for metadata, and takes the answer in. Owned by the I/O thread."""
+"""Decides at each poll whether to request metadata, and from which node, and handles the response. I/O thread only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class LeastLoadedNode(NamedTuple):
-    """The node to ask, None where none can be had now, and whether any connection stands: it may be busy, throttled, or
-    renewing its session.
+    """The node to send a request to, None if none is available now, and whether there is any connection. That one may
+    be busy, throttled, or renewing its session.
     """
 
     node: Node | None
@@ -59,7 +59,7 @@ class MetadataUpdater(Protocol):
     def fetch_nodes(self) -> Sequence[Node]: ...
 
     def is_update_due(self, now_ms: int) -> bool:
-        """An update should be sent now, and none is under way."""
+        """Return whether an update must be sent now, and none is in flight."""
         ...
 
     def maybe_update(self, connections: NodeChoice, send: SendInternal, now_ms: int) -> int:
@@ -69,8 +69,8 @@ class MetadataUpdater(Protocol):
     def handle_disconnect(
         self, node_id: str, reason: str, fatal: KafkaError | None, now_ms: int, *, is_nonsense: bool = False
     ) -> None:
-        """The connection to the node was lost, or could not be made. `fatal`: the node refused us. `is_nonsense`: what
-        it sent is not the Kafka protocol.
+        """The connection to the node was lost or could not be made. `fatal`: the node refused this client.
+        `is_nonsense`: the node sent data that is not the Kafka protocol.
         """
         ...
 
@@ -81,7 +81,7 @@ class MetadataUpdater(Protocol):
     def handle_response(self, response: Message, now_ms: int) -> None: ...
 
     def needs_rebootstrap(self, now_ms: int) -> bool:
-        """Connections to all known nodes are to be dropped, and `rebootstrap` called."""
+        """Return whether all connections must be closed and `rebootstrap` called."""
         ...
 
     def rebootstrap(self, now_ms: int) -> None: ...
@@ -90,11 +90,11 @@ class MetadataUpdater(Protocol):
 
 
 class DefaultMetadataUpdater:
-    """Keeps `metadata` fresh over any node of it (NetworkClient.DefaultMetadataUpdater).
+    """Refreshes `metadata` from any of its nodes (NetworkClient.DefaultMetadataUpdater).
 
-    `recovery_strategy` (metadata.recovery.strategy) "rebootstrap": begin again from bootstrap.servers when no known
-    node can be had (KIP-899), when metadata could not be had for `rebootstrap_trigger_ms`, or when a broker asks for
-    it (KIP-1102).
+    `recovery_strategy` (metadata.recovery.strategy) "rebootstrap": start again from bootstrap.servers if no known node
+    is available (KIP-899), if metadata could not be fetched for `rebootstrap_trigger_ms`, or if a broker asks for it
+    (KIP-1102).
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class DefaultMetadataUpdater:
         if connections.can_connect(node, now_ms):
             connections.initiate_connect(node, now_ms)
             return self._reconnect_backoff_ms
-        return FOREVER_MS  # being connected, or busy: an event from the network or a time-out there changes that
+        return FOREVER_MS  # being connected, or busy: an event or a timeout of that node changes it
 
     def handle_disconnect(
         self,
@@ -161,7 +161,7 @@ class DefaultMetadataUpdater:
             self.handle_failed_request(None, now_ms)
         if fatal is not None:
             self._metadata.fatal_error(fatal)
-        # The node may be gone for good: ask who leads now.
+        # The node may be gone for ever, so ask for the leaders.
         self._metadata.request_update(reset_equivalent_backoff=False)
 
     def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
@@ -177,7 +177,7 @@ class DefaultMetadataUpdater:
             log.info("The broker asks to start again from bootstrap.servers.")
             self._must_rebootstrap = True
         elif not update.brokers or asked is None:
-            # A broker that is just starting knows of nobody: not to be believed.
+            # A broker that is starting knows no nodes. Its answer is ignored.
             self._metadata.failed_update(now_ms)
         else:
             _log_errors(update, asked.request)
@@ -202,7 +202,7 @@ class DefaultMetadataUpdater:
 def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
     errors = {topic: error_for_code(code, api="Metadata") for topic, code in update.error_codes()}
     if not asked.allow_auto_topic_creation:
-        # who looks for a topic that may be missing makes it, or says so
+        # a caller that looks for a missing topic creates it, or reports it
         errors = {
             topic: error for topic, error in errors.items() if not isinstance(error, UnknownTopicOrPartitionError)
         }

@@ -1,4 +1,4 @@
-"""What brokers said of the cluster, as immutable values: one response of any version, and the view that the responses
+"""The cluster as brokers describe it, in immutable values: one response of any version, and the view that all responses
 together make. Any thread may read them.
 """
 
@@ -22,13 +22,13 @@ from spark_kafka_sink.common.cluster import (
 from spark_kafka_sink.protocol.versions import Message
 
 _FIRST_VERSION_WITH_RELIABLE_EPOCHS: Final = 9
-"""Before it a broker may answer with the epoch of a leader that it has not caught up with (KAFKA-7738)."""
+"""Before this version a broker may return an epoch that it has not caught up with (KAFKA-7738)."""
 _ZERO_ID: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic of a response; `error_code` other than 0 means that `partitions` says nothing."""
+    """One topic of a response. If `error_code` is not 0, `partitions` has no meaning."""
 
     name: str
     error_code: int = 0
@@ -38,7 +38,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class MetadataResponse:
-    """Brokers by id, and topics, with ids and epochs None where the version or the broker does not tell."""
+    """Brokers by id, and topics. Ids and epochs are None if the version or the broker does not give them."""
 
     brokers: dict[int, Node]
     topics: tuple[TopicMetadata, ...] = ()
@@ -57,8 +57,8 @@ class MetadataResponse:
 
     @classmethod
     def from_entity(cls, entity: Message) -> MetadataResponse:
-        """From kio's MetadataResponse of any version. Topics without a name (asked for by an id that is unknown) are
-        left out.
+        """Convert kio's MetadataResponse of any version. Topics without a name, which were requested by an unknown id,
+        are left out.
         """
         brokers = {
             int(broker.node_id): Node(int(broker.node_id), broker.host, int(broker.port), getattr(broker, "rack", None))
@@ -101,8 +101,8 @@ def _partition(topic: str, partition: Message) -> PartitionMetadata:
 
 
 class _Replicas(dict[tuple[int, ...], tuple[Node, ...]]):
-    """The nodes of ids; a broker that is down is not in `nodes`, its id is kept with no address. Each list of ids is
-    looked up once: many partitions have the same.
+    """Return the nodes of ids. A broker that is down is not in `nodes`; it gets an empty address. Each list of ids is
+    looked up once, because many partitions have the same list.
     """
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
@@ -131,8 +131,8 @@ def _partition_infos(partitions: Iterable[PartitionMetadata], nodes: Mapping[int
 
 @dataclass(frozen=True)
 class MetadataCache:
-    """Brokers, partitions and topic ids as last heard (org.apache.kafka.clients.MetadataSnapshot). `cluster` is the
-    view made of them.
+    """The last known brokers, partitions and topic ids (org.apache.kafka.clients.MetadataSnapshot). `cluster` is the
+    view of them.
     """
 
     cluster_id: str | None = None
@@ -146,7 +146,7 @@ class MetadataCache:
 
     @classmethod
     def bootstrap(cls, addresses: Iterable[tuple[str, int]]) -> Self:
-        """Only the nodes -1, -2, … at `addresses` (host, port)."""
+        """Return a cache with only the nodes -1, -2, … at `addresses` (host, port)."""
         nodes = Cluster.bootstrap(addresses).nodes
         return cls(nodes={node.id: node for node in nodes}, is_bootstrap=True)
 
@@ -173,10 +173,10 @@ class MetadataCache:
         return metadata.leader_epoch if metadata is not None else None
 
     def merge_with(self, newer: MetadataCache, retain: Callable[[str], bool]) -> MetadataCache:
-        """`newer` laid over this one, as a partial update asks for.
+        """Return this cache with `newer` laid over it, as after a partial update.
 
-        Nodes, controller and cluster id are the newer ones. `retain(topic)` says for each topic of the
-        older cache whether what was known of it stays.
+        Nodes, controller and cluster id come from `newer`. `retain(topic)` decides for each topic of this cache whether
+        it stays.
         """
         known_topics = self._all_topics()
         kept = {topic for topic in known_topics if retain(topic)}
@@ -194,8 +194,8 @@ class MetadataCache:
             topic_ids=topic_ids,
         )
         if len(kept) == len(known_topics) and newer.nodes == self.nodes:
-            # New topics alone, as of one send after the other, each of which would have the view of all that are known
-            # made anew: five times the work of a copy of its indexes.
+            # Only new topics, as after single sends. Copying the indexes takes a fifth of the time of building the view
+            # of all topics again.
             vars(merged)["cluster"] = merged._cluster(self.cluster.partitions + newer.cluster.partitions)
             merged.cluster.take_indexes(self.cluster, newer.cluster)
         return merged

@@ -1,5 +1,5 @@
-"""Requests out, responses in, over one connection a node. Owned by the thread that polls; `wakeup` and
-`new_client_request` may be called from any.
+"""Sends requests and receives responses, over one connection for each node. The polling thread owns it. Any thread may
+call `wakeup` and `new_client_request`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FIRST_CLIENT_THROTTLED: Final = {
     ApiKey.END_TXN: 1,
     ApiKey.TXN_OFFSET_COMMIT: 1,
 }
-"""From this version on a broker answers a throttled request at once and leaves the waiting to the client (KIP-219)."""
+"""From this version on a broker answers a throttled request at once, and the client waits (KIP-219)."""
 _LOG_LEVELS: Final = {
     ChannelKind.NOT_CONNECTED: logging.WARNING,
     ChannelKind.AUTHENTICATE: logging.WARNING,
@@ -67,7 +67,7 @@ _LOG_LEVELS: Final = {
 """The level at which a lost connection is logged; INFO where it is not listed."""
 PAUSE_MS: Final = 60_000
 _MOST_CAUSES: Final = 8
-"""Of one node in a minute: texts that a server makes up must not fill the log either."""
+"""Log lines for one node in a minute. A server that sends ever new texts must not fill the log."""
 _NUMBER: Final = re.compile(r"\d+")
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class _Loss(NamedTuple):
 
 
 class LossLog:
-    """Log each cause of a node's lost connections once a minute, however often the node is tried. Causes that differ
-    only in numbers, such as a correlation id, are the same.
+    """Logs each cause of a node's lost connections once a minute. Causes that differ only in numbers, such as a
+    correlation id, count as the same.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -91,7 +91,7 @@ class LossLog:
         self._repeated: dict[str, int] = {}
 
     def tell(self, level: int, node_id: str, text: str, now_ms: int) -> None:
-        """Log `text` at `level`, or at DEBUG where the same was logged of the node less than a minute ago."""
+        """Log `text` at `level`, or at DEBUG if the same text was logged for the node within a minute."""
         if level < logging.WARNING:
             self._log.log(level, "%s", text)
             return
@@ -110,11 +110,11 @@ class LossLog:
 
 
 class NetworkClient:
-    """The client of org.apache.kafka.clients.NetworkClient; implements `KafkaClient`, and `NodeChoice` for its metadata
-    updater. Keeps selector, connection states, version discovery and requests in flight in step.
+    """Mirrors org.apache.kafka.clients.NetworkClient. Implements `KafkaClient`, and `NodeChoice` for its metadata
+    updater. Keeps selector, connection states, version discovery and in-flight requests consistent.
 
-    `max_in_flight_requests` is a limit for each connection. request.timeout.ms is the timeout of requests that bring
-    none of their own, and the longest a poll waits.
+    `max_in_flight_requests` is the limit for each connection. request.timeout.ms is the timeout of requests without
+    their own, and the longest wait of a poll.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class NetworkClient:
         self._correlation_ids = itertools.count()
         self._aborted: list[ClientResponse] = []
         self._has_news = False
-        """Metadata came in this poll."""
+        """Whether metadata came in this poll."""
         self._is_closed = False
         self._on_internal_response: dict[ApiKey, _InternalHandler] = {
             ApiKey.METADATA: self._on_metadata,
@@ -176,7 +176,7 @@ class NetworkClient:
         return self.least_loaded(now_ms).node
 
     def can_send_request(self, node_id: str, now_ms: int) -> bool:
-        """Connected, the channel done with its handshakes, not throttled, and room in flight."""
+        """Return whether the node is connected, its handshakes are done, it is not throttled, and may get a request."""
         return (
             self._states.is_ready(node_id, now_ms)
             and self._selector.is_channel_ready(node_id)
@@ -184,15 +184,15 @@ class NetworkClient:
         )
 
     def can_connect(self, node: Node, now_ms: int) -> bool:
-        """Not connected and not backing off."""
+        """Return whether the node is not connected and its backoff is over."""
         return self._states.can_connect(node.id_string, now_ms)
 
     def least_loaded(self, now_ms: int) -> LeastLoadedNode:
-        """The node to trouble with a request that any node can answer.
+        """Return the node for a request that any node can answer.
 
-        In this order: a ready node with the fewest in flight, a node being connected, the node
-        whose last connection attempt is longest ago. The search starts anywhere, so that clients spread. Nodes
-        backing off are passed over.
+        In this order: the ready node with the fewest requests in flight, a node that is being connected, the node with
+        the oldest connection attempt. The search starts at a random node, so that clients spread. It skips nodes in
+        backoff.
         """
         nodes = self._metadata_updater.fetch_nodes()
         start = self._rng.randrange(len(nodes)) if nodes else 0
@@ -216,13 +216,13 @@ class NetworkClient:
         return LeastLoadedNode(min(connectable, key=itemgetter(0))[1] if connectable else None, is_any_connected)
 
     def initiate_connect(self, node: Node, now_ms: int) -> None:
-        """Begin to connect to the node's next address. A host that does not resolve is a connection that failed."""
+        """Start to connect to the node's next address. If its host does not resolve, the connection has failed."""
         node_id = node.id_string
         self._states.connecting(node_id, node.host, node.port, now_ms)
         try:
             address = self._states.current_address(node_id)
             self._selector.connect(node_id, address, self._config.send_buffer_bytes, self._config.receive_buffer_bytes)
-        except Exception as error:  # of any kind: the node would stay in CONNECTING, and others wait for it
+        except Exception as error:  # any error: otherwise the node would stay in CONNECTING for ever
             if not isinstance(error, KafkaError | OSError):
                 log.debug("Where it was raised:", exc_info=error)
             self._loss_log.tell(logging.WARNING, node_id, f"No connection to {node}: {error}", now_ms)
@@ -246,7 +246,7 @@ class NetworkClient:
         callback: RequestCallback | None = None,
     ) -> ClientRequest:
         timeout_ms = self._request_timeout_ms if request_timeout_ms is None else request_timeout_ms
-        correlation_id = next(self._correlation_ids) % FIRST_CORRELATION_ID  # those from there on are of logins
+        correlation_id = next(self._correlation_ids) % FIRST_CORRELATION_ID  # higher ids belong to logins
         return ClientRequest(node_id, request, correlation_id, now_ms, expect_response, timeout_ms, callback)
 
     def send(self, request: ClientRequest, now_ms: int) -> None:
@@ -311,7 +311,7 @@ class NetworkClient:
         return responses
 
     def _handle_completed_sends(self, responses: list[ClientResponse], now_ms: int) -> None:
-        """A request that expects no response (acks=0) is done when it is sent."""
+        """Complete requests without a response (acks=0) when they are sent."""
         for send in self._selector.completed_sends:
             self._metrics.request_sent(send.destination, send.size, now_ms)
             newest = self._in_flight.newest(send.destination)
@@ -326,7 +326,7 @@ class NetworkClient:
                 self._handle_receive(responses, receive, now_ms)
             except KafkaError as error:
                 responses += self._close_connection(node_id, _closed_for(error), now_ms)
-            except Exception as cause:  # ours or a library's fault: the other nodes' answers do not suffer from it
+            except Exception as cause:  # a bug here or in a library must not affect the other nodes' responses
                 fault = ProtocolError(
                     f"The answer of node {node_id} raised an unexpected {type(cause).__name__}: {one_line(str(cause))}"
                 )
@@ -334,14 +334,14 @@ class NetworkClient:
                 responses += self._close_connection(node_id, _closed_for(fault), now_ms)
 
     def _handle_receive(self, responses: list[ClientResponse], receive: NetworkReceive, now_ms: int) -> None:
-        """Take one answer in. The request stays in flight until nothing can fail any more, so that the loss of the
-        connection completes it.
+        """Handle one response. The request stays in flight until nothing can fail any more. If something fails, the
+        connection closes, and that completes the request.
         """
         node_id, request = receive.source, self._in_flight.oldest(receive.source)
         try:
             if request is None:
                 raise ProtocolError(
-                    f"Node {node_id} sent {len(receive.payload)} bytes though nothing was asked of it.", node=node_id
+                    f"Node {node_id} sent {len(receive.payload)} bytes although no request was in flight.", node=node_id
                 )
             body = _read_response(request, receive.payload, node_id)
         except ProtocolError as error:
@@ -378,12 +378,12 @@ class NetworkClient:
 
     def _handle_disconnections(self, responses: list[ClientResponse], now_ms: int) -> None:
         for node_id, state in self._selector.disconnected.items():
-            # Else this poll has closed the connection already, or it was forgotten.
+            # Otherwise this poll has closed the connection, or the node was removed.
             if self._is_open(node_id):
                 responses += self._lost(node_id, _Loss(state), now_ms)
 
     def _handle_connections(self, now_ms: int) -> None:
-        """Ask every node that is connected, its handshakes done, which versions it speaks."""
+        """Send ApiVersions to every node that is connected and has done its handshakes."""
         for node_id in self._selector.connected:
             if self._states.is_connecting(node_id):
                 self._discovery.begin(node_id)
@@ -402,8 +402,8 @@ class NetworkClient:
             responses += self._close_connection(node_id, _closed_for(error, timed_out=True), now_ms)
 
     def _handle_moved(self, responses: list[ClientResponse], now_ms: int) -> None:
-        """Close connections to where a node is no more: another broker may have its address, and would refuse for ever
-        what is meant for this one.
+        """Close connections to addresses that nodes have left. Another broker may have the address now, and would
+        refuse this node's requests for ever.
         """
         if not self._has_news:
             return
@@ -418,18 +418,18 @@ class NetworkClient:
         if not self._metadata_updater.needs_rebootstrap(now_ms):
             return
         loss = _closed_for(DisconnectError("Starting again from bootstrap.servers."))
-        for node_id in self._states.open_nodes():  # that to a bootstrap address too: the name may lead elsewhere now
+        for node_id in self._states.open_nodes():  # a bootstrap server's too: its name may have another address now
             responses += self._close_connection(node_id, loss, now_ms)
         self._metadata_updater.rebootstrap(now_ms)
 
     # ---- the loss of a connection ----------------------------------------------------------------------------------
 
     def _is_open(self, node_id: str) -> bool:
-        """Connected or being connected."""
+        """Return whether the node is connected or being connected."""
         return self._states.is_connecting(node_id) or self._states.is_connected(node_id)
 
     def _close_connection(self, node_id: str, loss: _Loss, now_ms: int) -> list[ClientResponse]:
-        """Close the connection ourselves, for what `loss` says; the rest as in `_lost`."""
+        """Close the connection because of `loss`, and then do what `_lost` does."""
         self._selector.close(node_id)
         return self._lost(node_id, loss, now_ms)
 
@@ -458,8 +458,8 @@ class NetworkClient:
         self._loss_log.tell(level, node_id, reason, now_ms)
 
     def _drop(self, node_id: str, now_ms: int) -> list[ClientResponse]:
-        """Close an open connection because our user wants it closed: no failure, and no reason to doubt the
-        metadata.
+        """Close an open connection because the user of this client asks for it. It is no failure, so the metadata stays
+        valid.
         """
         self._selector.close(node_id)
         self._discovery.forget(node_id)
@@ -507,7 +507,7 @@ class NetworkClient:
 
 
 def _log_level(state: ChannelState) -> int:
-    """How important the loss of a connection is."""
+    """Return the log level of a lost connection."""
     if isinstance(state.error, ProtocolError):
         return logging.ERROR
     if state.kind is ChannelKind.LOCAL_CLOSE and not isinstance(state.error, DisconnectError):
@@ -549,7 +549,7 @@ def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id
 
 
 def client_throttle_ms(api_key: ApiKey, response: Message) -> int:
-    """How long nothing may be sent to the node after this response, in ms; older versions were held back already."""
+    """Return how many ms the client must wait after this response. With older versions the broker has waited."""
     first_version = _FIRST_CLIENT_THROTTLED.get(api_key)
     if first_version is None or response.__version__ < first_version:
         return 0

@@ -1,6 +1,6 @@
-"""The metrics of a client's connections, by the names of the Java client's: of all nodes, and of each.
+"""The metrics of a client's connections, for all nodes and for each, with the Java client's names.
 
-Counted by the I/O thread: a few additions for each frame, none for a record. Any thread may read. Reference:
+The I/O thread counts: a few additions for each frame, none for a record. Any thread may read. Reference:
 org.apache.kafka.common.network.Selector.SelectorMetrics.
 """
 
@@ -17,28 +17,28 @@ NS_PER_MS: Final = 1_000_000
 
 @dataclass(slots=True)
 class FrameSample(Sample):
-    """Frames that went out or came in whole. Sizes in bytes with the frame's own size field, times in ms."""
+    """Frames that were sent or received whole. Sizes are bytes and include the frame's size field. Times are ms."""
 
     requests: int = 0
     request_bytes: int = 0
     responses: int = 0
     response_bytes: int = 0
     answered: int = 0
-    """Requests of the client's user whose answer came."""
+    """Requests of the client's user with a response."""
     latency_ms: int = 0
     max_request_bytes: int = 0
     max_latency_ms: int = 0
 
 
 class NetworkMetrics:
-    """What went to the nodes and came from them."""
+    """Counts the frames of all nodes."""
 
     def __init__(self) -> None:
         self._all = Windows(FrameSample)
         self._by_node = WindowsByKey(FrameSample)
 
     def request_sent(self, node_id: str, size: int, now_ms: int) -> None:
-        """A frame of `size` bytes went out whole."""
+        """A frame of `size` bytes was sent whole."""
         for sample in (self._all.at(now_ms), self._by_node.at(node_id, now_ms)):
             sample.requests += 1
             sample.request_bytes += size
@@ -46,13 +46,13 @@ class NetworkMetrics:
                 sample.max_request_bytes = size
 
     def response_received(self, node_id: str, size: int, now_ms: int) -> None:
-        """A frame of `size` bytes came in whole."""
+        """A frame of `size` bytes was received whole."""
         for sample in (self._all.at(now_ms), self._by_node.at(node_id, now_ms)):
             sample.responses += 1
             sample.response_bytes += size
 
     def request_answered(self, node_id: str, latency_ms: int, now_ms: int) -> None:
-        """The answer to a request of the client's user, that long after the request was made."""
+        """A response to a request of the client's user came, `latency_ms` after the request was made."""
         sample = self._by_node.at(node_id, now_ms)
         sample.answered += 1
         sample.latency_ms += latency_ms
@@ -60,7 +60,7 @@ class NetworkMetrics:
             sample.max_latency_ms = latency_ms
 
     def snapshot(self, selector: Windows[SelectorSample], connection_count: int, now_ms: int) -> dict[str, float]:
-        """Those of all nodes together, from group producer-metrics, with what the selector counted."""
+        """Return the metrics of all nodes together (group producer-metrics), with the selector's counts."""
         frames, polls = self._all.read(now_ms), selector.read(now_ms)
         recent, total, per_s = polls.recent, polls.total, 1 / polls.window_s
         operations = frames.recent.requests + frames.recent.responses
@@ -88,8 +88,8 @@ class NetworkMetrics:
         }
 
     def by_node(self, now_ms: int) -> dict[str, dict[str, float]]:
-        """Those of group producer-node-metrics, by the tag node-id: "node-" and the node's id, below 0 for an address
-        of bootstrap.servers.
+        """Return the metrics of group producer-node-metrics by the tag node-id: "node-" and the node's id, which is
+        negative for an address of bootstrap.servers.
         """
         return {
             f"node-{node_id}": {

@@ -1,7 +1,7 @@
 """The two seams of this room, and the values that cross them.
 
-`Selectable` is what the network client needs of a selector, `KafkaClient` what other rooms need of the network client.
-Fakes stand here; nothing is patched.
+`Selectable` is the selector that the network client needs. `KafkaClient` is the network client that other rooms need.
+Tests put fakes at these seams, and patch nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.protocol.versions import Message, Request
 
 RequestCallback = Callable[["ClientResponse"], None]
-"""Called once with the response, by the thread that polls, after everything else of that poll."""
+"""The polling thread calls it once with the response, at the end of the poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request for the node `destination` (id string), not yet bound to a version. Times in ms of the client's
-    clock.
-    """
+    """A request for node `destination` (its id as text), without a version yet. Times are ms of the client's clock."""
 
     destination: str
     request: Request
@@ -42,13 +40,12 @@ class ClientRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientResponse:
-    """What became of `request`: at most one of the errors is set, or `body` (kio's response of `version`; None where
-    none was expected).
+    """The outcome of `request`: one of the errors, or `body` (kio's response of `version`; None if none was expected).
 
-    `disconnected` is true whenever the connection went before an answer could be had; then `timed_out` tells that we
-    closed it because the answer took too long, `protocol_error` that we closed it because what came was not an answer
-    to this request, and `authentication_error` that the node refused us. `version_mismatch` means that nothing was
-    sent.
+    `disconnected` is true if the connection closed before the response. Then `timed_out` means that the client closed
+    it because the response took too long, `protocol_error` that the client closed it because the data was no response
+    to this request, and `authentication_error` that the node refused the login. `version_mismatch` means that nothing
+    was sent.
     """
 
     request: ClientRequest
@@ -67,18 +64,18 @@ class ClientResponse:
 
     @property
     def latency_ms(self) -> int:
-        """From the request's making to this."""
+        """Milliseconds from the creation of the request to this response."""
         return self.received_ms - self.request.created_ms
 
     def complete(self) -> None:
-        """Hand this to the request's callback."""
+        """Call the request's callback with this response."""
         if self.request.callback is not None:
             self.request.callback(self)
 
 
 class Selectable(Protocol):
-    """Connections by node id (org.apache.kafka.common.network.Selectable). The four results are those of the last
-    poll. One thread uses it, but for `wakeup`.
+    """Connections by node id (org.apache.kafka.common.network.Selectable). The four results are of the last poll. One
+    thread uses it; any thread may call `wakeup`.
     """
 
     @property
@@ -100,7 +97,7 @@ class Selectable(Protocol):
     def connection_count(self) -> int: ...
 
     def connect(self, connection_id: str, address: Address, send_buffer: int, receive_buffer: int) -> None:
-        """Begin to connect; how it ends is a result of a later poll."""
+        """Start to connect. The outcome is a result of a later poll."""
         ...
 
     def send(self, send: NetworkSend) -> None: ...
@@ -116,26 +113,26 @@ class Selectable(Protocol):
         ...
 
     def close(self, connection_id: str) -> None:
-        """Close a connection, if it is there. No result tells of it."""
+        """Close a connection, if it exists. No result reports it."""
         ...
 
     def close_all(self) -> None: ...
 
 
 class KafkaClient(Protocol):
-    """Requests to nodes and their responses (org.apache.kafka.clients.KafkaClient). One thread uses it, but for
-    `wakeup` and `new_client_request`, which any thread may call.
+    """Requests to nodes and their responses (org.apache.kafka.clients.KafkaClient). One thread uses it; any thread may
+    call `wakeup` and `new_client_request`.
     """
 
     def ready(self, node: Node, now_ms: int) -> bool:
-        """Whether a request to the node can be sent now; begins to connect where that is possible. No node is ready
-        while a metadata update is due: it goes first.
+        """Return whether a request to the node can be sent now. Start to connect if that is possible. No node is ready
+        while a metadata update is due, because the update goes first.
         """
         ...
 
     def poll_delay_ms(self, node: Node, now_ms: int) -> int:
-        """ms until the node's connection can change by itself, or a throttle ends; FOREVER_MS while it is connected and
-        not throttled.
+        """Return the ms until the connection can change without an event, or a throttle ends; FOREVER_MS while the node
+        is connected and not throttled.
         """
         ...
 
@@ -156,15 +153,15 @@ class KafkaClient(Protocol):
         request_timeout_ms: int | None = None,
         callback: RequestCallback | None = None,
     ) -> ClientRequest:
-        """A request with the next correlation id; the time-out is the client's own where none is given."""
+        """Return a request with the next correlation id. Without a timeout it gets the client's."""
         ...
 
     def send(self, request: ClientRequest, now_ms: int) -> None:
-        """Queue the request. Raises IllegalStateError where the node is not ready."""
+        """Queue the request. Raises IllegalStateError if the node is not ready."""
         ...
 
     def poll(self, timeout_ms: int, now_ms: int) -> list[ClientResponse]:
-        """Read and write sockets, for up to `timeout_ms` where nothing happens. Callbacks have run when it returns."""
+        """Read and write sockets. Wait up to `timeout_ms` for an event. All callbacks have run when it returns."""
         ...
 
     def least_loaded_node(self, now_ms: int) -> Node | None: ...
@@ -174,11 +171,11 @@ class KafkaClient(Protocol):
     def has_in_flight_requests(self, node_id: str | None = None) -> bool: ...
 
     def disconnect(self, node_id: str) -> None:
-        """Close the connection; what is in flight there comes back as disconnected from the next poll."""
+        """Close the connection. The next poll completes its in-flight requests as disconnected."""
         ...
 
     def wakeup(self) -> None:
-        """End a poll that waits. From any thread."""
+        """End a waiting poll. Any thread may call it."""
         ...
 
     def metrics(self, now_ms: int) -> dict[str, float]:

@@ -194,7 +194,7 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
         return folder.expanduser().absolute()
     except RuntimeError as error:
         raise LocalBrokerError(
-            f"The cache folder {folder} is nowhere: {error} Name another one by SPARK_KAFKA_SINK_CACHE."
+            f"The cache folder {folder} does not exist: {error} Set SPARK_KAFKA_SINK_CACHE to another folder."
         ) from error
 
 
@@ -243,7 +243,7 @@ def exclusive(cache: Path, what: str) -> Iterator[None]:
             yield
     except OSError as error:
         raise LocalBrokerError(
-            f"The cache folder {cache} cannot be written: {error}. Name another one by SPARK_KAFKA_SINK_CACHE."
+            f"The cache folder {cache} cannot be written: {error}. Set SPARK_KAFKA_SINK_CACHE to another folder."
         ) from error
 
 
@@ -277,7 +277,7 @@ def _fetch(
                 raise LocalBrokerError(
                     f"{jar.coordinate}: the jar that was fetched has {arrived.stat().st_size} bytes and SHA-256 "
                     f"{sha256_of(arrived)}; but the {lock.name} lock says {jar.size} bytes and {jar.sha256}. It was "
-                    "not kept. Look at what answers for the Maven repository: a proxy, a mirror in jgo's configuration."
+                    "not kept. Check what answers for the Maven repository: a proxy, a mirror in jgo's configuration."
                 )
             target = folder / jar.path
             target.parent.mkdir(parents=True, exist_ok=True)

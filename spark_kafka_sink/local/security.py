@@ -70,15 +70,18 @@ class BrokerSecurity:
         for name, protocol in self.listeners.items():
             if protocol not in _PROTOCOLS or name != name.upper() or name in _OWN_LISTENERS:
                 raise LocalBrokerError(
-                    f"The listener {name}: {protocol} cannot be: a protocol is one of {', '.join(sorted(_PROTOCOLS))}, "
-                    f"and a name is in capitals and none of {', '.join(sorted(_OWN_LISTENERS))}."
+                    f"The listener {name}: {protocol} is not possible: a protocol is one of "
+                    f"{', '.join(sorted(_PROTOCOLS))}, and a name is in capitals and not one of "
+                    f"{', '.join(sorted(_OWN_LISTENERS))}."
                 )
             if protocol != "SASL_PLAINTEXT" and self.keystore is None:
-                raise LocalBrokerError(f"The listener {name} needs a `keystore`: TLS takes a certificate.")
+                raise LocalBrokerError(f"The listener {name} needs a `keystore`: TLS needs a certificate.")
         if self.certificate_wanted and self.truststore is None:
-            raise LocalBrokerError("`certificate_wanted` needs a `truststore`: whose certificates are let in?")
+            raise LocalBrokerError(
+                "`certificate_wanted` needs a `truststore` with the authorities of the certificates."
+            )
         if "GSSAPI" in self.mechanisms and self.kerberos is None:
-            raise LocalBrokerError("The mechanism GSSAPI needs `kerberos`: who are the brokers?")
+            raise LocalBrokerError("The mechanism GSSAPI needs `kerberos`: the identity of the brokers.")
 
     def properties(self) -> dict[str, str | int]:
         """Return the properties of every node, without the listeners' ports."""

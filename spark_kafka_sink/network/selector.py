@@ -19,6 +19,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from spark_kafka_sink.common.clock import Clock
@@ -331,8 +332,9 @@ class Selector:
         except KafkaError as error:
             self._lose(channel, channel.state(error))
             return
-        if not had_tcp:
-            self.counts.at(now_ms).connections += 1
+        finally:
+            if channel.has_tcp and not had_tcp:  # also where TLS fails in the same call
+                self.counts.at(now_ms).connections += 1
         if awaited:
             self._watch(channel, awaited)
             return
@@ -451,11 +453,11 @@ class Selector:
         del self._channels[channel.id]
         self._idle.forget(channel.id)
         self._buffered.discard(channel)
-        self._watch(channel, 0)
-        try:
-            channel.transport.close()
-        except Exception as error:
-            _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
+        for step in (partial(self._watch, channel, 0), channel.transport.close):
+            try:
+                step()
+            except Exception as error:  # the loss is reported all the same
+                _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
 
     def _watch(self, channel: Channel, interest: int) -> None:
         if interest == channel.interest or os.getpid() != self._process_id:

@@ -1,9 +1,9 @@
-/* Records to bytes (format v2), one after the other, in the order of the runs: see encoder.py, whose numpy form gives
- * the same bytes and stands in where this is not compiled.
+/* Records to bytes (format v2), one after the other, in the order of the runs. The numpy twin in encoder.py gives the
+ * same bytes, for installations without this module.
  *
- * Knows buffers alone: Arrow's 32-bit offsets, data and validity bits. Holds no state but its type, and not the GIL while
- * it works. Every length is checked against the buffers before it is used; what does not fit is a ValueError, never a
- * write.
+ * It reads only buffers: Arrow's 32-bit offsets, data and validity bits. It has no state but its types, and releases the
+ * GIL while it works. Every length is checked against the buffers before it is used; a length that does not fit is a
+ * ValueError, never a write.
  */
 #include "_kernel.h"
 #include <stdint.h>
@@ -13,7 +13,7 @@ typedef struct {
     const uint8_t *offsets; /* rows + 1 of 32 bits, at any address */
     const uint8_t *data;
     int64_t data_size;
-    const uint8_t *valid; /* bits, or NULL where nothing is null */
+    const uint8_t *valid; /* bits, or NULL if no row is null */
     int64_t valid_from;   /* the bit of row 0 */
 } column;
 
@@ -37,7 +37,7 @@ static inline uint8_t *put(uint8_t *at, uint64_t zigzagged)
     return at;
 }
 
-/* Buffers need not be aligned; a compiler makes one load of each of these. */
+/* Buffers may be unaligned. A compiler makes one load of each of these. */
 static inline int32_t offset_at(const column *from, int64_t row)
 {
     int32_t offset;
@@ -52,8 +52,8 @@ static inline int64_t number_at(const uint8_t *numbers, int64_t index)
     return number;
 }
 
-/* The value's length, -1 for a null, -2 where the offsets do not fit the data. `*bytes` is where the value lies: the
- * offsets are read only once, because the caller may write to them between two reads. */
+/* Returns the length of the value, -1 for a null, -2 if the offsets do not fit the data. `*bytes` points to the value.
+ * The offsets are read only once, because another thread may change them between two reads. */
 static inline int64_t length_of(const column *from, int64_t row, const uint8_t **bytes)
 {
     *bytes = from->data;
@@ -74,7 +74,7 @@ static inline uint8_t *put_bytes(uint8_t *at, const uint8_t *bytes, int64_t leng
 {
     at = put(at, zigzag(length));
     if (length > 0) {
-        memmove(at, bytes, (size_t)length); /* `out` may overlap what is read */
+        memmove(at, bytes, (size_t)length); /* `out` may overlap the input */
         at += length;
     }
     return at;
@@ -89,9 +89,9 @@ typedef struct {
     column key, value, headers;
 } records;
 
-/* A block is new each time, so rows come from slow memory and go to it, and most of the time is waiting for that. What
- * the processor does not see by itself it is told of: where the next rows of a partition lie, and beyond the end of a page.
- * The telling stands in the loop itself, for GCC takes a function that does nothing else for one without effect. */
+/* Each block is new, so its rows are not in a cache, and most of the time goes into waiting for memory. These prefetches
+ * cover what the processor cannot predict: the next rows of a partition, and addresses beyond the end of a page. They
+ * stand in the loop itself, because GCC drops a function that only prefetches. */
 #ifdef __GNUC__
 #define FETCH(address, to_write) __builtin_prefetch((const void *)(address), to_write)
 #else
@@ -104,12 +104,12 @@ static inline uintptr_t address_of(const column *from, int64_t row)
     return from->offsets == NULL ? 0 : (uintptr_t)from->data + (uintptr_t)offset_at(from, row);
 }
 
-/* Returns the end of what was written, or NULL where something does not fit. */
+/* Returns the end of the written bytes, or NULL if a length does not fit. */
 static uint8_t *put_run(const records *of, const uint8_t *run, uint8_t *at, const uint8_t *end)
 {
     const int64_t first = number_at(run, 0), last = number_at(run, 1);
     const uint64_t base_offset = (uint64_t)number_at(run, 2), base_time = (uint64_t)number_at(run, 3);
-    if (first < 0 || last > of->places) /* checked before, and perhaps written to since */
+    if (first < 0 || last > of->places) /* checked before, but another thread may have changed it */
         return NULL;
     for (int64_t place = first; place < last; place++) {
         int64_t row = of->order == NULL ? place : number_at(of->order, place);
@@ -216,11 +216,11 @@ static uint64_t field_hash(const uint8_t *at, int64_t length, uint64_t salt)
 
 /* ---- Python's side: chunks out ---------------------------------------------------------------------------------- */
 
-/* The bytes of a run, for reading. A slice of a memoryview would be three times the work to make and to give back: a
- * block of a thousand partitions has a thousand of them. */
+/* The bytes of a run, read only. Cheaper to make and to free than a slice of a memoryview: a block has one for each of
+ * its partitions. */
 typedef struct {
     PyObject_HEAD
-    PyObject *block; /* a memoryview of `out`, which cannot be moved or freed while that lives */
+    PyObject *block; /* a memoryview of `out`, which keeps `out` in its place */
     uint8_t *start;
     Py_ssize_t size;
 } chunk;
@@ -255,7 +255,7 @@ typedef struct {
     PyTypeObject *chunk_type;
 } state;
 
-/* A list of one chunk for each run; `ends`: where it ends, counted from `start`. */
+/* Returns a list of one chunk for each run. `ends`: the end of each run, from `start`. */
 static PyObject *chunks_of(PyTypeObject *type, PyObject *out, uint8_t *start, const int64_t *ends, int64_t runs)
 {
     PyObject *block = PyMemoryView_FromObject(out);
@@ -281,9 +281,9 @@ static PyObject *chunks_of(PyTypeObject *type, PyObject *out, uint8_t *start, co
 /* ---- Python's side: buffers in, checked ------------------------------------------------------------------------- */
 
 enum { ORDER, TIMES, COUNTS, RUNS, OUT, COLUMNS, VIEWS = COLUMNS + 9 };
-static const int64_t MOST = (int64_t)1 << 59; /* so many of anything, in bytes, are a number still */
+static const int64_t MOST = (int64_t)1 << 59; /* as many items of any size are an int64 in bytes */
 
-/* A view of `object`'s bytes, empty for None. */
+/* Gets a view of the bytes of `object`, empty for None. */
 static int view_of(PyObject *object, Py_buffer *view, int flags)
 {
     if (object == Py_None) {
@@ -453,7 +453,7 @@ static PyObject *fingerprint(PyObject *module, PyObject *arguments)
         if (length == -2)
             break;
         uint64_t hashed = field_hash(bytes, length, salt), sum;
-        memcpy(&sum, sums + 8 * row, sizeof sum); /* the room may lie anywhere */
+        memcpy(&sum, sums + 8 * row, sizeof sum); /* may be unaligned */
         sum += hashed;
         memcpy(sums + 8 * row, &sum, sizeof sum);
     }

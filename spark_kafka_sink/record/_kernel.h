@@ -1,4 +1,4 @@
-/* What the files of the kernel have of each other. */
+/* Declarations that the files of the kernel share. */
 #ifndef SPARK_KAFKA_SINK_KERNEL_H
 #define SPARK_KAFKA_SINK_KERNEL_H
 
@@ -6,7 +6,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-/* Adds the type RowTaker. Returns -1 with an exception where that fails. */
+/* Adds the type RowTaker. Returns -1 with an exception if that fails. */
 int add_row_taker(PyObject *module);
 
 #endif

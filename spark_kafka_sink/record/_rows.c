@@ -1,11 +1,12 @@
 /* Rows of Python values to lists of cells, one list for each column: see kernel.py.
  *
- * Takes a row only where its type, its names and the types of its cells are those that it knows; any other row goes back
- * to Python as it is, and nothing of it stays in the lists. A row is read while the iterator stands at it, so what its
- * owner does later changes nothing: what can be changed is copied.
+ * It takes a row only if its type, its names and the types of its cells are known. Any other row goes back to Python as it
+ * is, and the lists do not change. A row is read while the iterator stands at it, and mutable values are copied, so that
+ * later changes by its owner have no effect.
  *
- * Holds the GIL. Python code may run inside of few calls only: the iterator, a lookup in a dict with odd keys, the end of
- * an object, a collection of garbage where a tuple is made. Across these a reference of its own keeps each object.
+ * It holds the GIL. Python code may run only inside of a few calls: the iterator, a lookup in a dict with odd keys, the
+ * destruction of an object, and garbage collection when a tuple is made. During these calls this code holds its own
+ * reference to each object.
  */
 #include "_kernel.h"
 
@@ -69,7 +70,7 @@ static int take_typed(const step *of, PyObject *cell)
     return ODD;
 }
 
-/* Whether two names are the same text, or one object. -1 with an exception. */
+/* Returns whether two names are equal texts, or the same object. -1 with an exception. */
 static int is_same(PyObject *name, PyObject *other)
 {
     if (name == other)
@@ -80,7 +81,7 @@ static int is_same(PyObject *name, PyObject *other)
     return order == -1 && PyErr_Occurred() ? -1 : order == 0;
 }
 
-/* The names of a Row's cells, as a list or a tuple: a new reference. NULL where there are none, or with an exception. */
+/* Returns the names of the cells of a Row, as a list or a tuple: a new reference. NULL without names, or with an exception. */
 static PyObject *names_of_row(const taker *self, PyObject *row)
 {
     PyObject *names = PyObject_GenericGetAttr(row, self->fields_text);
@@ -102,7 +103,7 @@ static PyObject *item_of(PyObject *list, Py_ssize_t index) /* borrowed */
     return PyList_CheckExact(list) ? PyList_GetItem(list, index) : PyTuple_GetItem(list, index);
 }
 
-/* A header as its key and its value: new references where it is TAKEN. */
+/* Gets key and value of a header: new references if it is TAKEN. */
 static int pair_of(const taker *self, PyObject *header, PyObject **key, PyObject **value)
 {
     if (PyDict_CheckExact(header)) {
@@ -184,8 +185,8 @@ static int take_headers(const taker *self, const step *of, PyObject *headers, lo
 
 /* ---- one row -------------------------------------------------------------------------------------------------- */
 
-/* Whether a row has these names. -1 with an exception. The rows of one batch of Spark share their names, so that each is
- * the same object as of the row before; where one is not, the texts are compared, and the row's own are kept for the next.
+/* Returns whether a row has these names. -1 with an exception. The rows of one batch of Spark share the objects of their
+ * names. If an object differs, the texts are compared, and the row's names are kept for the next row.
  */
 static int has_names(taker *self, PyObject *names)
 {
@@ -211,7 +212,7 @@ static int has_names(taker *self, PyObject *names)
     return fits;
 }
 
-/* The values of a dict in their order, as a new tuple. NULL where it has other keys, or with an exception. */
+/* Returns the values of a dict in order, as a new tuple. NULL for other keys, or with an exception. */
 static PyObject *cells_of_dict(const taker *self, PyObject *row)
 {
     if (PyDict_Size(row) != self->width)
@@ -231,7 +232,7 @@ static PyObject *cells_of_dict(const taker *self, PyObject *row)
     return cells;
 }
 
-/* The cells of a row, `width` of them: a new reference. NULL where the row is another, or with an exception. */
+/* Returns the `width` cells of a row: a new reference. NULL for another kind of row, or with an exception. */
 static PyObject *cells_of(taker *self, PyObject *row)
 {
     if (PyDict_CheckExact(row))
@@ -244,7 +245,7 @@ static PyObject *cells_of(taker *self, PyObject *row)
     return fits > 0 ? Py_NewRef(row) : NULL;
 }
 
-/* Makes a list as short as it was. */
+/* Cuts a list to its earlier length. */
 static int cut(PyObject *list, Py_ssize_t length)
 {
     return list == NULL || PyList_Size(list) <= length ? 0 : PyList_SetSlice(list, length, PY_SSIZE_T_MAX, NULL);
@@ -279,10 +280,10 @@ static int take_cells(const taker *self, PyObject *cells, long long *size)
     }
     if (type != NULL)
         PyErr_Restore(type, error, trace);
-    return is_cut ? done : FAILED; /* out of memory: the lists are of no more use */
+    return is_cut ? done : FAILED; /* out of memory: the lists are unusable */
 }
 
-/* Takes a row in whole, or leaves all lists as they are. */
+/* Takes a whole row, or changes no list. */
 static int take_row(taker *self, PyObject *row)
 {
     PyObject *cells = cells_of(self, row);
@@ -357,7 +358,7 @@ static int taker_visit(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no tp_clear: without names and plan no method could go on, and the lists of a plan have one of their own. */
+/* There is no tp_clear: the methods need names and plan, and the lists of the plan have their own. */
 static void taker_dealloc(PyObject *object)
 {
     taker *self = (taker *)object;

@@ -1,20 +1,20 @@
-"""How much Spark hands over to a task at once: its part on the driver, before the query starts, and the task's.
+"""The size of the Arrow batches that Spark hands to a task. The first part runs on the driver, before the query starts;
+the second part in the task.
 
-Spark cuts an Arrow batch at 10,000 rows or 64 MB. Both suit this sink badly: a Python worker holds two batches, one in
-use and one that is read, and with large values they are more than all the rest of it; while of small rows 10,000 are
-few where a topic has hundreds of partitions, because a batch costs something for every partition that it goes to. So
-the bytes are the limit.
+Spark cuts an Arrow batch at 10,000 rows or 64 MB. Both are wrong for this sink. A Python worker holds two batches, one
+in use and one that is read; with large values they take more memory than everything else in it. For small rows 10,000
+are few if a topic has hundreds of partitions, because a batch costs time for each of its partitions. So bytes are the
+limit.
 
-To know them Spark would ask its Arrow writer for the sizes of all its buffers before every row: a third of what it
-does for records of 100 bytes, half of it with headers, which are vectors in vectors. So the limit is one of rows, and a
-large row counts for as many as it is long: `padded` puts rows without contents behind it, one for so many bytes, and
-`without_padding` takes them out again. A row of padding costs half as much as being asked, so few rows should have any:
-how large records are is known from the write before. A guess that is wrong costs time; the limit holds all the same.
-After a small write, as of a micro-batch, Spark is let ask: that costs less than the larger plan. Its limit of rows then
-stays.
+To count bytes, Spark would ask its Arrow writer for the sizes of all its buffers before every row: a third of its work
+for records of 100 bytes, and half of it with headers, which are vectors in vectors. So the limit is one of rows, and a
+large row counts as several: `padded` adds empty rows after it, one for a number of bytes, and `without_padding` removes
+them. A row of padding costs half as much as the question, so few rows should have any: the write before tells the size
+of records. A wrong guess costs time, but the limit still holds. After a small write, such as a micro-batch, Spark asks
+for the sizes: that costs less than the larger plan. Spark's limit of rows then stays.
 
-A data source has no say in Spark's limits, and gets its 10,000 rows: `joined` makes larger batches of small ones. The
-copy takes 17 us a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
+A data source cannot set Spark's limits, and gets 10,000 rows: `joined` makes larger batches of small ones. The copy
+takes 17 us for a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
 """
 
 from __future__ import annotations
@@ -37,44 +37,46 @@ if TYPE_CHECKING:
 BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 IS_RECORD: Final = "is_record"
-"""The column that tells records from padding."""
+"""The column that is false for padding."""
 _PADDING: Final = "padding"
 
 _NO_BYTES: Final = (1 << 31) - 1
-"""Of all limits of bytes the one at which Spark counts rows alone."""
+"""The only limit of bytes with which Spark counts rows only."""
 _MOST_BYTES: Final = 3_900_000
-"""A batch of more than 4 MiB would be mapped and unmapped each time (record/arrow.py), and take twice as much in the
+"""A larger batch than 4 MiB would be mapped and unmapped each time (record/arrow.py), and take twice the memory in the
 JVM, whose vectors grow by doubling.
 """
 _MOST_ROWS: Final = 32_768
 
 
 class PaddedRows(NamedTuple):
-    """A limit of rows that is one of bytes."""
+    """A limit of rows that works as one of bytes."""
 
     row_bytes: int
-    """What a row may have without padding behind it, which is one row for every so many bytes more."""
+    """Bytes of a row without padding. Each further group of as many bytes gets one row of padding."""
     most: int
-    """Rows of a batch."""
+    """The most rows of a batch."""
 
 
 _UNKNOWN: Final = 512
-"""Bytes that a row may have without padding, where nobody knows the sizes: with twice as many, two rows of padding take
-as long as Spark's own look."""
+"""Bytes of a row without padding, if sizes are not known. At twice as many, two rows of padding take as long as Spark's
+question for sizes.
+"""
 _OF_SPARK: Final = PaddedRows(_UNKNOWN, 10_000)
-"""With Spark's own limit, where none can be set for one query."""
+"""With Spark's own limit, if no limit can be set for one query."""
 _MOST_OF_A_ROW: Final = 4_096
-"""So that batches of small rows that come after large ones still have a thousand of them. A row of padding for as many
-bytes costs nothing that shows."""
+"""The most bytes for one row of padding, so that batches of small rows after large ones still have a thousand rows. A
+row of padding for so many bytes costs no measurable time.
+"""
 _ROOM: Final = 1.25
 _ROOM_OF_EACH: Final = 28
-"""Times, of the mean and so many bytes more: for rows that are larger than it, of which few shall have padding."""
+"""Rows up to 1.25 times the mean of the last write plus 28 bytes have no padding, so that few rows have some."""
 _WORTH_A_PLAN: Final = 100_000
-"""Records from which on rows are counted: the larger plan takes the driver 20 ms, and a record less 0.15 us."""
+"""From so many records on rows are counted: the larger plan takes the driver 20 ms, and saves 0.15 us a record."""
 
 
 class LastWrite(NamedTuple):
-    """What a write to a topic took: at least one record, and their bytes together."""
+    """The records of the last write to a topic, at least one, and their bytes."""
 
     records: int
     bytes: int
@@ -87,17 +89,17 @@ class LastWrites:
         self._by_topic: dict[str | None, LastWrite] = {}
 
     def learn(self, topic: str | None, records: int, size: int) -> None:
-        """A write has ended. One of nothing says nothing about the next."""
+        """Note a write that has ended. One without records says nothing about the next."""
         if records:
             self._by_topic[topic] = LastWrite(records, size)
 
     def of(self, topic: str | None) -> LastWrite | None:
-        """None where there was none."""
+        """The last write to the topic; None if there was none."""
         return self._by_topic.get(topic)
 
 
 def padded_rows(last: LastWrite | None) -> PaddedRows | None:
-    """For a write that is like the last one; None: it is too small for it."""
+    """The limit for a write that is like the last one; None if the last one was too small for it."""
     if last is not None and last.records < _WORTH_A_PLAN:
         return None
     wanted = _UNKNOWN if last is None else math.ceil((last.bytes / last.records + _ROOM_OF_EACH) * _ROOM)
@@ -107,15 +109,16 @@ def padded_rows(last: LastWrite | None) -> PaddedRows | None:
 
 @contextmanager
 def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataFrame]:
-    """`df` as it should go through mapInArrow, with limits of about 4 MB for queries that this thread begins inside. A
-    limit that somebody has set in the session stays. `last`: the write that this one is likely to be like.
+    """The DataFrame that goes through mapInArrow. Sets limits of about 4 MB for queries that this thread starts inside
+    the `with`. A limit that the user has set in the session stays. `last`: the last write, which this one is probably
+    like.
 
-    The limits are a whole query's: Python functions that `df` itself is made by get their rows under them. There Spark
-    goes on counting bytes, of their rows too, of which nobody knows how large they are, and its limit of rows stays.
+    Limits hold for the whole query, also for Python functions that `df` is made by. The size of their rows is not
+    known, so with such functions Spark counts bytes, and its limit of rows stays.
 
-    Ours are local properties of the thread, which Spark takes to a query's tasks along with the session's settings: no
-    other thread's query sees them. Spark Connect has none, and with PYSPARK_PIN_THREAD=false they are anybody's; there
-    Spark's own limits hold, with padding.
+    The limits are local properties of the thread, which Spark hands to a query's tasks with the session's settings: no
+    other thread's query has them. Spark Connect has no local properties, and with PYSPARK_PIN_THREAD=false threads
+    share them; then Spark's own limits hold, with padding.
     """
     session = df.sparkSession
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
@@ -132,8 +135,8 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
 
 
 def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
-    """Whether rows may go through Python before they are those of `df`. Not known, and so taken for true, of a table
-    function (any generator) and of an RDD that is not a micro-batch.
+    """Whether `df` may be made by Python functions. True also for a table function (any generator) and for an RDD that
+    is not a micro-batch, of which it is not known.
     """
     plans = [df._jdf.queryExecution().analyzed()]
     leaves = plans[0].collectLeaves()
@@ -149,8 +152,8 @@ def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
 
 
 def _plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
-    """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none. The DataFrame of a
-    micro-batch shows an RDD alone.
+    """The plan of the streaming query that this thread belongs to, as in `foreachBatch`; None if there is none. The
+    DataFrame of a micro-batch shows only an RDD.
     """
     query = running_query(df, context)
     return None if query is None else query.logicalPlan()
@@ -172,19 +175,20 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
 
 
 def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
-    """`df`, which has passed `schema.projection`, with the column IS_RECORD: a row is followed by one row of nulls, for
-    which it is false, for every `row_bytes` of its text and bytes, and at most by as many as end any batch.
+    """Add padding and the column IS_RECORD to `df`, which has passed `schema.projection`. After each row comes one row
+    of nulls, for which IS_RECORD is false, for every `row_bytes` of its text and bytes; at most as many as end any
+    batch.
 
-    The numbers are entries of an array at a place that Spark does not work out beforehand, so that they are not in the
-    code that it makes: else every change of theirs would have the JVM compile it anew, which takes it seconds.
+    The numbers are elements of an array at an index that Spark does not evaluate beforehand, so they are not in the
+    code that Spark generates. Else the JVM would compile that code again after each change, which takes seconds.
     """
     names = df.columns
-    # as text headers take more bytes than they do as Arrow columns, not fewer
+    # headers as text take at least as many bytes as in Arrow columns
     texts = {VALUE: VALUE, KEY: KEY, TOPIC: TOPIC, HEADERS: f"CAST({HEADERS} AS STRING)"}
     sizes = [f"coalesce(octet_length({text}), 0)" for name, text in texts.items() if name in names]
     row_bytes, most = (f"array({rows.row_bytes}, {rows.most})[spark_partition_id() & 0 | {place}]" for place in (0, 1))
     padding = f"CAST(least(({' + '.join(sizes)}) DIV {row_bytes}, {most}) AS INT) AS {_PADDING}"
-    # most rows are of the first kind: a constant array
+    # most rows have no padding: a constant array
     marks = f"if({_PADDING} = 0, array(true), concat(array(true), array_repeat(false, {_PADDING})))"
     contents = [f"if({IS_RECORD}, `{name}`, NULL) AS `{name}`" for name in names]
     sized = df.selectExpr("*", padding)
@@ -192,7 +196,7 @@ def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
 
 
 def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records of a batch, in their order; text and bytes are not copied. Used by the task's thread."""
+    """The records of a batch, in their order; text and bytes are not copied. Only in the task's thread."""
     place = batch.schema.get_field_index(IS_RECORD)
     if place < 0:
         return batch
@@ -204,9 +208,9 @@ def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def joined(batches: Iterable[pa.RecordBatch], is_worth_it: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-    """The rows of `batches` in batches as `write` gets them, where what comes is smaller; larger ones come as they are.
-    Batches of one schema alone are put together. After the first whole `is_worth_it` is asked whether to go on so: else
-    the others come as they are. Used by the task's thread.
+    """Join small batches of one schema to batches of about the size that `write` gets. Larger ones are not changed.
+    After the first joined batch `is_worth_it` says whether to go on; if not, the other batches are not changed. Only in
+    the task's thread.
     """
     batches = iter(batches)
     waiting: list[pa.RecordBatch] = []
@@ -240,10 +244,10 @@ def _is_much(rows: int, size: int) -> bool:
 
 
 def _one_of(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Takes them out of the list, which would keep their memory while the whole is at work."""
+    """Join the batches, and empty the list, which would keep their memory while the joined one is in use."""
     if len(batches) == 1:
         return batches.pop()
-    # concat_batches does it in one call, but pyarrow has it from 19 on only
+    # pyarrow has concat_batches only from 19 on
     whole = pa.concat_arrays([batch.to_struct_array() for batch in batches])
     batches.clear()
     return pa.RecordBatch.from_struct_array(whole)

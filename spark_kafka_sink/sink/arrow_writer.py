@@ -1,4 +1,4 @@
-"""The Arrow batches of a task into its delivery: no Python object for a row. Used by the task's thread alone."""
+"""Writes the Arrow batches of a task into its delivery, without a Python object for a row. Only the task's thread."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None
     try:
         for batch in joined(batches, lambda: _is_spread(delivery)):
             delivery.send_each(_columns_by_topic(delivery.config, batch))
-            del batch  # not kept while the next one is read
+            del batch  # free it before the next one is read
         delivery.finish()
     finally:
         delivery.abandon()
 
 
 def _is_spread(delivery: TaskDelivery) -> bool:
-    """Whether a batch costs much by the number of its partitions; said of the topics that the last one went to."""
+    """Whether batches go to many partitions, so that larger ones are worth a copy. Looks at the last batch's topics."""
     return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
 
 
 def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:
     if batch.num_rows == 0:
         return
-    # of columns with one name the first counts, as in Spark's own sink
+    # of columns with the same name the first one counts, as in Spark's own sink
     named = {name: batch.column(index) for index, name in reversed([*enumerate(batch.schema.names)])}
     columns = RecordColumns(
         value=named[VALUE],
@@ -87,8 +87,8 @@ def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tup
 
 
 def _epoch_ms(times: pa.Array | None, *, allows_early: bool) -> pa.Array | None:
-    """int64 milliseconds, rounded down; a null where it is -1 ms, Kafka's own sign for no timestamp. Raises SchemaError
-    before 1970 and after 9999, and for a number (not a date) before 1980 unless `allows_early`.
+    """Times as int64 milliseconds, rounded down; a null for -1 ms, which is Kafka's sign for no timestamp. Raises
+    SchemaError before 1970 and after 9999, and for a number (not a date) before 1980 unless `allows_early`.
     """
     if times is None:
         return None
@@ -118,7 +118,7 @@ _PER_SECOND: Final = {None: 1_000, "s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1
 
 
 def _bounds(times: pa.Array) -> tuple[int, int]:
-    """The earliest and the latest; usual ones where all are null."""
+    """The earliest and the latest time; usual ones if all are null."""
     found = pc.min_max(times)
     earliest, latest = found["min"].as_py(), found["max"].as_py()
     return (FIRST_USUAL_MS, FIRST_USUAL_MS) if earliest is None else (earliest, latest)

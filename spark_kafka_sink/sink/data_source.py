@@ -1,17 +1,16 @@
 """The PySpark data source `kafka_sink`: `df.writeStream.format("kafka_sink")`, `df.write.format("kafka_sink")`.
 
-Who runs what. In a planning worker of the driver Spark makes the source and its writer, once for each batch and before
-any task: there the options and the schema are checked. The writer, pickled, goes to the tasks, whose `write` gets Arrow
-batches. What `write` returns goes to `commit`, or to `abort`, in a worker of the driver again: in a stream on another
-writer, freshly made, so that nothing but the tasks' messages comes from one side to the other.
+Processes: in a planning worker of the driver Spark makes the source and its writer, once for each batch and before any
+task. There the options and the schema are checked. Spark pickles the writer for the tasks, whose `write` gets Arrow
+batches. The messages that `write` returns go to `commit` or `abort`, in a worker of the driver again. In a stream these
+are called on a new writer, so only the tasks' messages get from one side to the other.
 
-Those workers' stderr is the driver's, and nobody sets up logging there: the report of each batch is shown at INFO by a
-handler of ours, unless there is one already (spark.sql.pyspark.worker.logging.enabled).
+The stderr of those workers is the driver's, and they have no logging: a handler of this package shows the report of
+each batch at INFO, unless there is a handler already (spark.sql.pyspark.worker.logging.enabled).
 
-At least once, a task's rows are acknowledged when its `write` returns: `commit` has nothing left to do but to say so,
-and `abort` nothing to take back. Exactly once, the driver begins the batch when the writer is made ready to travel,
-the tasks leave transactions open, and `commit` decides (exactly_once/protocol.py). Every method is called by one
-thread of its worker.
+At least once, a task's rows are acknowledged when its `write` returns: `commit` only logs the report, and `abort` has
+nothing to undo. Exactly once, the driver begins the batch when Spark pickles the writer, the tasks leave transactions
+open, and `commit` decides (exactly_once/protocol.py). Each method is called by one thread of its worker.
 """
 
 from __future__ import annotations
@@ -69,20 +68,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
-"""Options that Spark itself reads, or puts in, and hands on to the writer; lower-case."""
+"""Options that Spark itself reads or adds, and hands on to the writer; lower-case."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWritten(WriterCommitMessage):
-    """What a task wrote; travels from `write` to `commit`."""
+    """The commit message of a task, from `write` to `commit`."""
 
     columns: tuple[tuple[Any, ...], ...]
-    """Of `report.report_columns`: the driver holds those of all tasks, which as rows take seven times as much."""
+    """Made by `report.report_columns`. The driver holds those of all tasks, and rows would take seven times as much."""
     started_ms: int
-    """Time of day, as `ended_ms`: tasks of other machines are compared with it."""
+    """Time of day, as `ended_ms`: compared with tasks of other machines."""
     ended_ms: int
     outcome: TaskOutcome | None = None
-    """Of an exactly-once batch."""
+    """Only of an exactly-once batch."""
 
 
 class KafkaSinkDataSource(DataSource):
@@ -100,7 +99,7 @@ class KafkaSinkDataSource(DataSource):
         return "kafka_sink"
 
     def schema(self) -> StructType:
-        """Asked for by a read alone. Raises ConfigError."""
+        """Called only by a read. Raises ConfigError."""
         raise ConfigError('kafka_sink writes only. Topics are read by Spark\'s own source: format("kafka").')
 
     def writer(self, schema: StructType, overwrite: bool) -> KafkaBatchWriter:
@@ -115,7 +114,7 @@ class KafkaSinkDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: ARG002, N802 - Spark's
         """Raises ConfigError or SchemaError; Spark then starts no task. Output mode `complete` comes as `overwrite`:
-        the whole result is appended anew with every batch, as by Spark's own sink.
+        the whole result is appended again with every batch, as by Spark's own sink.
         """
         config = self._checked(schema)
         if not config.is_exactly_once:
@@ -128,15 +127,15 @@ class KafkaSinkDataSource(DataSource):
         options = {key: value for key, value in self.options.items() if key.lower() not in _SPARKS_OWN}
         if not options:
             raise ConfigError(
-                "No option has come. Spark hands the OPTIONS of a table on to no Python data source: name them with the"
-                f" write, INSERT INTO t WITH ('{KAFKA_PREFIX}bootstrap.servers' 'host:port', 'topic' 'orders'), or make"
-                " it a TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them: write by"
-                " df.write or KafkaSink where there are some."
+                "There are no options. Spark does not hand the OPTIONS of a table to a Python data source. Name them"
+                f" with the write, INSERT INTO t WITH ('{KAFKA_PREFIX}bootstrap.servers' 'host:port', 'topic' 'orders')"
+                ", or make it a TEMPORARY VIEW. Do not put private keys into a view's OPTIONS, because Spark records"
+                " them: then write by df.write or KafkaSink."
             )
-        show_reports()  # options that are passed over cause a warning
+        show_reports()  # ignored options cause a warning
         config = SinkConfig.from_options(options)
         if isinstance(check_columns(schema, config.topic).get(TIMESTAMP), TimestampNTZType):
-            # its hour depends on the session's time zone, which Spark does not tell a data source
+            # its hour depends on the session's time zone, which a data source does not know
             raise SchemaError(
                 f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
                 f" CAST({TIMESTAMP} AS TIMESTAMP_LTZ) reads it in the session's time zone"
@@ -145,25 +144,25 @@ class KafkaSinkDataSource(DataSource):
 
 
 class _ArrowWriter(ABC):
-    """What both writers do in a task."""
+    """The common part of both writers."""
 
     is_stream: ClassVar[bool]
 
     def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
-        """`prefix`: of an exactly-once write; None: of a batch write, which claims a name when it begins."""
+        """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
         self._config = config
         self._prefix = prefix
         self._claim: Claim | None = None
         self._batch_start: BatchStart | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Spark makes a writer ready to travel before the batch's tasks, and no other: here the driver begins the
-        batch. Once for each writer, which is pickled twice. Raises KafkaError; Spark then starts no task.
+        """Begin an exactly-once batch: Spark pickles only a writer whose tasks it is about to run. Spark pickles it
+        twice, and the batch begins once. Raises KafkaError; Spark then starts no task.
         """
         if self._config.is_exactly_once and self._batch_start is None:
             if not self.is_stream and not self._config.is_outside_queries:
                 refuse_beside_queries(has_query_thread())
-            if self._prefix is None:  # not before: Spark makes writers that write nothing
+            if self._prefix is None:  # not earlier: Spark makes writers that write nothing
                 with process_client(self._config.producer) as client:
                     self._claim = claim_name(client, self._config, random.Random())
                 self._prefix = self._claim.prefix
@@ -182,17 +181,17 @@ class _ArrowWriter(ABC):
         return process_driver(self._config, self._prefix, is_one_off=self._claim is not None)
 
     def _release_name(self) -> None:
-        """Of a write that is committed, or of which nothing is open or decided."""
+        """Release the name of a write that is committed, or of which nothing is open or decided."""
         if self._claim is not None:
             with process_client(self._config.producer) as client:
                 release_name(client, self._config, self._claim)
 
     @abstractmethod
     def _task(self, batch_start: BatchStart) -> TaskIdentity:
-        """Which transaction this task writes in."""
+        """The identity of the running task."""
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make the batch count, where that is not so already. Raises KafkaError where it could not be."""
+        """Commit an exactly-once batch. Raises KafkaError if it could not be committed."""
         outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         if len(outcomes) != len(messages):
             missing = len(messages) - len(outcomes)
@@ -204,11 +203,11 @@ class _ArrowWriter(ABC):
                 log.info("%s: the batch was committed before, and is skipped", self._prefix)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> str:
-        """End what the tasks left open, those without a message too where it is known how the batch was begun. Return
-        what becomes of it, in words.
+        """Abort the tasks' transactions, also of tasks without a message if the start of the batch is known. Return
+        what happens to them, in words.
         """
-        told = [message.outcome for message in messages if isinstance(message, TaskWritten)]
-        outcomes = [outcome for outcome in told if outcome is not None]
+        reported = [message.outcome for message in messages if isinstance(message, TaskWritten)]
+        outcomes = [outcome for outcome in reported if outcome is not None]
         batch_start = self._batch_start or (outcomes[0].batch_start if outcomes else None)
         if batch_start is None and self._prefix is not None:
             batch_start = remembered_start(
@@ -229,26 +228,26 @@ class _ArrowWriter(ABC):
         assert self._prefix is not None
         command = operator_command("finish", self._prefix, self._config.decision_topic)
         batch = 0 if batch_start is None else batch_start.next_batch_id
-        return (  # to write it again is another write
-            f"end with their timeout, or before by {command}{why}. Where that says that batch {batch} is committed, do"
+        return (  # writing it again would be another write
+            f"end with their timeout, or before by {command}{why}. If that says that batch {batch} is committed, do"
             " not write it again"
         )
 
     def _left(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         finished = sum(message is not None for message in messages)
-        again = "If nobody stopped it, the error that Spark shows says why, and what to change."
+        again = "If it was not stopped, the error that Spark shows says why, and what to change."
         if self._prefix is not None:
             ended = self._abort(messages)
             return f"{finished} of {len(messages)} tasks had finished; their transactions {ended}. {again}"
-        stays = f"; what those wrote stays in Kafka ({report_of(messages)})" if finished else ""
+        stays = f"; their rows stay in Kafka ({report_of(messages)})" if finished else ""
         return (
             f"{finished} of {len(messages)} tasks had finished{stays}. Nothing is lost: every row is written again when"
             f" this is run again. {again}"
         )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        """In a task: returns once every row is acknowledged. Raises KafkaError if one is not, SchemaError for a row
-        that cannot be written.
+        """Write the rows of a task. Returns once every row is acknowledged. Raises KafkaError if one is not,
+        SchemaError for a row that cannot be written.
         """
         clock = SystemClock()
         started_ms = clock.wall_ms()
@@ -262,7 +261,7 @@ class _ArrowWriter(ABC):
 
 
 class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
-    """Of a batch write."""
+    """The writer of a batch write."""
 
     is_stream = False
 
@@ -270,24 +269,24 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
         return batch_task(batch_start)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
+        """Commit, and log the report. Raises KafkaError if an exactly-once batch could not be committed."""
         show_reports()
         self._commit(messages)
         self._release_name()
         log.info("Write: %s", report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Aborts what was left open, and says what stays."""
+        """Abort open transactions, and log what stays in Kafka."""
         show_reports()
         log.warning("Write failed: %s", self._left(messages))
 
 
 class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
-    """Of a streaming query."""
+    """The writer of a streaming query."""
 
     is_stream = True
     is_named_by_query = False
-    """Its prefix is made of the query's name: then Spark must have been given a default location of checkpoints."""
+    """Whether the prefix is made of the query's name. Then Spark must have a default location of checkpoints."""
 
     def _task(self, batch_start: BatchStart) -> TaskIdentity:  # noqa: ARG002 - a stream's task knows its batch from Spark
         if self.is_named_by_query:
@@ -295,20 +294,20 @@ class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
         return streaming_task()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Commits, and shows the report. Raises KafkaError where an exactly-once batch could not be committed."""
+        """Commit, and log the report. Raises KafkaError if an exactly-once batch could not be committed."""
         show_reports()
         self._commit(messages)
         log.info("Batch %d: %s", batchId, report_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Aborts what was left open, and says what stays."""
+        """Abort open transactions, and log what stays in Kafka."""
         show_reports()
         log.warning("Batch %d failed or was stopped: %s", batchId, self._left(messages))
 
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
-    """The summary of a batch from what its tasks sent, None for those that did not finish. Its duration is from the
-    first task's start to the last acknowledgement, by the times of day of their machines.
+    """The summary of a batch from the messages of its tasks, None for tasks that did not finish. Its duration is from
+    the first task's start to the last acknowledgement, by the times of day of their machines.
     """
     written = [message for message in messages if isinstance(message, TaskWritten)]
     rows = (row for message in written for row in report_rows(message.columns))

@@ -1,7 +1,7 @@
 """A task's delivery: acquire a producer, send, flush, check, release. Every interface of the sink goes through it.
 
-A row counts only when the broker has acknowledged it: `finish` raises unless every row was. The task's thread owns
-the delivery; the Sender thread reports to its `RowCounts`.
+A row counts only when the broker has acknowledged it: `finish` raises unless every row was acknowledged. The task's
+thread owns the delivery; the Sender thread reports to its `RowCounts`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_kafka_sink.sink.worker import acknowledge_now
 
 @dataclass(slots=True)
 class Delivered:
-    """What one partition of a topic has got."""
+    """The rows that one partition of a topic has received."""
 
     records: int = 0
     size: int = 0
@@ -31,7 +31,7 @@ class Delivered:
 
 
 class RowCounts:
-    """What became of the rows of one task. The Sender thread writes, the task's thread reads."""
+    """Acknowledged rows of one task, and the first error. The Sender thread writes, the task's thread reads."""
 
     __slots__ = ("_first_error", "acknowledged", "delivered")
 
@@ -41,7 +41,7 @@ class RowCounts:
         self._first_error: Exception | None = None
 
     def __call__(self, run: RunMetadata, error: KafkaError | None) -> None:
-        """The producer's report on `run.record_count` rows."""
+        """Take the producer's report on `run.record_count` rows."""
         if error is not None:
             if self._first_error is None:
                 self._first_error = error.at(topic_partition=TopicPartition(run.topic, run.partition))
@@ -57,12 +57,12 @@ class RowCounts:
             delivered.last_offset = max(delivered.last_offset, run.base_offset + run.record_count - 1)
 
     def fail(self, error: Exception) -> None:
-        """Rows were lost to `error` before they were sent."""
+        """Note that `error` lost rows before they were sent."""
         if self._first_error is None:
             self._first_error = error
 
     def check(self) -> None:
-        """Raise the first error there was."""
+        """Raise the first error, if there was one."""
         if self._first_error is not None:
             raise self._first_error
 
@@ -93,21 +93,21 @@ class Transaction(Protocol):
 
 
 class TaskDelivery:
-    """Any number of `send`, then `finish`; `abandon` instead where something failed.
+    """Any number of `send`, then `finish`; or `abandon` if something failed.
 
-    To be made before a row is asked for. The producer is taken at the first send, so an empty partition makes no
+    Must be made before the task reads a row. The producer is taken at the first send, so an empty partition makes no
     connection. Without a `transaction` delivery is at least once, and tasks share the producer.
     """
 
     def __init__(self, config: SinkConfig, pool: ProducerPool, transaction: Transaction | None = None) -> None:
-        acknowledge_now()  # the task, so that Spark sends its rows
+        acknowledge_now()  # so that Spark sends the task's rows
         self.config = config
         self.counts = RowCounts()
         self.batches = 0
         self.retries = 0
-        """Batches acknowledged and records sent again while this task had the producer; known once it has finished."""
+        """Acknowledged batches and retried records while this task had the producer; known after `finish`."""
         self.topics: Sequence[str] = ()
-        """Those of the last `send_each`."""
+        """The topics of the last `send_each`."""
         self._pool = pool
         self._transaction = transaction
         self._producer: Producer | None = None
@@ -115,7 +115,7 @@ class TaskDelivery:
         self._sent = 0
 
     def send(self, topic: str, columns: RecordColumns) -> None:
-        """Send rows. Raises KafkaError as soon as it is known that a row, of these or of earlier ones, failed."""
+        """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
         self.counts.check()
@@ -130,7 +130,7 @@ class TaskDelivery:
         self._sent += columns.num_rows
 
     def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:
-        """Send rows to each topic, of which all are asked for together where they are not known. Raises as `send`."""
+        """Send rows to each topic. Topics without metadata are looked up together. Raises as `send`."""
         parts = list(rows)
         self.topics = [topic for topic, _ in parts]
         for number, (topic, columns) in enumerate(parts):
@@ -139,7 +139,7 @@ class TaskDelivery:
                 self._producer.look_up(self.topics[1:])
 
     def partition_count(self, topic: str) -> int:
-        """How many partitions `topic` has, of which rows were sent; 0 where none were. Raises KafkaError."""
+        """The number of partitions of `topic`, to which rows were sent; 0 if none were sent. Raises KafkaError."""
         return 0 if self._producer is None else len(self._producer.partitions_for(topic))
 
     def finish(self) -> None:
@@ -157,7 +157,7 @@ class TaskDelivery:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the producer back without waiting. What was sent already still goes its way; a transaction that is not
+        """Give the producer back without waiting. Rows that were sent may still be delivered. A transaction that is not
         prepared is aborted, because its producer is closed.
         """
         producer, self._producer = self._producer, None

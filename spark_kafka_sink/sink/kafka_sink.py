@@ -1,9 +1,8 @@
 """`KafkaSink`: the sink as a value, made on the driver, pickled to the tasks, and called by Spark there.
 
 On the driver it checks its options and opens nothing. In a task it is Spark's ForeachWriter (open, process, close), a
-function of a partition's rows, or a function of its Arrow batches; all write through a `TaskDelivery` and the
-process's pooled producer. Delivery is at least once: a task that fails is run again by Spark, and writes its rows
-again.
+function of a partition's rows, or a function of its Arrow batches. All write through a `TaskDelivery` and the process's
+pooled producer. Delivery is at least once by default: Spark runs a failed task again, which writes its rows again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _last_writes: Final = LastWrites()
-"""On the driver, of all sinks: one that is made anew for every batch of a stream knows them too."""
+"""On the driver, shared by all sinks, so that a new sink for every batch of a stream knows them."""
 
 _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
@@ -53,12 +52,12 @@ class KafkaSink:
         df.writeStream.foreachBatch(sink.write_batch)
         report = sink.write(df)
 
-    The last two go by columns, several times as fast as by rows. Columns: `value` (string or binary, required), `key`
+    The last two write columns, several times as fast as rows. Columns: `value` (string or binary, required), `key`
     (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
     (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms); others are ignored. Options:
     see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or both. Raises ConfigError at once
-    for an option that is unknown, malformed or cannot work here; passes over options of Spark's Kafka source and of
-    consumers with a warning.
+    for an option that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and
+    of consumers, and ignores them.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
@@ -78,16 +77,16 @@ class KafkaSink:
         return True
 
     def process(self, row: Row) -> None:
-        """Send one row. Raises KafkaError (its class tells which) once it is known that this or an earlier row
-        failed, SchemaError for a row that cannot be written. It went with rows before it: later calls raise it too.
+        """Send one row. Raises KafkaError once this row or an earlier one is known to have failed, and SchemaError for
+        a row that cannot be written. Later calls raise the same error.
         """
         if self._writer is None:
             raise IllegalStateError("process was called before open.")
         self._writer.add(row)
 
     def close(self, error: Exception | None) -> None:
-        """Called by Spark after the last row. Waits for every row to be acknowledged, and raises KafkaError if one
-        is not; after an `error` it waits for nothing, so that this error is the one that fails the task.
+        """Called by Spark after the last row. Waits until every row is acknowledged, and raises KafkaError if one is
+        not. After an `error` it does not wait, so that this error fails the task.
         """
         writer, self._writer = self._writer, None
         if writer is None:
@@ -111,13 +110,13 @@ class KafkaSink:
     def write(self, df: DataFrame, *, is_outside_queries: bool = False) -> WriteReport:
         """Write a batch DataFrame by columns, and wait until every row is acknowledged.
 
-        Raises SchemaError before any task where a column is missing or of a wrong type; a task that fails is run
-        again by Spark, and after the last attempt Spark's own error carries the KafkaError's text.
+        Raises SchemaError before any task if a column is missing or has a wrong type. Spark runs a failed task again;
+        after the last attempt Spark's own error has the KafkaError's text.
 
-        With delivery.guarantee=exactly-once all rows count, or none. A write that failed and is called again is
-        another write: only a streaming query knows what it has written. So inside foreachBatch ConfigError is raised,
-        and in a thread that may be inside: while a streaming query is active, in any thread but the main one that does
-        not say which query it belongs to. `is_outside_queries=True` says that such a thread is not inside foreachBatch.
+        With delivery.guarantee=exactly-once all rows count, or none. A failed write that is called again is another
+        write: only a streaming query knows what it has written. So this raises ConfigError inside foreachBatch. It also
+        raises it while a streaming query is active, in a thread that is not the main one and does not say which query
+        it belongs to. `is_outside_queries=True` says that such a thread is not inside foreachBatch.
         """
         if self._config.is_exactly_once:
             refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
@@ -142,7 +141,7 @@ class KafkaSink:
         return report
 
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
-        """Raises KafkaError where the batch could not be committed, besides what `write` raises."""
+        """Raises as `write`, and KafkaError if the batch could not be committed."""
         config = self._config
         chosen = self._chosen(df)
         rows: list[Row] = []
@@ -191,7 +190,7 @@ class KafkaSink:
         return PartitionWriter(self._config, process_pool())
 
     def __getstate__(self) -> Any:
-        """All attributes, those of a subclass too, but for the writer: a copy in a task opens its own."""
+        """All attributes, also of a subclass, except the writer: a copy in a task opens its own."""
         state: Any = super().__getstate__()
         own, *slots = state if isinstance(state, tuple) else (state,)
         own = {**own, "_writer": None}

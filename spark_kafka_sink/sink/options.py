@@ -1,11 +1,14 @@
 """The sink's options: one table, parsed once on the driver into a `SinkConfig`.
 
 Names are those of Spark's own Kafka sink: `topic`, and `kafka.` before every producer setting. Spark hands options
-over with keys in any case, so case does not count here. Nothing is ignored in silence: an unknown option is an error,
-which names the nearest known one if that is near. An option that cannot work here is an error that says why and what to
-use instead. Options of Spark's source and of consumers are passed over with a warning.
+over with keys in any case, so case does not count here. No option is ignored silently: an unknown option is an error,
+which names a similar known one. An option that cannot work here is an error that says why, and what to use instead.
 
-Plain values that pickle; used by the driver's thread and by a task's alike.
+Users share one set of options between reading and writing. Options of Spark's Kafka source (KafkaSourceProvider of
+spark-sql-kafka-0-10, 4.2) and of consumers (ConsumerConfig of Kafka 4.x, without settings that producers have too) have
+no effect in a write. Spark's sink ignores them; this one ignores them with a warning.
+
+Plain values that pickle; used on the driver and in tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ EXACTLY_ONCE: Final = "exactly-once"
 DECISION_TOPIC: Final = "__spark_kafka_sink_decisions"
 METRICS_HOST: Final = "127.0.0.1"
 TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""The brokers' own default maximum (transaction.max.timeout.ms): a restart has that long to finish a decided batch."""
+"""The brokers' default maximum (transaction.max.timeout.ms): a restart has this time to finish a decided batch."""
 
 OUTSIDE_OPTION: Final = "write.outside.queries"
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic", OUTSIDE_OPTION)
@@ -107,15 +110,15 @@ class SinkConfig:
 
     producer: ProducerConfig
     topic: str | None = None
-    """Where every row goes; None: each row says so in its `topic` column."""
+    """The topic of every row; None: each row names it in its `topic` column."""
     is_exactly_once: bool = False
     transactional_id_prefix: str | None = None
-    """None: it is made of the checkpoint location; a batch write has a new one."""
+    """None: made of the checkpoint location; a batch write claims one (write_names.py)."""
     decision_topic: str = DECISION_TOPIC
     is_outside_queries: bool = False
-    """The user's word that a batch write by `format` is not inside foreachBatch."""
+    """The user's statement that a batch write by `format` is not inside foreachBatch."""
     metrics_ports: range | None = None
-    """Where a worker may show its producer's metrics to Prometheus."""
+    """Ports on which a worker may serve its producers' metrics to Prometheus."""
     metrics_host: str = METRICS_HOST
     allows_early_timestamps: bool = False
     """Whether a number in the column `timestamp` may stand for a date before 1980."""
@@ -125,7 +128,7 @@ class SinkConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> SinkConfig:
         """Check and parse `options`. Raises ConfigError before any I/O. Logs a warning, once in a process, that names
-        the options of Spark's source and of consumers among them.
+        ignored options of Spark's source and of consumers.
         """
         by_key = _lower_case(options)
         passed_over = {key: by_key.pop(key) for key in PASSED_OVER.keys() & by_key.keys()}
@@ -160,7 +163,7 @@ class SinkConfig:
         )
 
     def describe(self) -> str:
-        """The options on one line, as parsed; a secret shows as such."""
+        """The options on one line, as parsed; a secret shows as ***."""
         shown = [] if self.topic is None else [f"topic={self.topic!r}"]
         if self.is_exactly_once:
             shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
@@ -203,7 +206,7 @@ def _refuse(key: str) -> None:
 
 
 def _meant(key: str, bare: str) -> str | None:
-    """The option that an unknown one likely stands for; None if none is near."""
+    """The option that an unknown one probably means; None if no name is similar."""
     if bare in _OPTIONS:
         return bare
     if key in LIBRDKAFKA:
@@ -220,7 +223,7 @@ def _is_exactly_once(by_key: Mapping[str, object]) -> bool:
     value = by_key.get("delivery.guarantee")
     guarantee = AT_LEAST_ONCE if value is None else str(value).strip().lower()
     if guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
-        raise ConfigError(f"delivery.guarantee={value!r}: {AT_LEAST_ONCE} or {EXACTLY_ONCE} is wanted.")
+        raise ConfigError(f"delivery.guarantee must be {AT_LEAST_ONCE} or {EXACTLY_ONCE}, not {value!r}.")
     for key in _OF_EXACTLY_ONCE:
         if guarantee == AT_LEAST_ONCE and by_key.get(key) is not None:
             raise ConfigError(
@@ -237,7 +240,7 @@ def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
 
 
 def _name(by_key: Mapping[str, object], key: str) -> str | None:
-    """A topic's name. None where the option is not given."""
+    """The name of a topic; None if the option is not given."""
     value = by_key.get(key)
     if value is None:
         return None
@@ -254,14 +257,14 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
     prefix = str(value).strip()
     if not prefix or not prefix.isprintable() or len(prefix) > _LONGEST_PREFIX:
         raise ConfigError(
-            f"transactional.id.prefix={value!r}: 1 to {_LONGEST_PREFIX} printable characters are wanted, different for"
-            " every query and sink."
+            f"transactional.id.prefix={value!r} must have 1 to {_LONGEST_PREFIX} printable characters. Each query and"
+            " sink must have another one."
         )
     return prefix
 
 
 def _boolean(by_key: Mapping[str, object], key: str) -> bool:
-    """False where the option is not given."""
+    """The value; False if the option is not given."""
     value = by_key.get(key)
     try:
         return value is not None and boolean(value)
@@ -274,7 +277,7 @@ def _metrics_ports(value: object) -> range | None:
         return None
     found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value).strip())
     if found is None or not 0 < (first := int(found[1])) <= (last := int(found[2] or first)) <= 65_535:
-        raise ConfigError(f"metrics.port={value}: a port or a range of ports, such as 9250-9299, is wanted.")
+        raise ConfigError(f"metrics.port={value} must be a port or a range of ports, such as 9250-9299.")
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
             "metrics.port needs the package prometheus_client: pip install 'spark-kafka-sink[prometheus]'."
@@ -297,7 +300,7 @@ def _metrics_host(by_key: Mapping[str, object]) -> str:
 
 
 def warn_of(keys: Iterable[str]) -> None:
-    """Log one warning that names the options `keys` (of PASSED_OVER), the first time that this process has them."""
+    """Log a warning that names the options `keys` (of PASSED_OVER), once in a process for the same options."""
     if names := tuple(sorted(PASSED_OVER[key] for key in keys)):
         _warn_once(names)
 

@@ -1,11 +1,11 @@
 """One producer for each process and configuration, shared by the tasks that run there one after another.
 
-A PySpark worker is forked from a daemon and leaves without saying goodbye, so a producer is made after the fork, is
-never trusted to be closed, and is never used by a child of the process that made it: each process id has a pool of
-its own. A producer that failed for good is given to nobody again; one that nobody used for ten minutes is closed,
-which is looked at whenever a task takes or returns one.
+A PySpark worker is forked from a daemon and ends without `atexit`. So a producer is made after the fork, may never be
+closed, and is never used by a child of the process that made it: each process id has its own pool. A producer that
+failed for good is not used again. A producer that was not used for ten minutes is closed, when a task takes or returns
+one.
 
-Any thread may call; creating happens under the lock, closing after it.
+Any thread may call. Producers are made under the lock, and closed after it is released.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class Producer(Protocol):
-    """What the sink needs of a producer."""
+    """The part of a producer that the sink uses."""
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None: ...
 
@@ -80,9 +80,9 @@ class _Entry:
     users: int = 0
     last_used_ms: int = 0
     is_borrowed: bool = False
-    """Nobody else gets it until it comes back."""
+    """Lent to one task only, until it comes back."""
     number: int = field(default_factory=itertools.count().__next__)
-    """No other producer of the process has it."""
+    """Unique in the process."""
 
 
 class ProducerPool:
@@ -94,10 +94,10 @@ class ProducerPool:
         self._lock = threading.Lock()
         self._ready: dict[Hashable, _Entry] = {}
         self._lent: dict[int, _Entry] = {}
-        """By the producer's id; also those that failed and wait for their last user."""
+        """By the producer's id; also failed ones that tasks still use."""
 
     def acquire(self, config: ProducerConfig) -> Producer:
-        """The producer of `config`, made now if there is none that can be used. Raises what its constructor does."""
+        """The producer of `config`. A new one is made if there is none. Raises the errors of its constructor."""
         key = config.canonical()
         retired: list[Producer] = []
         try:
@@ -114,8 +114,8 @@ class ProducerPool:
         return entry.producer
 
     def borrow(self, config: ProducerConfig) -> Producer:
-        """A producer of `config` that nobody else uses until it is released or discarded: a transaction is one
-        task's. Raises what its constructor does.
+        """A producer of `config` for this task only, until it is released or discarded: a transaction belongs to one
+        task. Raises the errors of its constructor.
         """
         key = ("borrowed", config.canonical())
         retired: list[Producer] = []
@@ -130,13 +130,13 @@ class ProducerPool:
         return entry.producer
 
     def discard(self, producer: Producer) -> None:
-        """Close what `borrow` gave, which aborts a transaction that is open and not prepared."""
+        """Close a borrowed producer, which aborts a transaction that is open and not prepared."""
         with self._lock:
             del self._lent[id(producer)]
         _close([producer])
 
     def release(self, producer: Producer) -> None:
-        """Give back what `acquire` or `borrow` gave. It stays open for the next task, unless it failed."""
+        """Return a producer from `acquire` or `borrow`. It stays open for the next task, unless it failed."""
         with self._lock:
             now_ms = self._clock.now_ms()
             entry = self._lent[id(producer)]
@@ -153,13 +153,13 @@ class ProducerPool:
         _close(retired)
 
     def producers(self) -> list[tuple[str, int, Producer]]:
-        """client.id, a number of its own, and each producer that is not closed. From any thread, to read metrics."""
+        """client.id, unique number and producer of each open producer. From any thread, to read metrics."""
         with self._lock:
             entries = {entry.number: entry for entry in (*self._ready.values(), *self._lent.values())}
         return [(entry.producer.client_id, number, entry.producer) for number, entry in entries.items()]
 
     def _retire(self, now_ms: int) -> list[Producer]:
-        """Take out every producer that failed or that was idle for too long; those that nobody uses are to be
+        """Remove every producer that failed or was idle for too long. Return those without users, which must be
         closed.
         """
         retired = []
@@ -178,11 +178,11 @@ def _close(producers: Iterable[Producer]) -> None:
 
 
 _POOLS: Final[dict[int, ProducerPool]] = {}
-"""By process id. A child keeps its parent's pool untouched: its sockets and locks are the parent's business."""
+"""By process id. A child does not touch its parent's pool, because sockets and locks in it belong to the parent."""
 
 
 def process_pool() -> ProducerPool:
-    """The pool of the process that asks."""
+    """The pool of this process."""
     pid = os.getpid()
     pool = _POOLS.get(pid)
     if pool is None:

@@ -1,7 +1,8 @@
-"""The producers of a process for Prometheus: what their `metrics`, `topic_metrics` and `node_metrics` return, at http://<host>:<port>/metrics.
+"""Serves the metrics of a process's producers to Prometheus at http://<host>:<port>/metrics: all that their `metrics`,
+`topic_metrics` and `node_metrics` return.
 
 For the options `metrics.port` and `metrics.host`. A machine has many Spark workers, each a process with its own
-producers, so the option is a range, and a worker takes the first port of it that is free. Needs the extra `prometheus`.
+producers, so the option is a range, and a worker takes the first free port of it. Needs the extra `prometheus`.
 
 The application is prometheus_client's, the server Python's own, with bounds: at most `MAX_CONNECTIONS` at a time, each
 closed when it sends nothing for `IDLE_S`. Its threads end with the process. They read the pool, which any thread may.
@@ -102,7 +103,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
+        except BaseException:  # the thread could not be started
             self._slots.release()
             raise
 
@@ -117,7 +118,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 def start_server(host: str, port: int, registry: CollectorRegistry) -> MetricsServer:
-    """Serve `registry` in a thread of its own. Raises OSError where the port cannot be had."""
+    """Serve `registry` in a thread of its own. Raises OSError if the port is not free."""
 
     class Server(MetricsServer):
         address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -132,8 +133,8 @@ _served: Final[WeakSet[ProducerPool]] = WeakSet()
 
 
 def serve(pool: ProducerPool, host: str, ports: range) -> None:
-    """Serve the metrics of `pool` on the first of `ports` that may be had, unless they are served already. Where none
-    may be it says so once, in the log: rows are worth more than their metrics.
+    """Serve the metrics of `pool` on the first free one of `ports`, unless they are served already. If none is free,
+    log a warning once; the rows are still written.
     """
     with _lock:
         if pool in _served:
@@ -144,7 +145,7 @@ def serve(pool: ProducerPool, host: str, ports: range) -> None:
         for port in ports:
             try:
                 start_server(host, port, registry)
-            except OSError as error:  # taken, or not for this user, or no address of this machine
+            except OSError as error:  # in use, not allowed, or not an address of this machine
                 refusal = error
                 continue
             log.info("The producers of this process show their metrics at %s, port %d, path /metrics", host, port)

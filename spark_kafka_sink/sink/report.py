@@ -1,4 +1,4 @@
-"""What a columnar write did: what the tasks send back to the driver, and the driver's summary. Plain values."""
+"""The report of a columnar write: the tasks' part, which they return to the driver, and the summary. Plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORT_DDL: Final = (
     "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT"
 )
 EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
-"""The row of a task's own counts has what it tells the driver, a `TaskOutcome` as JSON."""
+"""The row of a task's own counts has the task's `TaskOutcome` as JSON."""
 _REPORT_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -30,13 +30,13 @@ _REPORT_SCHEMA: Final = pa.schema(
 )
 
 _MOST_TOPICS: Final = 10
-"""That a report names: there is one for every micro-batch, and a topic column may have a thousand."""
+"""The most topics that a report names: a topic column may have a thousand, and each micro-batch has a report."""
 
 
 def task_report(
     delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
 ) -> pa.RecordBatch:
-    """What a task sends back, as Arrow; of `EXACTLY_ONCE_DDL` where there is an `outcome`."""
+    """A task's report as Arrow, of `REPORT_DDL`; of `EXACTLY_ONCE_DDL` if there is an `outcome`."""
     columns = report_columns(delivered, batches, retries)
     arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
     if outcome is None:
@@ -48,8 +48,8 @@ def task_report(
 def report_columns(
     delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int
 ) -> tuple[tuple[Any, ...], ...]:
-    """What a task sends back, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for
-    the task's own counts.
+    """A task's report, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for the
+    task's own counts.
     """
     rows: list[tuple[Any, ...]] = [
         (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
@@ -80,17 +80,17 @@ class WriteReport:
     """Of encoded records, before compression."""
     batches: int
     retries: int
-    """Records that were sent again by the producers. What Spark's tasks wrote again is not counted, nor, as in Kafka's
-    record-retry-total, a batch that was too large and went again in parts.
+    """Records that the producers sent again. As in Kafka's record-retry-total, a batch that was too large and was split
+    is not counted. Nor are rows that Spark's tasks wrote again.
     """
     duration: float
     """Seconds."""
     last_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The highest offset written in each partition; -1 where the broker did not tell (acks=0)."""
+    """The highest offset written in each partition; -1 if the broker does not return one (acks=0)."""
 
     @classmethod
     def of(cls, rows: Iterable[Any], duration: float) -> WriteReport:
-        """From the rows of `REPORT_DDL` that the tasks sent back."""
+        """Make the summary of the tasks' rows of `REPORT_DDL`."""
         counts = dict.fromkeys(("records", "bytes", "batches", "retries"), 0)
         last_offsets: dict[TopicPartition, int] = {}
         for row in rows:

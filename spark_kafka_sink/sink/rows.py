@@ -54,15 +54,15 @@ from spark_kafka_sink.sink.schema import (
 
 Column = list[Any]
 Taken = tuple[tuple[Any, ...], Sequence[Any]]
-"""The names and the cells of a row as it was when it was taken."""
+"""The names and the cells of a row, as they were when the row was taken."""
 
 BLOCK_ROWS: Final = 8_192
 BLOCK_BYTES: Final = 1 << 20
-"""A block with so many rows or bytes is full."""
+"""A block with this many rows or bytes is full."""
 
 _NONE: Final = type(None)
 _CHANGEABLE: Final = frozenset({bytearray, list, tuple})
-"""Types of values that can be written, and whose contents their owner may change."""
+"""Types of values that can be written, and that their owner may change afterwards."""
 _BYTES_LIKE: Final[frozenset[type]] = frozenset({str, bytes, bytearray, _NONE})
 
 _ALLOWED: Final[dict[str, frozenset[type]]] = {
@@ -91,21 +91,21 @@ _SPARK_TYPES: Final[dict[type, str]] = {
 }
 
 _HEADER_BYTES: Final = 32
-"""What a header counts besides its name and value: a row, a dict, a string and a bytearray of Python's, which take 500.
-So a block of 1 MiB has at most 16 MB of them.
+"""Bytes that a header counts besides its name and value. Its Python objects (a row, a dict, a string and a bytearray)
+take 500 bytes, so a block of 1 MiB has at most 16 MB of them.
 """
 
 _DAYS_OF_400_YEARS: Final = 146_097
 
 MOST_LAYOUTS: Final = 256
-"""Layouts that are kept."""
+"""The most layouts that are kept."""
 
 
 def taken(rows: Iterable[Any], first: int) -> list[Taken]:
-    """Take `rows`, of which `first` is the number of the first one, each as it is when it comes: an iterator may use
-    one dict or bytearray for all of them. Raises SchemaError for a row without names.
+    """Take `rows`, each as it is when it comes: an iterator may use one dict or bytearray for all of them. `first` is
+    the number of the first row. Raises SchemaError for a row without names.
     """
-    are_fixed = _CHANGEABLE.isdisjoint  # here and not in a function: a call takes as long as the check
+    are_fixed = _CHANGEABLE.isdisjoint  # not in a function: its call would take as long as the check
     return [
         (tuple(names), row)
         if type(row) is Row and type(names := getattr(row, "__fields__", None)) is list and are_fixed(map(type, row))
@@ -115,8 +115,8 @@ def taken(rows: Iterable[Any], first: int) -> list[Taken]:
 
 
 def _snapshot(row: Any, number: int) -> Taken:
-    """Row `number`, which is a Row, a named tuple or a mapping, as it is now: its owner may change what it holds before
-    it is sent. Raises SchemaError for a row without names.
+    """Copy row `number`, which is a Row, a named tuple or a mapping: its owner may change its values before it is sent.
+    Raises SchemaError for a row without names.
     """
     names = field_names(row)
     if not isinstance(names, Iterable):
@@ -143,16 +143,16 @@ def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The columns that matter in a row, each with its position. Others are ignored."""
+    """The position of each column of a row that is written. Other columns are ignored."""
 
     names: Sequence[Any]
-    """Of all columns of the row."""
+    """The names of all columns of the row."""
     positions: Mapping[str, int]
 
     @classmethod
     def of(cls, names: Sequence[Any], topic_option: str | None, number: int = 0) -> RowLayout:
         """The layout of row `number`, whose columns have these names. The option `topic` wins over the column, which
-        then counts as absent. Of columns with one name the first counts.
+        then counts as absent. Of columns with the same name the first one counts.
 
         Raises SchemaError: no `value`, or no topic at all.
         """
@@ -169,20 +169,20 @@ class RowLayout:
 
 
 class RowLayouts:
-    """The layouts of the rows of a task: each row's values count by the names that this row itself has."""
+    """The layouts of the rows of a task: each row may have other columns."""
 
     def __init__(self, topic_option: str | None) -> None:
         self.topic_option = topic_option
         self.last: RowLayout | None = None
-        """That of the last row."""
+        """The layout of the last row."""
         self._known: dict[tuple[Any, ...], RowLayout] = {}
 
     def runs_of(self, rows: Sequence[Taken], first: int) -> Iterator[tuple[RowLayout, Sequence[Sequence[Any]]]]:
-        """The cells of `rows`, cut where the names of their columns change; `first` is the number of the first one.
-        Raises SchemaError for a row that has no `value`, or no topic.
+        """The cells of `rows`, in runs of equal column names; `first` is the number of the first row. Raises
+        SchemaError for a row that has no `value`, or no topic.
         """
         names, cells = zip(*rows, strict=True)
-        if names.count(names[0]) == len(rows):  # by far most often, and then in C
+        if names.count(names[0]) == len(rows):  # nearly always, and counted in C
             yield self._layout(names[0], first), cells
             return
         at = 0
@@ -204,7 +204,7 @@ class RowLayouts:
 class RowBlock:
     """Rows, collected as columns. `first` is the number of the first row in its partition.
 
-    `taker` takes the rows that are like the last one, into this block; None where there is no kernel, or no last row.
+    `taker` takes rows that are like the last one into this block; None without a kernel or a last row.
     """
 
     def __init__(self, layouts: RowLayouts, first: int = 0, *, allows_early: bool = False) -> None:
@@ -212,11 +212,11 @@ class RowBlock:
         self._first = first
         self._allows_early = allows_early
         self._columns: dict[str, Column] = {VALUE: []}
-        """Of `headers`: how many there are."""
+        """The column `headers` has the number of headers of each row."""
         self._header_keys: Column = []
         self._header_values: Column = []
         self._size = 0
-        """Without that of the taker's rows."""
+        """Without the size of the taker's rows."""
         self.taker: Any = None
         self._make_taker()
 
@@ -226,7 +226,7 @@ class RowBlock:
 
     @property
     def size(self) -> int:
-        """About the bytes held: keys, values and headers."""
+        """About the bytes of keys, values and headers."""
         size: int = self._size if self.taker is None else self._size + self.taker.size
         return size
 
@@ -235,8 +235,8 @@ class RowBlock:
         return self.num_rows >= BLOCK_ROWS or self.size >= BLOCK_BYTES
 
     def extend(self, rows: Sequence[Taken]) -> int:
-        """Take `rows` in; returns about how many bytes they hold. Raises SchemaError for a row that lacks a column it
-        needs, and for a value of a wrong type.
+        """Add `rows`. Return about their number of bytes. Raises SchemaError for a row without a required column, and
+        for a value of a wrong type.
         """
         self._size, self.taker = self.size, None
         size = sum(self._extend_run(*run) for run in self._layouts.runs_of(rows, self._first + self.num_rows))
@@ -261,7 +261,7 @@ class RowBlock:
         return typed_step(position, column, tuple(_ALLOWED[name]))
 
     def _extend_run(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> int:
-        """Take in rows of one layout."""
+        """Add rows of one layout."""
         before = self.num_rows
         fields = self._fields(layout, rows)
         size = 0
@@ -278,14 +278,14 @@ class RowBlock:
         return size
 
     def _column(self, name: str, num_rows: int) -> Column:
-        """The column `name` of `num_rows` rows, of which the last ones may have had no such column."""
+        """The column `name`, filled up to `num_rows` rows if the last rows had no such column."""
         column = self._columns.setdefault(name, [])
         if len(column) < num_rows:
             column += [0 if name == HEADERS else None] * (num_rows - len(column))
         return column
 
     def _extend_headers(self, counts: Column, values: Sequence[Sequence[tuple[Any, Any]] | None]) -> int:
-        """Take in the pairs of each row; returns about their bytes."""
+        """Add the headers of each row. Return about their number of bytes."""
         pairs = [pair for headers in values if headers for pair in headers]
         counts += [len(headers) if headers else 0 for headers in values]
         self._header_keys += [key for key, _ in pairs]
@@ -293,7 +293,7 @@ class RowBlock:
         return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
 
     def _fields(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """The columns of `rows`. Raises SchemaError for a row with more values than names, or with fewer."""
+        """The columns of `rows`. Raises SchemaError for a row with more or fewer values than names."""
         try:
             fields = list(zip(*rows, strict=True))
         except ValueError:
@@ -348,11 +348,11 @@ def _check_types(name: str, values: Sequence[Any]) -> None:
 
 
 def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool) -> list[int | None]:
-    """Milliseconds since 1970 of datetimes (naive ones are local time, as PySpark makes them of a timestamp; `fold`
-    counts) or of milliseconds. A null stays null, and -1 becomes one: the producer stamps it.
+    """Milliseconds since 1970 of datetimes or of milliseconds. Naive datetimes are local time, as PySpark makes them of
+    timestamps; `fold` counts. A null stays null, and -1 becomes null: the producer then sets the time.
 
-    Raises SchemaError before 1970, after 9999, and for a number before 1980, which is likely in another unit, unless
-    `allows_early`.
+    Raises SchemaError before 1970, after 9999, and unless `allows_early` for a number before 1980, which is probably in
+    another unit.
     """
     found = [_datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
     if NO_TIMESTAMP in found:
@@ -377,21 +377,21 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
 def _datetime_ms(moment: datetime.datetime) -> int:
     shift_days = 0
     if moment.year in (datetime.MINYEAR, datetime.MAXYEAR):
-        # timestamp() looks a day back and ahead, beyond what a datetime holds; the calendar repeats after 400 years
+        # timestamp() looks a day back and ahead, outside the range of datetime; the calendar repeats after 400 years
         shift_days = _DAYS_OF_400_YEARS if moment.year == datetime.MAXYEAR else -_DAYS_OF_400_YEARS
         moment = (moment - datetime.timedelta(shift_days)).replace(fold=moment.fold)
-    # seconds and microseconds apart: one float of both cannot hold them exactly in far-off years
+    # seconds and microseconds apart: one float is not exact enough for both in distant years
     seconds = round(moment.timestamp() - moment.microsecond / 1e6) + shift_days * 86_400
     return seconds * 1000 + moment.microsecond // 1000
 
 
 CHUNK_ROWS: Final = 64
-"""Rows taken from Spark at a time; fewer while they are large, so that a chunk holds little more than CHUNK_BYTES."""
+"""Rows taken from Spark at a time; fewer if they are large, so that a chunk has little more than CHUNK_BYTES."""
 CHUNK_BYTES: Final = 256 << 10
 
 
 class PartitionWriter:
-    """Writes the rows of one task: `write` or many `add`, then `finish`; `abandon` instead where something failed."""
+    """Writes the rows of one task: `write` or many `add`, then `finish`; or `abandon` if something failed."""
 
     def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
         self._config = config
@@ -402,18 +402,16 @@ class PartitionWriter:
         self._pending: list[Taken] = []
         self._chunk_rows = 1
         self._collected = 0
-        """Rows of the blocks before."""
+        """The number of rows in earlier blocks."""
 
     def write(self, rows: Iterable[Any]) -> None:
-        """Send all of `rows`. Raises what the iterator raises, and KafkaError as soon as it is known that a row
-        failed.
-        """
+        """Send all `rows`. Raises the iterator's errors, and KafkaError as soon as a row is known to have failed."""
         iterator = iter(rows)
         while self._write_chunk(iterator):
             pass
 
     def add(self, row: Any) -> None:
-        """Send one row. Raises KafkaError as soon as it is known that a row failed."""
+        """Send one row. Raises KafkaError as soon as a row is known to have failed."""
         self._counts.check()
         taker = self._block.taker
         if taker is not None and not self._pending:
@@ -443,13 +441,13 @@ class PartitionWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the producer back without waiting. What was sent already still goes its way."""
+        """Give the producer back without waiting. Rows that were sent may still be delivered."""
         self._pending = []
         self._block = self._new_block(0)
         self._delivery.abandon()
 
     def _write_chunk(self, iterator: Iterator[Any]) -> bool:
-        """Take some rows; returns whether there may be more."""
+        """Take some rows. Return whether there may be more."""
         self._counts.check()
         odd: tuple[Any, ...] = ()
         if self._block.taker is not None:
@@ -486,13 +484,13 @@ class PartitionWriter:
         try:
             size = self._block.extend(chunk)
         except Exception as error:
-            self._counts.fail(error)  # rows went with it: who goes on after it must not succeed
+            self._counts.fail(error)  # rows are lost: a caller that goes on must not succeed
             raise
         self._adapt(len(chunk), size)
         self._send_full()
 
     def _adapt(self, rows: int, size: int) -> None:
-        """Take more rows at a time, or fewer: `rows` of them held `size` bytes."""
+        """Take more or fewer rows at a time: the last `rows` rows had `size` bytes."""
         if size > CHUNK_BYTES:
             self._chunk_rows = max(1, rows // 2)
         elif self._chunk_rows < CHUNK_ROWS and size < CHUNK_BYTES // 4:

@@ -1,5 +1,5 @@
-"""The streaming query whose thread runs: what foreachBatch does not say of a micro-batch's DataFrame. The driver's
-threads; not in Spark Connect.
+"""The streaming query that the current thread belongs to, which foreachBatch does not say. For the driver's threads;
+not in Spark Connect.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 QUERY_ID: Final = "sql.streaming.queryId"
-"""Spark's local property of a streaming query's thread, which its tasks have too."""
+"""Spark's local property of a streaming query's thread. Its tasks have it too."""
 _OF_QUERY_SESSIONS: Final = "spark.sql.streaming.internal.stateStore.partitions"
 """Spark 4.2 and later set it in a streaming query's own session, and a session's settings reach its tasks."""
 _CONNECT_TAG: Final = "SparkConnect_"
-"""The jobs of Spark Connect carry tags that begin with it."""
+"""Tags of Spark Connect's jobs begin with it."""
 _CONNECT_WORKER: Final = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 """The module of the Python process in which Spark Connect calls foreachBatch."""
 
 _QUERY_THREAD: Final = "stream "
-"""How Linux shows the name of a streaming query's thread, "stream execution thread for ...": shortened, by each Java in
-its own way.
+"""The begin of the name "stream execution thread for ..." of a streaming query's thread. Linux shows it shortened, and
+each Java shortens it in its own way.
 """
 _MOST_PARENTS: Final = 4
-"""From a planning worker to the driver's JVM it is two: Spark's daemon of workers comes between."""
+"""The driver's JVM is the second parent of a planning worker: Spark's daemon of workers is the first."""
 
 _WAYS_OUT: Final = (
     "Spark may run a micro-batch again, and its rows would then be written twice. For a streaming query use"
@@ -42,15 +42,15 @@ _WAYS_OUT: Final = (
 
 
 def has_own_threads() -> bool:
-    """Whether each thread of Python has one of the JVM's to itself, with its local properties: False with
-    PYSPARK_PIN_THREAD=false, where foreachBatch calls in one and what it calls is run in any.
+    """Whether each Python thread has a JVM thread of its own, with its local properties. False with
+    PYSPARK_PIN_THREAD=false: then calls from foreachBatch may run in any JVM thread.
     """
     return os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 
 
 def context_of_thread(session: object) -> SparkContext | None:
-    """The context, where local properties that are set by it are those of the thread that calls: None in Spark Connect,
-    and where threads of Python share those of the JVM.
+    """The context, if its local properties are those of the calling thread: None in Spark Connect, and if Python
+    threads share those of the JVM.
     """
     from pyspark.sql import SparkSession as ClassicSession
 
@@ -58,12 +58,12 @@ def context_of_thread(session: object) -> SparkContext | None:
 
 
 def query_id_of(context: SparkContext) -> str | None:
-    """Of the streaming query whose thread this is, as in `foreachBatch`; None where there is none."""
+    """The id of the streaming query that this thread belongs to, as in `foreachBatch`; None if there is none."""
     return context.getLocalProperty(QUERY_ID)
 
 
 def running_query(df: DataFrame, context: SparkContext) -> Any | None:
-    """Spark's own object of it, None where there is none."""
+    """Spark's object of the streaming query that this thread belongs to; None if there is none."""
     query_id = query_id_of(context)
     if query_id is None:
         return None
@@ -75,7 +75,7 @@ def running_query(df: DataFrame, context: SparkContext) -> Any | None:
 def refuse_in_query(session: object, *, is_outside_queries: bool) -> None:
     """Raise ConfigError for an exactly-once batch write that runs inside foreachBatch, or may do so.
 
-    `is_outside_queries` is the user's word for a thread that does not say which query it belongs to.
+    `is_outside_queries` is the user's statement for a thread that does not say which query it belongs to.
     """
     from pyspark.sql import SparkSession as ClassicSession
 
@@ -111,11 +111,11 @@ def refuse_task_in_query(local_property: Callable[[str], str | None]) -> None:
 def refuse_beside_queries(has_query: bool | None) -> None:
     """Raise ConfigError for an exactly-once `df.write.format("kafka_sink")` that may be inside foreachBatch.
 
-    `has_query`: what `has_query_thread` returned. Spark tells a data source nothing of the thread that called it.
+    `has_query`: the result of `has_query_thread`. A data source does not know the thread that called it.
     """
     if has_query is False:
         return
-    why = "a streaming query is active" if has_query else "it cannot be told here whether a streaming query is active"
+    why = "a streaming query is active" if has_query else "it is not known here whether a streaming query is active"
     raise ConfigError(
         f'delivery.guarantee=exactly-once: df.write.format("kafka_sink") was called, and {why}: the call may be inside'
         f" foreachBatch. {_WAYS_OUT} If it is not inside foreachBatch, call sink.write(df) in the main thread, or set"
@@ -124,7 +124,7 @@ def refuse_beside_queries(has_query: bool | None) -> None:
 
 
 def has_query_thread(proc: Path = Path("/proc")) -> bool | None:
-    """Whether the driver's JVM, a parent of this process, runs a streaming query. None: the system does not say."""
+    """Whether the driver's JVM, a parent of this process, runs a streaming query. None if the system does not say."""
     pid = os.getppid()
     with suppress(OSError, ValueError, IndexError):
         for _ in range(_MOST_PARENTS):
@@ -136,7 +136,7 @@ def has_query_thread(proc: Path = Path("/proc")) -> bool | None:
 
 
 def _thread_names(tasks: Path) -> list[str]:
-    """Of the threads of a process; those that end meanwhile are left out."""
+    """The names of a process's threads, without those that end meanwhile."""
     names = []
     for task in tasks.iterdir():
         try:

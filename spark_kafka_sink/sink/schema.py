@@ -1,10 +1,9 @@
-"""What a DataFrame must have to be written, decided on the driver before any task, in the words of Spark's own Kafka
-sink.
+"""The columns of a DataFrame that can be written, checked on the driver before any task, with the errors of Spark's own
+Kafka sink. Names and errors that rows and Arrow batches share.
 
-`projection` says which columns travel to the tasks, under fixed names: what is not needed stays in the JVM, and
-what has no time zone gets the session's there. A timestamp stays one: its type tells the task that its unit is sure.
-Plain functions of the schema; the driver's thread. Reference:
-org.apache.spark.sql.kafka010.KafkaWriter (validateQuery), KafkaRowWriter.
+`projection` selects the columns that go to the tasks, under fixed names. Other columns stay in the JVM, and a timestamp
+without a time zone gets the session's there. A timestamp stays one, so that the task knows its unit. Plain functions of
+the schema. Reference: org.apache.spark.sql.kafka010.KafkaWriter (validateQuery), KafkaRowWriter.
 """
 
 from __future__ import annotations
@@ -75,28 +74,28 @@ _RULES: Final[Mapping[str, Callable[[DataType], bool]]] = {
 
 
 def by_position(schema: StructType) -> list[str]:
-    """A name for each column that no other has, whatever their own names are: `projection` speaks of these."""
+    """A unique name for each column. `projection` uses these names."""
     return [f"c{position}" for position in range(len(schema.fields))]
 
 
 def projection(schema: StructType, topic_option: str | None) -> list[str]:
-    """SQL expressions of the columns that the tasks get, in the order of the rules, over columns named `by_position`;
-    `topic` only where the option is not set. Raises as `check_columns` does.
+    """SQL expressions of the columns that the tasks get, in the order of the rules, over columns named by
+    `by_position`; `topic` only if the option is not set. Raises as `check_columns`.
     """
     positions = _positions(schema)
     return [_expression(name, positions[name], type_) for name, type_ in check_columns(schema, topic_option).items()]
 
 
 def needs_projection(schema: StructType, topic_option: str | None) -> bool:
-    """Whether `projection` would change anything but the order of columns. Raises as `check_columns` does."""
+    """Whether `projection` would change more than the order of columns. Raises as `check_columns`."""
     columns = check_columns(schema, topic_option)
-    # of two columns with one name there is one among them
+    # `columns` has only one of two columns with the same name
     return len(columns) != len(schema.names) or isinstance(columns.get(TIMESTAMP), TimestampNTZType)
 
 
 def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
-    """The columns that are written and their types, in the order of the rules; `topic` only where the option is not
-    set. Names count as they are spelled, and of columns with one name the first.
+    """The columns that are written and their types, in the order of the rules; `topic` only if the option is not set.
+    Names are case-sensitive; of columns with the same name the first one counts.
 
     Raises SchemaError: no topic, no `value`, or a column of a wrong type.
     """
@@ -134,7 +133,7 @@ def wrong_type(column: str, found: str) -> SchemaError:
 
 
 def before_1970_text(whose: str, moment: object) -> str:
-    """The text of an error for a time that Kafka does not know."""
+    """The text of the error for a time before 1970, which Kafka cannot store."""
     return (
         f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
         " for the time of writing."

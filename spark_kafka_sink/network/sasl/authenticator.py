@@ -153,7 +153,7 @@ class SaslAuthenticator:
     def receive(self, payload: bytes | bytearray, now_ms: int) -> None:
         """Handle a frame, given without its size."""
         if self._awaited is None:
-            raise ProtocolError(f"{self._description} sent {len(payload)} bytes though SASL had asked it nothing.")
+            raise ProtocolError(f"{self._description} sent {len(payload)} bytes although SASL had sent no request.")
         wanted_id, request_type, on_reply = self._awaited
         if correlation_id_of(payload) != wanted_id:
             raise ProtocolError(
@@ -206,7 +206,7 @@ class SaslAuthenticator:
         self._messages += 1
         if self._messages > _MOST_MESSAGES:
             raise SaslAuthenticationError(
-                f"{self._description}: SASL {mechanism.name} has not come to an end after {_MOST_MESSAGES} messages."
+                f"{self._description}: SASL {mechanism.name} is not complete after {_MOST_MESSAGES} messages."
             )
         if mechanism.is_slow:
             self._step = self._run_slow(lambda: self._located(mechanism, challenge), self._wakeup)

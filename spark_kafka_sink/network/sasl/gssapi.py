@@ -58,7 +58,7 @@ class GssapiMechanism:
     def respond(self, challenge: bytes) -> bytes | None:
         self._rounds += 1
         if self._rounds > _MOST_ROUNDS:
-            raise _refused(f"it has not come to an end after {_MOST_ROUNDS} messages")
+            raise _refused(f"it is not complete after {_MOST_ROUNDS} messages")
         try:
             return self._respond(challenge)
         except (SaslAuthenticationError, RetriableError):

@@ -162,7 +162,7 @@ def check_extensions(extensions: Mapping[str, str]) -> None:
     """Raise ConfigError if a name or value would break the message or replace the token."""
     for name, value in extensions.items():
         if name == "auth" or not _EXTENSION_NAME.fullmatch(name):
-            raise ConfigError(f"The SASL extension {name!r} needs another name: letters alone, and not 'auth'.")
+            raise ConfigError(f"The SASL extension {name!r} needs another name: only letters, and not 'auth'.")
         if not _EXTENSION_VALUE.fullmatch(value):
             raise ConfigError(f"The SASL extension {name!r} has a value that is empty or not printable ASCII.")
 

@@ -87,7 +87,7 @@ class _ScramMechanism:
             raise self._refused("its first message has not nonce, salt and iteration count, in this order")
         nonce, salt, iterations = found["r"], self._decoded(found["s"], "salt"), self._iterations(found["i"])
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce) or not _NONCE.fullmatch(nonce):
-            raise self._refused("its nonce does not begin with ours and go on")
+            raise self._refused("its nonce does not extend the nonce of this client")
         without_proof = f"c={base64.b64encode(_NO_CHANNEL_BINDING.encode()).decode()},r={nonce}"
         signed = f"{self._first_bare},{server_first},{without_proof}".encode()
         salted = hashlib.pbkdf2_hmac(self._hash, self._password.reveal().encode(), salt, iterations)

@@ -277,7 +277,6 @@ class _Kept:
     asked_ms: int
 
 
-_IDLE_MS: Final = IDLE_MS
 _CLIENTS: Final[dict[tuple[int, object], _Kept]] = {}
 
 
@@ -289,7 +288,8 @@ def kept_client(config: ProducerConfig) -> ClusterClient:
     key = (own, config.canonical())
     now_ms = SystemClock().now_ms()
     for other, kept in list(_CLIENTS.items()):
-        if other[0] == own and other != key and now_ms - kept.asked_ms >= _IDLE_MS:
+        other_pid, _ = other
+        if other_pid == own and other != key and now_ms - kept.asked_ms >= IDLE_MS:
             del _CLIENTS[other]
             kept.client.close()
     found = _CLIENTS.get(key)

@@ -112,8 +112,8 @@ class Operator:
         if last.is_finished:
             self._write(cluster, driver, replace(last, is_accepted=True))
             self._say(
-                f"Batch {last.batch_id} stays as it was committed. The query goes on after it, and skips it with"
-                " whatever rows it comes."
+                f"Batch {last.batch_id} stays as it was committed. The query goes on after it, and skips it whatever"
+                " its rows are then."
             )
             return
         ended = cluster.end(last.transactions, committed=True)

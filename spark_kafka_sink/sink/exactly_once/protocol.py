@@ -176,7 +176,7 @@ class ExactlyOnceDriver:
             driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) accepts any held epoch and gives
             # another producer id: another driver may have decided since, so the decision is read again.
-            if not self._is_new and (last is None or held is None or held.producer_id != driver.producer_id):
+            if not self._is_new and (last is None or not goes_on(held, driver)):
                 last, first_use = self._read_records()
             if last is None or last.is_finished:
                 break
@@ -500,6 +500,14 @@ class ExactlyOnceDriver:
             f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
+
+
+def goes_on(held: ProducerIdAndEpoch | None, driver: OpenTransaction) -> bool:
+    """Whether `driver` goes on from the epoch `held` of its batch before, and its last decision is still the newest.
+
+    False if its coordinator has forgotten the id, and has given another producer id: another driver may have decided.
+    """
+    return held is not None and held.producer_id == driver.producer_id
 
 
 def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:

@@ -24,7 +24,7 @@ from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
-from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, goes_on
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_MS: Final = IDLE_MS
 _SOON_IDLE_MS: Final = 2_000
 """A batch write may be the only one of its prefix, and each session keeps five descriptors. The same holds for a stream
 with `availableNow`: the session does not know whether it has ended.
@@ -106,7 +105,7 @@ class DriverSession:
                 if held is None and batch is not None:
                     self._driver.check_owner(batch.batch_id, batch.query_id)
                 batch_start = self._driver.begin(held, known)
-                if held is None or held.producer_id != batch_start.driver.producer_id:
+                if not goes_on(held, batch_start.driver):
                     known = None  # `begin` has read the last decision, which may be of another driver
                 batch_id = batch.batch_id if batch is not None else batch_start.next_batch_id
                 outcomes = run_tasks(batch_start, batch_id) or _no_task(batch_start, batch, batch_id)
@@ -153,7 +152,7 @@ class DriverSession:
         """Close the connections if they were not used for ten minutes; for two seconds after a batch write, or if there
         are many sessions. A client's view of the cluster takes 75 KB and more.
         """
-        limit_ms = _SOON_IDLE_MS if self._last is None or is_one_of_many else _IDLE_MS
+        limit_ms = _SOON_IDLE_MS if self._last is None or is_one_of_many else IDLE_MS
         is_idle = SystemClock().now_ms() - self.used_ms > limit_ms
         if is_idle and self._lock.acquire(blocking=False):
             try:

@@ -71,7 +71,7 @@ def test_the_clusters_transaction_version_is_known(stage: Stage) -> None:
     assert stage.driver.transaction_version(stage.timer()) == stage.version
 
 
-def test_open_transactions_of_many_coordinators_are_finished_though_one_of_them_dies(
+def test_open_transactions_end_though_one_coordinator_dies(
     own_kafka: Callable[..., EmbeddedKafka],
 ) -> None:
     kafka = own_kafka(3, properties=THREE_NODES)

@@ -111,7 +111,7 @@ def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
 
 
 @pytest.mark.slow
-def test_over_tls_each_contender_trusts_the_broker_and_is_compared_with_plaintext(
+def test_tls_contenders_are_compared_with_plaintext(
     benchmark: ModuleType,
     own_kafka: Callable[..., EmbeddedKafka],
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_over_tls_each_contender_trusts_the_broker_and_is_compared_with_plaintex
 @pytest.mark.parametrize(
     ("warm_up_s", "warm_ups"), [(20.0, 3), (0.0, 1)], ids=["as long as asked for", "at least once"]
 )
-def test_a_process_writes_until_it_is_warm_before_it_is_timed(
+def test_contender_warms_up_before_it_is_timed(
     benchmark: ModuleType,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,7 +188,7 @@ def test_a_process_writes_until_it_is_warm_before_it_is_timed(
     ],
     ids=["loses records", "fails", "hangs"],
 )
-def test_a_process_that_does_not_do_its_work_is_told_and_left_out(
+def test_failed_contender_is_reported_and_left_out(
     benchmark: ModuleType,
     kafka_broker: Admin,
     monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ def test_a_process_that_does_not_do_its_work_is_told_and_left_out(
     [((900.0, 900.0, 0.0), [4, 2]), ((900.0,) * 20, [9, 9])],
     ids=["until its compilers rest", "not for ever"],
 )
-def test_before_a_cell_is_measured_processes_that_are_not_counted_warm_the_broker_up(
+def test_broker_is_warmed_up_before_each_cell(
     benchmark: ModuleType,
     kafka_broker: Admin,
     monkeypatch: pytest.MonkeyPatch,
@@ -285,7 +285,7 @@ def test_a_compiler_that_has_ended_takes_nothing_away(benchmark: ModuleType) -> 
         ("write", "keyed-none-4-1000", 200_000),
     ],
 )
-def test_of_large_values_and_by_slow_contenders_fewer_records_are_written(
+def test_large_values_and_slow_contenders_write_fewer_records(
     benchmark: ModuleType, contender: str, cell: str, records: int
 ) -> None:
     assert benchmark.CONTENDERS[contender].records(benchmark.Cell.parse(cell), 1_000_000) == records

@@ -85,7 +85,7 @@ def test_decision_topic_deleted_between_two_processes_is_an_error(query: Query) 
 
 
 @pytest.mark.parametrize("is_made_again", [True, False])
-def test_lost_decision_topic_is_an_error_until_the_prefix_is_adopted(query: Query, is_made_again: bool) -> None:
+def test_lost_decision_topic_is_an_error_until_adopted(query: Query, is_made_again: bool) -> None:
     assert run(query, 3) == ""
     query.log_commit(1)
     broker = Admin(query.servers)

@@ -87,7 +87,7 @@ def test_files_are_streamed_in_batches_that_are_reported(
     assert (row["key"], row["headers"]) == (b"customer-2", [{"key": "amount", "value": b"1.5"}])
 
 
-def test_spark_submit_runs_the_job_as_it_is_and_order_by_keeps_the_order_of_each_key(
+def test_spark_submit_job_keeps_the_order_of_each_key(
     kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
 ) -> None:
     topic = new_topic(partitions=3)
@@ -160,7 +160,7 @@ def test_a_signal_before_the_query_runs_is_heeded_too(
     assert out == "Stopped before the query was started\n"
 
 
-def test_a_failure_ends_the_job_with_one_paragraph_that_names_the_cause(
+def test_failed_job_prints_one_paragraph_with_the_cause(
     kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
 ) -> None:
     source = orders(tmp_path / "in", files=1)

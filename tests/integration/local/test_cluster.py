@@ -28,7 +28,7 @@ def test_records_sent_to_the_shared_broker_come_back_in_order(kafka_broker: Admi
     assert read_values(kafka_broker.bootstrap_servers, topic) == VALUES
 
 
-def test_records_of_another_year_stay_while_retention_takes_those_of_a_topic_that_asks_for_it(
+def test_old_records_stay_unless_the_topic_has_retention(
     own_kafka: OwnKafka,
 ) -> None:
     """Found as one failure in hundreds of runs: a test with timestamps of its own read its topic when the broker was
@@ -144,9 +144,7 @@ def test_data_in_a_named_folder_outlives_the_cluster_and_features_are_chosen_onc
     assert second.describe_topic("numbers").partitions == (PartitionDescription(0, 1, (1,), (1,)),)
 
 
-def test_a_second_cluster_in_a_folder_that_is_in_use_is_refused_and_harms_nothing(
-    own_kafka: OwnKafka, tmp_path: Path
-) -> None:
+def test_second_cluster_in_a_used_folder_is_refused(own_kafka: OwnKafka, tmp_path: Path) -> None:
     first = own_kafka(data_dir=tmp_path)
     with pytest.raises(LocalBrokerError, match=f"Another embedded cluster runs in {tmp_path}"):
         own_kafka(data_dir=tmp_path)
@@ -155,7 +153,7 @@ def test_a_second_cluster_in_a_folder_that_is_in_use_is_refused_and_harms_nothin
     own_kafka(data_dir=tmp_path)
 
 
-def test_a_node_can_be_restarted_in_order_and_wrong_calls_are_refused(lone_node: EmbeddedKafka) -> None:
+def test_node_restarts_in_order_and_wrong_calls_are_refused(lone_node: EmbeddedKafka) -> None:
     with pytest.raises(LocalBrokerError, match="Node 1 runs already"):
         lone_node.start_node(1)
     with pytest.raises(LocalBrokerError, match="started already"):

@@ -68,7 +68,7 @@ def assert_emptied(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_parent_killed_with_kill_9_leaves_no_jvm_and_no_folder(start: Start, scratch: Path) -> None:
+def test_killed_parent_leaves_no_jvm_and_no_folder(start: Start, scratch: Path) -> None:
     process = start("-m", "spark_kafka_sink.local")
     servers = read_bootstrap_servers(process)
     assert Admin(servers).broker_ids(servers) == {1}
@@ -112,9 +112,7 @@ def test_the_command_ends_with_the_logs_place_when_its_broker_dies(start: Start)
     assert "Kafka Server started" in (Path(logs[1]) / "node-1" / "server.log").read_text()
 
 
-def test_a_broker_that_does_not_start_says_why_and_keeps_only_its_log(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_is_reported_and_keeps_only_the_logs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     kafka = EmbeddedKafka(properties={"log.retention.ms": "for ever"})
     with pytest.raises(LocalBrokerError) as caught:
@@ -127,9 +125,7 @@ def test_a_broker_that_does_not_start_says_why_and_keeps_only_its_log(
     assert not kafka.running
 
 
-def test_a_broker_that_does_not_start_says_why_and_is_gone_where_its_log_cannot_be_saved_either(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_is_reported_even_if_logs_cannot_be_saved(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -164,7 +160,7 @@ LOCK = """{"roots": [], "with_dependencies": false, "jars": [{"coordinate": "org
 "sha256": "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"}]}"""
 
 
-def test_of_two_processes_that_fetch_at_once_one_downloads_and_the_other_waits(start: Start, tmp_path: Path) -> None:
+def test_second_fetching_process_waits_for_the_first(start: Start, tmp_path: Path) -> None:
     (tmp_path / "things.lock.json").write_text(LOCK)
     first = start("-c", FETCH, str(tmp_path))
     deadline = time.monotonic() + TIMEOUT_S

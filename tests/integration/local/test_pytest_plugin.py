@@ -85,6 +85,6 @@ def test_an_unknown_source_of_brokers_is_refused(tmp_path: Path) -> None:
     assert "SPARK_KAFKA_SINK_TEST_BROKER=docker: it is `embedded` (the default) or `testcontainers`" in output
 
 
-def test_a_cluster_that_is_there_already_is_taken_from_the_environment(tmp_path: Path) -> None:
+def test_existing_cluster_is_taken_from_the_environment(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, USES_SHARED, KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1")
     assert re.search(r"No server answers a CreateTopicsRequest: 127\.0\.0\.1:1", output), output

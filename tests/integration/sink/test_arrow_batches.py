@@ -85,7 +85,7 @@ def test_a_wrong_guess_of_the_records_size_changes_no_limit(
     assert max(size for _, _, size in found) <= 4 * MIB + 900_000
 
 
-def test_records_of_a_known_size_need_no_look_at_buffers_and_no_padding(spark: SparkSession) -> None:
+def test_records_of_known_size_need_no_padding(spark: SparkSession) -> None:
     for size, counts in ((100, [22_543, 22_543, 14_914]), (1_000, [2_765] * 21 + [1_935])):
         frame = values(spark, 60_000, f"rpad(cast(id AS STRING), {size}, 'x')")
         with batch_limits(frame, large_write(1.1 * size)):
@@ -100,12 +100,12 @@ def test_after_a_small_write_spark_looks_at_its_buffers(spark: SparkSession) -> 
     assert max(size for _, _, size in batches(frame, last)) <= 4 * MIB + 900_000
 
 
-def test_a_huge_row_gets_no_more_padding_than_ends_a_batch(spark: SparkSession) -> None:
+def test_padding_of_a_huge_row_ends_one_batch(spark: SparkSession) -> None:
     found = batches(values(spark, 1, "rpad('x', 20000000, 'y')"))
     assert sum(rows for rows, _, _ in found) == 1 + 3_900_000 // 512
 
 
-def test_what_is_known_of_sizes_changes_none_of_the_code_that_spark_makes(spark: SparkSession) -> None:
+def test_known_sizes_do_not_change_generated_code(spark: SparkSession) -> None:
     """For new code is slow until the JVM has compiled it."""
 
     def code(last: LastWrite | None) -> str:
@@ -194,7 +194,7 @@ def sizes_before(df: DataFrame) -> DataFrame:
     ids=["at once", "by a projection", "from an RDD"],
 )
 @pytest.mark.parametrize("last", [None, large_write(1), LastWrite(10, 10)], ids=["unknown", "small", "few"])
-def test_a_python_function_before_the_write_gets_no_larger_batches_than_without(
+def test_python_function_before_write_gets_no_larger_batches(
     spark: SparkSession, come: Callable[[DataFrame], DataFrame], last: LastWrite | None
 ) -> None:
     """Bug: its rows came without a limit of bytes, 4,000 of 700 KB in one batch, of which the JVM died."""
@@ -239,7 +239,7 @@ def test_rows_are_counted_where_no_python_function_comes_before(spark: SparkSess
     ],
     ids=["stateless", "stateful", "by Python", "by Python, stateful"],
 )
-def test_rows_of_a_micro_batch_are_counted_where_its_stream_runs_no_python_function(
+def test_rows_of_stream_without_python_functions_are_counted(
     spark: SparkSession, tmp_path: Path, come: Callable[[DataFrame], DataFrame], is_counted: bool
 ) -> None:
     """The batch itself is an RDD to Spark, and shows no plan."""

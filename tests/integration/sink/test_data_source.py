@@ -116,7 +116,7 @@ def test_every_column_arrives_as_it_was(
     assert_df_equality(sent, got, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_the_topic_option_trimmed_and_in_any_case_wins_over_the_column(
+def test_topic_option_wins_over_topic_column(
     spark: SparkSession, kafka_broker: Admin, topic: str, write: Write
 ) -> None:
     frame = spark.range(1_000).selectExpr("encode(CAST(id AS STRING), 'utf-8') AS value", "'nobody-made-it' AS topic")
@@ -146,7 +146,7 @@ def test_a_null_topic_fails_the_write_in_sparks_words(spark: SparkSession, kafka
         (["'v' AS value"], {"topic": "t", "kafka.lingerms": "5"}, "ConfigError: kafka.lingerms"),
     ],
 )
-def test_what_cannot_work_is_refused_on_the_driver_before_any_task(
+def test_wrong_options_are_refused_before_any_task(
     spark: SparkSession, columns: list[str], options: dict[str, str], text: str, write: Write, tmp_path: Path
 ) -> None:
     frame = spark.range(10).selectExpr(*columns)
@@ -173,7 +173,7 @@ def test_only_append_is_a_save_mode(spark: SparkSession, mode: str) -> None:
         writer.options(**{"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).save()
 
 
-def test_a_path_is_no_unknown_option_and_partition_columns_are_refused_by_spark(
+def test_path_is_accepted_and_partition_columns_are_refused(
     spark: SparkSession, kafka_broker: Admin, topic: str
 ) -> None:
     frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
@@ -189,9 +189,7 @@ def test_a_read_says_that_there_is_none(spark: SparkSession) -> None:
         spark.read.format("kafka_sink").load()
 
 
-def test_a_thread_without_a_session_does_not_find_the_format_until_it_has_one(
-    spark: SparkSession, kafka_broker: Admin, topic: str
-) -> None:
+def test_thread_without_session_does_not_find_the_format(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
     frame = spark.range(1).selectExpr("'v' AS value")
     options = options_of(kafka_broker, topic=topic)
 
@@ -260,7 +258,7 @@ def test_output_mode_complete_appends_the_whole_result_with_every_batch(
     assert sorted(values_of(spark, kafka_broker, topic)) == ["1000", "1000", "500", "500"]
 
 
-def test_output_mode_update_is_refused_by_spark_and_goes_by_foreach_batch(
+def test_update_mode_works_only_by_foreach_batch(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any, tmp_path: Path
 ) -> None:
     files.add(0)
@@ -296,7 +294,7 @@ def test_a_query_goes_on_from_its_checkpoint(
     assert sorted(map(int, values_of(spark, kafka_broker, topic))) == list(range(2_000))
 
 
-def test_observed_metrics_and_the_number_of_rows_come_with_the_querys_progress(
+def test_query_progress_has_rows_and_observed_metrics(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
 ) -> None:
     files.add(0)
@@ -328,7 +326,7 @@ def test_a_failure_upstream_in_mid_partition_never_counts_as_success(
     assert set(map(int, got)) == set(range(30_000))
 
 
-def test_a_row_that_is_refused_fails_the_query_with_the_sinks_own_words(
+def test_refused_row_fails_the_query_with_our_error(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
 ) -> None:
     files.add(0)
@@ -348,7 +346,7 @@ def test_a_stream_may_have_a_name(
     assert len(values_of(spark, kafka_broker, topic)) == 1_000
 
 
-def test_a_query_stopped_in_mid_batch_leaves_nothing_behind_and_loses_no_row(
+def test_query_stopped_during_a_batch_loses_no_row(
     spark: SparkSession,
     own_kafka: Callable[..., EmbeddedKafka],
     files: Files,
@@ -414,9 +412,7 @@ producer_pool.IDLE_MS = 2_000
 
 
 @pytest.mark.slow
-def test_pooled_producers_end_with_their_idle_time_and_everything_with_the_session(
-    kafka_broker: Admin, topic: str, tmp_path: Path
-) -> None:
+def test_pooled_producers_close_when_idle_and_with_the_session(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
     """leftovers_job.py, which fails where more is left; here is what it saw in between."""
     source = Path(__file__).with_name("leftovers_job.py").read_text()
     (tmp_path / "sitecustomize.py").write_text(SOON_IDLE)
@@ -466,7 +462,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_in_a_fresh_process_the_format_is_found_a_task_is_retried_and_what_was_done_is_shown(
+def test_fresh_process_finds_format_and_shows_reports(
     spark: SparkSession, kafka_broker: Admin, topic: str, tmp_path: Path
 ) -> None:
     with socket.socket() as taken:

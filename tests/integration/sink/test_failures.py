@@ -44,7 +44,7 @@ def test_a_value_over_max_request_size_is_refused(spark: SparkSession, kafka_bro
     assert "max.request.size=1048576: raise max.request.size" in text
 
 
-def test_a_value_that_the_broker_finds_too_large_fails_the_task(
+def test_too_large_value_fails_the_task(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(config={"max.message.bytes": 5_000})
@@ -55,9 +55,7 @@ def test_a_value_that_the_broker_finds_too_large_fails_the_task(
     assert "max.message.bytes" in text
 
 
-def test_one_bad_row_among_many_fails_the_task_and_the_next_task_writes_on(
-    spark: SparkSession, kafka_broker: Admin, topic: str
-) -> None:
+def test_bad_row_fails_one_task_and_not_the_next(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
     sink = sink_of(kafka_broker.bootstrap_servers, topic=topic)
     frame = spark.range(20_000).selectExpr("if(id = 15000, repeat('x', 2000000), CAST(id AS STRING)) AS value")
     assert failure_of(frame, sink).startswith("RecordTooLargeError: ")
@@ -145,7 +143,7 @@ def test_a_failed_delivery_fails_the_streaming_query(
 
 
 @pytest.mark.parametrize("interface", ["foreach", pytest.param("foreachPartition", marks=pytest.mark.slow)])
-def test_a_broker_killed_in_mid_stream_and_back_5_seconds_later_costs_no_row(
+def test_broker_restart_during_a_stream_loses_no_row(
     spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path, interface: str
 ) -> None:
     kafka = own_kafka()

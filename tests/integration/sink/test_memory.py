@@ -54,7 +54,7 @@ def by_columns(sink: KafkaSink, frame: DataFrame) -> None:
         pytest.param(by_columns, SMALL, id="columns-small"),
     ],
 )
-def test_a_stalled_broker_leaves_workers_within_buffer_memory_and_150_mb(
+def test_workers_of_a_stalled_broker_keep_within_their_memory(
     spark: SparkSession,
     own_kafka: Callable[..., EmbeddedKafka],
     write: Write,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_what_is_missing_is_told_one_by_one_and_all_of_it_is_enough(
+def test_each_missing_permission_is_named_and_all_suffice(
     secured_broker: SecuredBroker, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Grants what each refusal names, in the order in which they come, until the write goes through.

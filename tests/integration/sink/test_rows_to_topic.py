@@ -87,7 +87,7 @@ def test_every_column_arrives_as_it_was(
     assert_df_equality(sent, got, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_strings_arrive_as_their_utf8_bytes_and_without_a_timestamp_column_the_time_is_now(
+def test_strings_arrive_as_utf8_with_the_current_time(
     spark: SparkSession, kafka_broker: Admin, topic: str, write: Write
 ) -> None:
     before = time.time_ns() // 1_000_000
@@ -101,7 +101,7 @@ def test_strings_arrive_as_their_utf8_bytes_and_without_a_timestamp_column_the_t
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
-def test_write_takes_timestamps_in_a_session_whose_own_type_has_no_zone(
+def test_write_takes_timestamps_where_session_type_has_no_zone(
     spark: SparkSession, kafka_broker: Admin, topic: str, kind: str
 ) -> None:
     session = spark.newSession()
@@ -204,7 +204,7 @@ def test_a_killed_worker_leaves_nothing_in_the_way(spark: SparkSession, kafka_br
     assert got.distinct().count() == 20_000
 
 
-def test_a_write_is_cut_by_what_the_last_one_told_of_sizes(
+def test_batch_size_follows_sizes_of_last_write(
     spark: SparkSession, kafka_broker: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[LastWrite | None] = []

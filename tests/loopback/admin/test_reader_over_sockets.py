@@ -92,7 +92,7 @@ def test_connections_reset_in_the_middle_lose_and_double_nothing(server: Scripte
     assert counts == [BATCHES] * PARTITIONS
 
 
-def test_a_host_that_does_not_exist_is_told_before_anything_is_tried() -> None:
+def test_unknown_host_is_reported_before_a_connection() -> None:
     with (
         pytest.raises(BootstrapResolutionError, match=r"bootstrap\.servers.*no-such-host\.invalid"),
         reader(["no-such-host.invalid:9092"]),

@@ -83,9 +83,7 @@ def test_a_delayed_response_comes_late_and_the_next_after_it(server: ScriptedSer
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_cut_ends_the_connection_and_a_new_one_may_follow(
-    server: ScriptedServer, selector: Selector, reset: bool
-) -> None:
+def test_cut_connection_can_be_made_again(server: ScriptedServer, selector: Selector, reset: bool) -> None:
     connect(selector, server, 0)
     ask(selector, 0, 1)
     server.cut(0, reset=reset)
@@ -94,7 +92,7 @@ def test_a_cut_ends_the_connection_and_a_new_one_may_follow(
     connect(selector, server, 0)
 
 
-def test_a_stopped_node_refuses_until_it_starts_on_the_same_port(server: ScriptedServer, selector: Selector) -> None:
+def test_stopped_node_refuses_connections_until_it_starts(server: ScriptedServer, selector: Selector) -> None:
     port = server.cluster.nodes[0].port
     server.stop_node(0)
     selector.connect("0", resolve("127.0.0.1", port)[0], -1, -1)
@@ -105,7 +103,7 @@ def test_a_stopped_node_refuses_until_it_starts_on_the_same_port(server: Scripte
     connect(selector, server, 0)
 
 
-def test_an_event_of_the_listener_before_whose_descriptor_it_has_is_no_fault_of_the_cluster() -> None:
+def test_event_of_an_old_descriptor_is_ignored() -> None:
     """Bug: a node that was started again as a client came ended one test or another in BlockingIOError."""
     with ScriptedServer(ScriptedCluster(1)) as server, server.lock:
         server._process(server._poller.get_key(server._listeners[0]), selectors.EVENT_READ)

@@ -41,7 +41,7 @@ def test_a_wakeup_before_the_poll_counts_for_one_poll(selector: Selector) -> Non
     assert time.monotonic() - started < 5
 
 
-def test_a_wakeup_while_the_last_one_is_taken_leaves_the_next_one_working(selector: Selector) -> None:
+def test_wakeup_during_the_last_one_keeps_the_next_one_working(selector: Selector) -> None:
     taken = selector._wakeup_reader
 
     class InterruptedReader:

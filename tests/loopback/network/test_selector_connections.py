@@ -49,7 +49,7 @@ def test_what_came_before_the_end_is_handed_over_and_the_end_told_once(selector:
     assert selector.disconnected == {}
 
 
-def test_what_came_before_a_reset_that_a_send_meets_is_handed_over(selector: Selector, peer: Peer) -> None:
+def test_frames_before_a_reset_are_read(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     selector.send(send_of(b"unread by the peer"))
     selector.poll(100)
@@ -72,9 +72,7 @@ def test_what_came_before_a_reset_that_a_send_meets_is_handed_over(selector: Sel
     assert selector.completed_sends == []
 
 
-def test_a_connection_that_is_closed_while_it_hands_over_what_came_before_a_failed_send_is_done_with(
-    selector: Selector, peer: Peer
-) -> None:
+def test_connection_closed_while_draining_is_not_read_again(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     selector.send(send_of(b"unread by the peer"))
     selector.poll(100)
@@ -194,7 +192,7 @@ def test_a_refused_connection_is_told_with_its_address(selector: Selector) -> No
         pytest.param(Address(9999, ("127.0.0.1", 9)), id="no such family"),
     ],
 )
-def test_a_connect_that_fails_at_once_is_told_by_the_next_poll(selector: Selector, address: Address) -> None:
+def test_connect_that_fails_at_once_is_reported_by_the_next_poll(selector: Selector, address: Address) -> None:
     files = open_files()
     selector.connect("1", address, -1, -1)
     with pytest.raises(IllegalStateError, match="already"):
@@ -323,9 +321,7 @@ def test_a_forked_child_that_closes_leaves_the_parents_connections_alone(selecto
     assert connection.recv(100) == frame(b"me too")
 
 
-def test_a_forked_child_that_closes_one_connection_does_not_end_it_for_the_parent(
-    selector: Selector, peer: Peer
-) -> None:
+def test_close_in_a_forked_child_keeps_the_parents_connection(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     child = os.fork()
     if child == 0:
@@ -340,7 +336,7 @@ def test_a_forked_child_that_closes_one_connection_does_not_end_it_for_the_paren
     assert receive(selector).payload == b"still here"
 
 
-def test_an_attempt_that_failed_at_once_and_was_closed_is_not_told(selector: Selector) -> None:
+def test_closed_failed_attempt_is_not_reported(selector: Selector) -> None:
     nowhere = Address(socket.AF_INET, ("127.0.0.1", 65_536))
     selector.connect("1", nowhere)
     selector.close("1")

@@ -7,9 +7,10 @@ import threading
 from support.peer import Peer, connect, lost, poll_until
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import SaslAuthenticationError
+from spark_kafka_sink.common.errors import SaslAuthenticationError, SslAuthenticationError
 from spark_kafka_sink.common.windows import Reading
 from spark_kafka_sink.network.selector import Selector, SelectorSample
+from spark_kafka_sink.network.transport import PlainTransport
 
 
 def totals(selector: Selector) -> SelectorSample:
@@ -27,6 +28,25 @@ def test_connections_made_and_closed_are_counted(selector: Selector, peer: Peer)
     counted = totals(selector)
     assert (counted.connections, counted.closed, selector.connection_count) == (2, 2, 0)
     assert counted.authentications == 0, "there is neither TLS nor a login"
+
+
+class RefusedAtOnce(PlainTransport):
+    """Its handshake fails in the call that finds TCP connected, as TLS's may where the peer is quick."""
+
+    __slots__ = ()
+
+    def handshake(self) -> int:
+        raise SslAuthenticationError("not trusted")
+
+
+def test_connection_whose_handshake_fails_at_once_is_counted(peer: Peer) -> None:
+    """Bug: it was counted as closed and not as made."""
+    selector = Selector(SystemClock(), -1, make_transport=RefusedAtOnce)
+    selector.connect("1", peer.address)
+    lost(selector, "1")
+    counted = totals(selector)
+    assert (counted.connections, counted.closed, counted.failed_authentications) == (1, 1, 1)
+    selector.close_all()
 
 
 def test_waiting_in_select_is_apart_from_the_rest_of_a_poll(selector: Selector) -> None:

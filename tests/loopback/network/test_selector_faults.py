@@ -143,6 +143,26 @@ def test_exception_while_a_socket_is_closed_leaves_no_channel(
     connect(selector, peer, "bad")
 
 
+def test_exception_of_the_poller_at_the_end_of_a_connection_keeps_its_report(
+    selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unreported, it would never be made again: its node would count as connected."""
+    connection = connect(selector, peer, "bad")
+    channel, unregister = selector._channels["bad"], selector._poller.unregister
+
+    def unregister_and_raise(transport: PlainTransport) -> None:
+        unregister(transport)
+        raise ValueError("fault in unregister")
+
+    monkeypatch.setattr(selector._poller, "unregister", unregister_and_raise)
+    connection.close()
+    assert lost(selector, "bad").kind is ChannelKind.READY
+    monkeypatch.undo()
+    assert channel.transport.fileno() == -1, "its socket is closed"
+    assert selector.connection_count == 0
+    connect(selector, peer, "bad")
+
+
 class FaultyAuthenticator:
     """Fails in the midst of a login, with a secret in the text."""
 

@@ -31,7 +31,7 @@ def test_a_frame_goes_out_and_one_comes_back(selector: Selector, peer: Peer) -> 
     assert receive(selector) == NetworkReceive("1", b"answer")
 
 
-def test_a_send_that_went_out_is_told_without_waiting_for_more(selector: Selector, peer: Peer) -> None:
+def test_completed_send_is_reported_without_waiting(selector: Selector, peer: Peer) -> None:
     connect(selector, peer)
     selector.send(send_of(b"question"))
     started = time.monotonic()
@@ -90,7 +90,7 @@ def test_a_frame_of_many_pieces_goes_out_in_one_poll(selector: Selector) -> None
     peer.close()
 
 
-def test_a_poll_ends_in_mid_frame_when_another_connection_has_something_to_tell(selector: Selector) -> None:
+def test_poll_ends_within_a_frame_when_another_connection_has_an_event(selector: Selector) -> None:
     """Also for a wake-up, and at its own time-out: a slow reader holds nobody up."""
     slow, other = Peer(receive_buffer=4096), Peer()
     reading = connect(selector, slow, "1", send_buffer=4096)
@@ -134,9 +134,7 @@ def test_a_poll_ends_in_mid_frame_when_another_connection_has_something_to_tell(
         other.close()
 
 
-def test_a_wakeup_ends_a_poll_that_finds_room_for_more_of_a_frame_too(
-    selector: Selector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wakeup_ends_a_poll_within_a_frame(selector: Selector, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Peer(receive_buffer=4096)
     connect(selector, slow, send_buffer=4096)
     selector.send(send_of(bytes(50_000_000)))
@@ -173,7 +171,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeClock], S
         each.close_all()
 
 
-def test_a_frame_whose_peer_takes_it_goes_out_before_anything_else_is_looked_at(
+def test_frame_is_sent_whole_while_the_peer_takes_it(
     patient: Callable[[FakeClock], Selector],
 ) -> None:
     selector, peer = patient(FakeClock()), Peer(receive_buffer=4096)
@@ -205,7 +203,7 @@ def test_a_long_frame_is_left_after_five_milliseconds(patient: Callable[[FakeClo
     peer.close()
 
 
-def test_nobody_waits_for_a_peer_while_another_can_be_written_to(patient: Callable[[FakeClock], Selector]) -> None:
+def test_slow_peer_does_not_delay_a_writable_one(patient: Callable[[FakeClock], Selector]) -> None:
     selector, deaf, other = patient(FakeClock()), Peer(receive_buffer=4096), Peer(receive_buffer=4096)
     connect(selector, deaf, "1", send_buffer=4096)
     reader = read_all(connect(selector, other, "2", send_buffer=4096), 1_000_004)
@@ -283,7 +281,7 @@ def test_no_channel_hands_over_more_than_one_frame_a_poll(selector: Selector, pe
 
 
 @pytest.mark.parametrize("size", [-1, 0, 2**31 - 1])
-def test_a_wild_frame_size_ends_the_connection_and_takes_no_memory(selector: Selector, peer: Peer, size: int) -> None:
+def test_impossible_frame_size_closes_without_memory(selector: Selector, peer: Peer, size: int) -> None:
     connection = connect(selector, peer)
     connection.sendall(struct.pack(">i", size))
     state = lost(selector)

@@ -126,7 +126,7 @@ def test_the_newest_version_that_both_speak_is_spoken(host: str, settings: dict[
         assert [each.version() for each in server.connections] == [version]
 
 
-def test_the_dot_that_ends_a_full_name_is_no_part_of_what_the_certificate_is_for() -> None:
+def test_trailing_dot_of_a_name_is_ignored_by_tls() -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of(config()) as selector:
         selector.connect("1", Address(socket.AF_INET, ("127.0.0.1", server.port), "localhost."))
         poll_until(selector, lambda: selector.connected or selector.disconnected)
@@ -150,7 +150,7 @@ def test_a_certificate_for_another_host_is_refused(identity: Identity, host: str
         assert server.received == b""
 
 
-def test_host_names_go_unchecked_only_when_that_is_said_and_it_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_unchecked_host_names_are_configured_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         unchecked = config(ssl_endpoint_identification_algorithm="")
         with TlsServer(server_context(AUTHORITY.issue("other.example"))) as server, selector_of(unchecked) as selector:
@@ -180,7 +180,7 @@ def test_a_certificate_that_is_not_good_is_refused(identity: Identity, text: str
         assert server.received == b""
 
 
-def test_an_authority_that_has_expired_is_not_told_as_the_brokers_certificate() -> None:
+def test_expired_authority_is_not_reported_as_the_brokers_certificate() -> None:
     """As Java would not notice."""
     authority = Authority.expired()
     settings = config(ssl_truststore_certificates=authority.certificate_pem)
@@ -194,7 +194,7 @@ def test_without_a_truststore_the_systems_authorities_are_asked() -> None:
         assert "ssl.truststore.location or ssl.truststore.certificates" in refusal(selector, server.port)
 
 
-def test_a_peer_that_speaks_nothing_newer_than_tls_1_1_is_refused() -> None:
+def test_peer_with_only_tls_1_1_is_refused() -> None:
     context = server_context(BROKER)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -242,7 +242,7 @@ def test_a_client_certificate_with_an_encrypted_key_lets_us_in(version: str) -> 
     [{}, client_certificate(Authority("stranger").issue()), client_certificate(AUTHORITY.issue_expired())],
     ids=["none", "of a stranger", "expired"],
 )
-def test_a_peer_that_does_not_take_our_certificate_is_told_by_what_to_set(ours: dict[str, str], version: str) -> None:
+def test_refused_client_certificate_names_the_settings(ours: dict[str, str], version: str) -> None:
     settings = config(ssl_enabled_protocols=version, **ours)
     with TlsServer(server_context(BROKER, AUTHORITY)) as server, selector_of(settings) as selector:
         begin(selector, server.port)
@@ -277,7 +277,7 @@ def test_a_peer_that_answers_without_tls_is_refused(peer: Peer, answer: bytes) -
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_peer_that_hangs_up_at_the_first_word_may_be_a_plaintext_listener(peer: Peer, reset: bool) -> None:
+def test_peer_that_closes_at_once_hints_at_a_plaintext_listener(peer: Peer, reset: bool) -> None:
     with selector_of() as selector:
         begin(selector, peer.listener.getsockname()[1])
         poll_until(selector, lambda: True)
@@ -291,7 +291,7 @@ def test_a_peer_that_hangs_up_at_the_first_word_may_be_a_plaintext_listener(peer
         assert "security.protocol=PLAINTEXT" in str(state.error)
 
 
-def test_a_port_at_which_nobody_listens_is_told_as_that_and_not_as_a_failed_handshake() -> None:
+def test_refused_connection_is_not_reported_as_a_failed_handshake() -> None:
     with socket.socket() as unused, selector_of() as selector:
         unused.bind(("127.0.0.1", 0))
         begin(selector, unused.getsockname()[1])
@@ -300,7 +300,7 @@ def test_a_port_at_which_nobody_listens_is_told_as_that_and_not_as_a_failed_hand
         assert str(state.error).endswith("cannot be connected to: Connection refused.")
 
 
-def test_a_tls_listener_that_is_spoken_to_without_tls_is_told_by_what_to_set(selector: Selector, peer: Peer) -> None:
+def test_tls_listener_reached_without_tls_names_the_setting(selector: Selector, peer: Peer) -> None:
     begin(selector, peer.listener.getsockname()[1])
     poll_until(selector, lambda: selector.connected)
     peer.accept().sendall(b"\x15\x03\x03\x00\x02\x02\x50")  # an alert: internal error
@@ -314,7 +314,7 @@ def test_a_tls_listener_that_is_spoken_to_without_tls_is_told_by_what_to_set(sel
 
 @pytest.mark.parametrize("way", list(Way))
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_handshake_that_is_cut_is_a_connection_to_make_again(way: Way, reset: bool) -> None:
+def test_interrupted_handshake_is_retriable(way: Way, reset: bool) -> None:
     with TlsServer(server_context(BROKER, AUTHORITY)) as server, TcpProxy(server.address) as proxy:
         port = int(proxy.address.rpartition(":")[2])
         settings = config(ssl_enabled_protocols="TLSv1.2", **client_certificate(AUTHORITY.issue()))
@@ -339,7 +339,7 @@ def test_a_handshake_goes_through_byte_by_byte() -> None:
         assert echo(selector, b"payload") == b"payload"
 
 
-def test_a_handshake_waits_for_room_where_the_socket_takes_no_more() -> None:
+def test_handshake_waits_for_room_in_a_full_socket() -> None:
     ours = client_certificate(AUTHORITY.issue())
     ours["ssl_keystore_certificate_chain"] += AUTHORITY.certificate_pem * 150  # more than what is underway at once
     with (
@@ -367,7 +367,7 @@ def test_a_handshake_waits_for_room_where_the_socket_takes_no_more() -> None:
             transport.close()
 
 
-def test_a_handshake_without_an_answer_leaves_others_alone_and_closes_without_a_trace(peer: Peer) -> None:
+def test_unanswered_handshake_does_not_affect_other_connections(peer: Peer) -> None:
     files = open_files()
     with TlsServer(server_context(BROKER)) as server:
         with selector_of() as selector:
@@ -440,7 +440,7 @@ def test_large_frames_of_many_buffers_arrive_unchanged(version: str) -> None:
             assert receive(selector).payload == payload, f"seed {seed}"
 
 
-def test_frames_that_came_in_one_record_are_handed_over_one_a_poll_though_the_socket_is_silent() -> None:
+def test_frames_of_one_tls_record_come_one_a_poll() -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
         echo(selector, b"the server is there")
@@ -472,7 +472,7 @@ def test_what_came_before_the_end_is_handed_over_and_the_end_told() -> None:
         assert isinstance(state.error, DisconnectError)
 
 
-def test_an_end_behind_part_of_a_frame_is_told_at_once_though_tcp_stays_open() -> None:
+def test_close_notify_within_a_frame_is_reported_at_once() -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
         echo(selector, b"the server is there")

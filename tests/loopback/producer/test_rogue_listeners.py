@@ -131,7 +131,7 @@ def test_a_listener_of_something_else(server: ScriptedServer, answer: bytes) -> 
         check(server)
 
 
-def test_a_rogue_that_does_not_know_the_password_is_found_out(server: ScriptedServer, cluster: ScriptedCluster) -> None:
+def test_server_that_does_not_know_the_password_is_refused(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     """It lets anybody in by SCRAM, to be sent the records; it has no proof, and gets none."""
     cluster.sasl = SaslListener(users={"alice": PASSWORD})
     rogue = ScriptedCluster(2)

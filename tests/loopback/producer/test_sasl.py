@@ -273,7 +273,7 @@ def test_an_accident_on_the_way_is_tried_again(server, cluster, api_key, hook) -
         assert isinstance(error, SaslAuthenticationError)
 
 
-def test_a_server_that_does_not_answer_costs_the_time_of_a_connection_and_no_more(server, cluster) -> None:
+def test_silent_server_costs_one_connection_timeout(server, cluster) -> None:
     with server.lock:
         cluster.on(SASL_AUTHENTICATE, faults.lose_response(), times=None)
     settings = {"max_block_ms": 1_500, "socket_connection_setup_timeout_ms": 300}
@@ -355,7 +355,7 @@ def test_a_renewal_that_is_not_answered_is_a_lost_connection(server, cluster) ->
     assert values(cluster) == [b"first", b"second"]
 
 
-def test_a_renewal_that_is_refused_fails_what_is_on_its_way_at_once(server, cluster) -> None:
+def test_refused_renewal_fails_in_flight_requests(server, cluster) -> None:
     cluster.sasl.session_lifetime_ms = 1_200
     with producer(server) as made:
         made.send("t", b"first", partition=0).result(timeout=20)

@@ -28,7 +28,7 @@ def producer_of(address: str, **more: object) -> KafkaProducer:
     )
 
 
-def test_a_handshake_without_an_answer_ends_with_the_set_up_time_and_is_tried_again() -> None:
+def test_unanswered_handshake_times_out_and_is_retried() -> None:
     peer = Peer()
     accepting = threading.Thread(target=lambda: [peer.accept() for _ in range(2)])
     accepting.start()
@@ -45,7 +45,7 @@ def test_a_handshake_without_an_answer_ends_with_the_set_up_time_and_is_tried_ag
     peer.close()
 
 
-def test_a_certificate_that_is_not_good_is_told_at_once_and_no_storm_follows() -> None:
+def test_bad_certificate_is_reported_at_once_without_reconnects() -> None:
     with TlsServer(server_context(Authority("stranger").issue())) as server, TcpProxy(server.address) as proxy:
         with producer_of(proxy.address, max_block_ms=20_000) as producer:
             began = time.monotonic()

@@ -75,7 +75,7 @@ def test_coordinators_of_many_ids_are_asked_for_at_once_and_kept(bench: Bench) -
     assert len(bench.asked(FIND)) == 1
 
 
-def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(bench: Bench) -> None:
+def test_cache_of_coordinators_is_bounded(bench: Bench) -> None:
     lookup = bench.coordinator._calls.lookup
     for number in range(20_000):
         lookup.note(TRANSACTION, f"id-{number}", bench.rig.node(0))
@@ -90,7 +90,7 @@ def test_a_group_and_a_transactional_id_of_one_name_are_two_keys(bench: Bench) -
     assert [lookup.request.key_type for lookup in bench.asked(FIND)] == [TRANSACTION, GROUP, GROUP]
 
 
-def test_a_broker_that_takes_one_key_at_a_time_is_asked_key_by_key_from_then_on() -> None:
+def test_old_broker_gets_one_lookup_for_each_key() -> None:
     bench = Bench()
     bench.cluster.versions = KAFKA_2_1
     ids = [f"id-{number}" for number in range(4)]
@@ -119,7 +119,7 @@ def test_a_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) 
     assert len(bench.asked(FIND)) == 4
 
 
-def test_a_lookup_whose_answer_misses_a_key_is_repeated_for_that_key(bench: Bench) -> None:
+def test_lookup_is_repeated_for_a_missing_key(bench: Bench) -> None:
     bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
     begin(bench, ["a", "b"])
     assert [lookup.request.coordinator_keys for lookup in bench.asked(FIND)] == [("a", "b"), ("b",)]
@@ -158,7 +158,7 @@ def test_a_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_cod
     assert len(bench.asked(FIND)) == 1
 
 
-def test_a_coordinator_that_is_loading_is_asked_again_without_a_lookup(bench: Bench) -> None:
+def test_loading_coordinator_is_asked_again_without_a_lookup(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(END, faults.fail_with(14), times=2)
     assert bench.commit(open_).status is EndTxnStatus.DONE
@@ -225,7 +225,7 @@ def test_only_what_an_answer_misses_is_asked_again(bench: Bench) -> None:
 # ---- again, until there is an answer -------------------------------------------------------------------------------
 
 
-def test_retries_wait_20_ms_and_then_twice_as_long_each_up_to_a_second(bench: Bench) -> None:
+def test_retries_wait_20_ms_doubling_to_a_second(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(END, faults.fail_with(51), times=9)
     assert bench.commit(open_).status is EndTxnStatus.DONE
@@ -250,7 +250,7 @@ def test_after_a_lost_answer_the_same_outcome_is_sent_again(bench: Bench, fault:
     assert bench.state("id") == "CompleteCommit"
 
 
-def test_a_node_that_does_not_answer_is_given_up_after_the_request_time_out(bench: Bench) -> None:
+def test_silent_node_is_disconnected_after_the_request_timeout(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(END, faults.lose_response())
     outcome = bench.commit(open_, 2 * REQUEST_TIMEOUT_MS)
@@ -259,7 +259,7 @@ def test_a_node_that_does_not_answer_is_given_up_after_the_request_time_out(benc
     assert REQUEST_TIMEOUT_MS <= second.now_ms - first.now_ms <= REQUEST_TIMEOUT_MS * 1.1
 
 
-def test_an_unknown_server_error_at_the_end_of_a_transaction_is_no_outcome(bench: Bench) -> None:
+def test_unknown_server_error_on_end_is_no_outcome(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(END, faults.fail_with(-1), times=2)
     assert bench.commit(open_).status is EndTxnStatus.DONE
@@ -336,7 +336,7 @@ def test_a_first_answer_that_refuses_has_had_no_effect(bench: Bench) -> None:
     assert len(bench.asked(END)) == 1
 
 
-def test_a_refusal_that_has_no_class_of_its_own_keeps_its_number(bench: Bench) -> None:
+def test_refusal_without_its_own_class_keeps_its_code(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(END, faults.fail_with(44))
     outcome = bench.commit(open_)
@@ -370,13 +370,13 @@ def test_a_lookup_that_failed_in_between_takes_no_doubt_away(bench: Bench) -> No
     assert len(bench.asked(FIND)) == 2
 
 
-def test_a_broker_too_old_for_a_call_is_named_with_both_ranges(bench: Bench) -> None:
+def test_too_old_broker_is_named_with_both_version_ranges(bench: Bench) -> None:
     bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != DESCRIBE}
     with pytest.raises(UnsupportedVersionError, match=r"DescribeTransactions of transactional id 'id'.*DESCRIBE_TRANS"):
         bench.coordinator.transactions.describe_transactions(["id"], bench.timer())
 
 
-def test_a_cluster_that_refuses_us_ends_the_call_at_once_for_every_item(bench: Bench) -> None:
+def test_refused_login_ends_the_call_for_every_item(bench: Bench) -> None:
     opened = bench.open("a", "b")
     bench.cluster.on(END, faults.lose_response(), times=None, node_id=1)
     done: list[None] = []
@@ -398,7 +398,7 @@ def test_a_cluster_that_refuses_us_ends_the_call_at_once_for_every_item(bench: B
 
 
 @pytest.mark.parametrize(("error_code", "error_type"), [(29, TopicAuthorizationError), (17, InvalidTopicError)])
-def test_a_topic_that_a_reader_may_not_see_does_not_disturb_transactions(
+def test_unauthorized_topic_does_not_affect_transactions(
     bench: Bench, error_code: int, error_type: type[Exception]
 ) -> None:
     (open_,) = bench.open("id")
@@ -451,7 +451,7 @@ def test_of_many_transactions_some_wait_at_a_time(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("error_code", [14, 15], ids=["loading", "away"])
 @pytest.mark.parametrize("stuck", ["a", "ab", "abc"])
-def test_what_a_coordinator_that_is_away_has_keeps_no_other_from_its_turn(
+def test_unreachable_coordinator_does_not_delay_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, stuck: str, error_code: int
 ) -> None:
     """Bug: behind the first thousand items none was asked about while one of them had no answer: all but them stayed
@@ -483,14 +483,14 @@ def test_what_was_never_asked_about_is_told_at_the_limit_too(bench: Bench, monke
     assert len(bench.asked(END)) == 2
 
 
-def test_a_key_that_an_answer_misses_is_not_asked_for_again_at_once(bench: Bench) -> None:
+def test_key_missing_in_a_response_is_retried_after_a_backoff(bench: Bench) -> None:
     bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
     begin(bench, ["a", "b"])
     first, second = bench.asked(FIND)
     assert second.now_ms - first.now_ms >= 16
 
 
-def test_after_a_lost_lookup_of_several_keys_others_are_still_asked_for_at_once(bench: Bench) -> None:
+def test_lost_lookup_keeps_lookups_of_several_keys(bench: Bench) -> None:
     bench.cluster.on(FIND, faults.close_before())
     begin(bench, ["a", "b"])
     begin(bench, ["c", "d"])

@@ -47,7 +47,7 @@ def test_offsets_and_texts_of_several_groups_come_from_their_coordinators(bench:
     assert all(exchange.request.require_stable for exchange in asked)
 
 
-def test_an_offset_whose_markers_are_on_their_way_is_waited_for(bench: CoordinatorBench) -> None:
+def test_unstable_offset_is_waited_for(bench: CoordinatorBench) -> None:
     bench.cluster.transactions.marker_delay_ms = 200
     (open_,) = bench.open("id")
     bench.raw.mark(open_, "g", PLACE, 6, "rows=6")
@@ -74,7 +74,7 @@ def test_an_unstable_offset_does_not_hide_another_error(bench: CoordinatorBench)
         bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
 
 
-def test_an_error_of_the_whole_group_is_no_answer_without_offsets(bench: CoordinatorBench) -> None:
+def test_group_error_is_not_an_empty_result(bench: CoordinatorBench) -> None:
     def refuse(values: dict[str, Any]) -> dict[str, Any]:
         return {"groups": [values["groups"][0] | {"topics": [], "error_code": 14}]}
 
@@ -84,7 +84,7 @@ def test_an_error_of_the_whole_group_is_no_answer_without_offsets(bench: Coordin
     assert len(bench.asked(OFFSET_FETCH)) == 3
 
 
-def test_a_refusal_of_the_whole_group_is_told_though_no_partition_is_mentioned(bench: CoordinatorBench) -> None:
+def test_group_error_is_raised_without_partitions(bench: CoordinatorBench) -> None:
     def refuse(values: dict[str, Any]) -> dict[str, Any]:
         return {"groups": [values["groups"][0] | {"topics": [], "error_code": 30}]}
 
@@ -94,7 +94,7 @@ def test_a_refusal_of_the_whole_group_is_told_though_no_partition_is_mentioned(b
     assert len(bench.asked(OFFSET_FETCH)) == 1
 
 
-def test_who_may_not_read_the_group_is_told_what_to_grant(bench: CoordinatorBench) -> None:
+def test_unauthorized_group_read_names_the_permission(bench: CoordinatorBench) -> None:
     bench.cluster.on(OFFSET_FETCH, faults.fail_with(30))
     with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*broker-0.*grant DESCRIBE on it, which READ"):
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
@@ -117,7 +117,7 @@ def test_an_answer_about_another_group_is_none(bench: CoordinatorBench) -> None:
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer(500))
 
 
-def test_a_partition_that_an_answer_leaves_out_is_asked_for_again(bench: CoordinatorBench) -> None:
+def test_partition_missing_in_a_response_is_requested_again(bench: CoordinatorBench) -> None:
     def shorten(values: dict[str, Any]) -> dict[str, Any]:
         return {"groups": [values["groups"][0] | {"topics": values["groups"][0]["topics"][:1]}]}
 

@@ -110,7 +110,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_request_is_sent_when_its_node_is_ready_and_its_future_gets_the_response(bench: Bench) -> None:
+def test_request_is_sent_to_a_ready_node_and_its_future_completes(bench: Bench) -> None:
     node = bench.rig.node(0)
     future = bench.client.send(node, ASK)
     assert not future.is_done()
@@ -142,7 +142,7 @@ def test_nothing_is_sent_before_a_poll(bench: Bench) -> None:
     assert not future.is_done()
 
 
-def test_a_request_goes_out_in_the_poll_that_makes_its_node_ready(bench: Bench) -> None:
+def test_request_is_sent_in_the_poll_that_makes_its_node_ready(bench: Bench) -> None:
     bench.client.send(bench.rig.node(0), ASK)
     while not bench.rig.states.is_ready("0", bench.rig.now_ms):
         assert not bench.rig.client.has_in_flight_requests("0") or bench.rig.states.is_preparing("0")
@@ -166,7 +166,7 @@ def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
     assert future.error.retriable
 
 
-def test_a_connection_that_cannot_be_made_fails_what_was_not_sent(bench: Bench) -> None:
+def test_failed_connection_fails_unsent_requests(bench: Bench) -> None:
     bench.rig.network.refusing.add(0)
     node = bench.rig.node(0)
     future = bench.client.send(node, ASK)
@@ -191,7 +191,7 @@ def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> No
     assert "700 ms" in str(future.error)
 
 
-def test_a_request_that_could_not_be_sent_in_time_fails_with_its_limit(bench: Bench) -> None:
+def test_request_that_is_not_sent_in_time_fails_with_its_limit(bench: Bench) -> None:
     bench.rig.connect(0)
     bench.rig.network.stalled.add(0)
     first = bench.client.send(bench.rig.node(0), ASK)
@@ -255,11 +255,11 @@ def waited(bench: Bench, timeout_ms: int, condition: RequestFuture[ClientRespons
     return bench.rig.now_ms - before_ms
 
 
-def test_with_nothing_in_flight_a_poll_waits_no_longer_than_the_retry_backoff(bench: Bench) -> None:
+def test_idle_poll_waits_at_most_the_retry_backoff(bench: Bench) -> None:
     assert waited(bench, 60_000) == 100
 
 
-def test_with_something_in_flight_a_poll_waits_longer_but_not_beyond_its_maximum(bench: Bench) -> None:
+def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None:
     bench.rig.connect(0)
     bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)

@@ -182,7 +182,7 @@ def test_read_uncommitted_sees_them() -> None:
 # ---- trouble -------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_topic_is_named_within_the_limit_and_never_created() -> None:
+def test_missing_topic_is_reported_and_not_created() -> None:
     bench = Bench()
     bench.rig.cluster.auto_create_topics = True
     started_ms = bench.rig.now_ms
@@ -253,7 +253,7 @@ def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) ->
     assert bench.rig.now_ms - started_ms >= 400, "a pause before each of the five further requests"
 
 
-def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for() -> None:
+def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(LIST_OFFSETS, faults.fail_with(78), times=2)
@@ -272,7 +272,7 @@ def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pyte
 
 
 @pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
-def test_trouble_that_does_not_pass_ends_at_the_limit_and_names_partition_and_cause(api: int) -> None:
+def test_lasting_error_ends_at_the_limit_with_its_cause(api: int) -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(api, faults.fail_with(6), times=None)
@@ -335,7 +335,7 @@ def test_an_error_of_the_whole_answer_is_waited_out() -> None:
     assert bench.read() == {0: ["a"]}
 
 
-def test_a_refusal_of_the_whole_answer_ends_the_reading_at_once() -> None:
+def test_error_of_the_whole_response_ends_the_read() -> None:
     bench = Bench()
     bench.append(0, "a")
     refusal = faults.change(lambda values: values | {"responses": (), "error_code": 31})
@@ -345,7 +345,7 @@ def test_a_refusal_of_the_whole_answer_ends_the_reading_at_once() -> None:
 
 
 @pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
-def test_a_broker_too_old_for_a_request_ends_the_reading_at_once(api: int) -> None:
+def test_too_old_broker_ends_the_read_at_once(api: int) -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != api}
@@ -353,7 +353,7 @@ def test_a_broker_too_old_for_a_request_ends_the_reading_at_once(api: int) -> No
         bench.read()
 
 
-def test_an_answer_without_records_or_a_list_of_aborts_is_an_empty_one() -> None:
+def test_fetch_response_without_records_is_empty() -> None:
     bench = Bench()
     write_transactions(bench)
 
@@ -473,7 +473,7 @@ def test_offsets_are_asked_for_by_time(bench: CoordinatorBench) -> None:
     assert topics.list_offsets([PLACE], 1_001, bench.timer()) == {PLACE: -1}
 
 
-def test_a_partition_that_the_topic_does_not_have_is_named_at_once(bench: CoordinatorBench) -> None:
+def test_unknown_partition_is_reported_at_once(bench: CoordinatorBench) -> None:
     started_ms = bench.rig.now_ms
     with pytest.raises(UnknownTopicOrPartitionError, match=r"t-1: The topic has 1 partitions"):
         bench.coordinator.topics.read_from(TopicPartition("t", 1), 0, bench.timer())
@@ -488,15 +488,13 @@ def test_a_missing_topic_is_named_at_the_limit(bench: CoordinatorBench) -> None:
 
 
 @pytest.mark.parametrize(("api_key", "operation"), [(LIST_OFFSETS, "DESCRIBE"), (FETCH, "READ")])
-def test_who_may_not_read_the_topic_is_told_what_to_grant(
-    bench: CoordinatorBench, api_key: int, operation: str
-) -> None:
+def test_unauthorized_topic_read_names_the_permission(bench: CoordinatorBench, api_key: int, operation: str) -> None:
     bench.cluster.on(api_key, faults.fail_with(29))
     with pytest.raises(TopicAuthorizationError, match=rf"t-0.*To read, {operation} is enough"):
         newest(bench)
 
 
-def test_a_leader_that_does_not_answer_is_given_up_at_the_limit(bench: CoordinatorBench) -> None:
+def test_silent_leader_fails_the_read_at_the_limit(bench: CoordinatorBench) -> None:
     bench.cluster.on(FETCH, faults.lose_response(), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match="t-0"):
@@ -504,7 +502,7 @@ def test_a_leader_that_does_not_answer_is_given_up_at_the_limit(bench: Coordinat
     assert 3_000 <= bench.rig.now_ms - started_ms <= 3_300
 
 
-def test_a_tail_that_takes_too_long_is_given_up_though_it_comes(bench: CoordinatorBench) -> None:
+def test_slow_tail_fails_at_the_timer(bench: CoordinatorBench) -> None:
     bench.coordinator.topics._retry_backoff_ms = 1
     append(bench, *["x" * 400_000] * 40)
     bench.cluster.on(FETCH, faults.delay(400), times=None)
@@ -514,7 +512,7 @@ def test_a_tail_that_takes_too_long_is_given_up_though_it_comes(bench: Coordinat
     assert bench.rig.now_ms - started_ms <= 2_500
 
 
-def test_a_partition_that_shrinks_again_and_again_is_given_up_at_the_limit(bench: CoordinatorBench) -> None:
+def test_partition_that_keeps_shrinking_fails_at_the_limit(bench: CoordinatorBench) -> None:
     bench.cluster.on(FETCH, faults.fail_with(1), times=None)
     with pytest.raises(KafkaTimeoutError, match="t-0"):
         newest(bench, 500)
@@ -563,7 +561,7 @@ def test_transactions_of_several_producers_are_told_apart() -> None:
     assert seen(log, (7, 0)) == [1, 2, 5, 6]
 
 
-def test_one_producer_may_abort_more_than_once_in_whatever_order_that_is_told() -> None:
+def test_one_producer_may_abort_several_times() -> None:
     log = [data(0, 7), marker(1, 7, ABORT), data(2, 7), marker(3, 7, COMMIT), data(4, 7), marker(5, 7, ABORT)]
     assert seen(log, (7, 4), (7, 0)) == [2]
 
@@ -572,7 +570,7 @@ def test_a_transaction_that_began_before_the_fetch_is_left_out_too() -> None:
     assert seen([data(10, 7), marker(11, 7, ABORT), data(12, 7)], (7, 3)) == [12]
 
 
-def test_several_that_began_before_the_fetch_are_left_out_from_its_first_batch_on() -> None:
+def test_transactions_aborted_before_the_fetch_are_left_out() -> None:
     assert seen([data(10, 9), data(11, 8), data(12, 7), data(13, 6)], (7, 3), (8, 4), (9, 5)) == [13]
 
 

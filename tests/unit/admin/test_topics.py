@@ -50,7 +50,7 @@ def test_without_topics_the_brokers_alone_are_asked_for() -> None:
     assert follow().new_metadata_request_and_version(0).request.topics == ()
 
 
-def test_a_topic_added_later_is_asked_for_alone_and_at_once() -> None:
+def test_added_topic_is_requested_alone_and_at_once() -> None:
     metadata = follow("a")
     metadata.update(0, answer("a"), False, 1_000)
     metadata.add_topics(["a"])
@@ -65,7 +65,7 @@ def test_a_topic_added_later_is_asked_for_alone_and_at_once() -> None:
     assert metadata.new_metadata_request_and_version(1_000).request.topics == ("a", "b")
 
 
-def test_a_topic_that_was_refused_while_another_was_asked_for_is_not_so_before_it_is_asked_for_again() -> None:
+def test_old_refusal_of_a_topic_is_not_raised_again() -> None:
     metadata = follow("a", "b")
     metadata.add_topics(["a"])
     metadata.update(0, MetadataResponse({0: NODE}, (TopicMetadata("b", 29),)), False, 1_000)
@@ -142,7 +142,7 @@ def ensure(bench: CoordinatorBench, topic: str, limit_ms: int = 60_000) -> int:
     return bench.coordinator.creation.ensure(topic, 5, 3, {"cleanup.policy": "compact"}, bench.timer(limit_ms))
 
 
-def test_a_missing_topic_is_created_once_with_as_many_replicas_as_there_are_nodes() -> None:
+def test_missing_topic_is_created_with_one_replica_a_node() -> None:
     bench = CoordinatorBench(node_count=2)
     assert ensure(bench, "decisions") == 5
     assert ensure(bench, "decisions") == 5
@@ -181,7 +181,7 @@ def test_a_refused_creation_is_raised_with_the_topic() -> None:
         ensure(bench, "decisions")
 
 
-def test_a_topic_that_was_refused_before_is_nothing_to_who_wants_another() -> None:
+def test_earlier_refused_topic_does_not_affect_others() -> None:
     """A client serves all queries of its process: one under the wrong decision.topic, and the same corrected."""
     bench = CoordinatorBench()
     with pytest.raises(InvalidTopicError, match="my decisions"):
@@ -192,7 +192,7 @@ def test_a_topic_that_was_refused_before_is_nothing_to_who_wants_another() -> No
         ensure(bench, "my decisions")
 
 
-def test_a_missing_topic_is_created_by_the_controller_where_no_other_node_may() -> None:
+def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
     """Brokers with ZooKeeper pass nothing on."""
     bench = CoordinatorBench()
     for controller in range(3):
@@ -242,12 +242,12 @@ def test_a_creation_that_an_answer_does_not_mention_is_repeated() -> None:
     assert len(bench.asked(CREATE_TOPICS)) == 2
 
 
-def test_a_creation_that_never_comes_through_ends_at_the_limit_and_says_why() -> None:
+def test_failing_topic_creation_ends_at_the_limit_with_its_cause() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(
-        KafkaTimeoutError, match=r"Topic decisions was neither found nor made within 3000 ms\. .*not the controller"
+        KafkaTimeoutError, match=r"Topic decisions was neither found nor created within 3000 ms\. .*not the controller"
     ):
         ensure(bench, "decisions", 3_000)
     assert 3_000 <= bench.rig.now_ms - started_ms <= 3_200
@@ -269,7 +269,7 @@ def test_a_cluster_that_comes_back_in_time_is_asked() -> None:
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_counted_and_a_missing_topic_has_none_and_is_not_made() -> None:
+def test_partition_count_of_a_missing_topic_is_zero() -> None:
     bench = CoordinatorBench()
     bench.cluster.create_topic("decisions", 7)
     assert bench.coordinator.creation.count("decisions", bench.timer()) == 7
@@ -284,14 +284,14 @@ def test_a_cluster_that_does_not_answer_is_no_missing_topic() -> None:
         bench.coordinator.creation.count("decisions", bench.timer(2_000))
 
 
-def test_a_topic_that_is_made_because_it_is_missing_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_creating_a_missing_topic_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "decisions") == 5
     assert caplog.text == ""
 
 
-def test_a_topic_that_nobody_could_be_asked_for_is_told_with_what_the_connection_failed_of() -> None:
+def test_unreachable_cluster_is_reported_with_the_connection_error() -> None:
     bench = CoordinatorBench(node_count=1)
     bench.rig.network.refusing.add(0)
-    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor made .* Connection refused"):
+    with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was neither found nor created .* Connection refused"):
         bench.coordinator.creation.ensure("decisions", 5, 3, {}, bench.timer(4_000))

@@ -35,7 +35,7 @@ def bench() -> CoordinatorBench:
 
 
 @pytest.mark.parametrize(("is_in_doubt", "status"), [(True, EndTxnStatus.UNRESOLVED), (False, EndTxnStatus.REFUSED)])
-def test_an_end_that_was_refused_after_no_answer_may_have_come_about(is_in_doubt: bool, status: EndTxnStatus) -> None:
+def test_refusal_after_a_lost_response_is_in_doubt(is_in_doubt: bool, status: EndTxnStatus) -> None:
     open_ = OpenTransaction("id", 5, 3, 2)
     error = UnsupportedVersionError("a coordinator of an older release by then")
     outcome = end_txn_outcome(open_, Outcome(None, error, is_in_doubt))
@@ -66,7 +66,7 @@ def test_an_open_transaction_is_aborted_and_waited_for(bench: CoordinatorBench) 
     assert bench.cluster.log("t", 0).committed_records() == []
 
 
-def test_an_open_transaction_that_does_not_end_is_reported_at_the_limit(bench: CoordinatorBench) -> None:
+def test_endless_open_transaction_is_reported_at_the_limit(bench: CoordinatorBench) -> None:
     bench.cluster.on(INIT, faults.fail_with(51), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"'id'.*1500 ms.*previous transaction"):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(1_500))
@@ -201,7 +201,7 @@ def test_a_broker_that_is_loading_is_asked_again_alone(bench: CoordinatorBench, 
     assert sorted(exchange.node_id for exchange in bench.asked(LIST)) == [0, 1, 1, 2]
 
 
-def test_a_broker_that_has_gone_is_not_waited_for_and_what_it_coordinated_is_listed(bench: CoordinatorBench) -> None:
+def test_listing_skips_a_dead_broker_and_finds_its_transactions_elsewhere(bench: CoordinatorBench) -> None:
     """By the others, which have answered before they had it."""
 
     def notice() -> None:
@@ -224,7 +224,7 @@ def test_a_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, del
     assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
 
 
-def test_a_list_that_lacks_a_broker_is_an_error_that_names_it(bench: CoordinatorBench) -> None:
+def test_listing_without_one_broker_raises_its_name(bench: CoordinatorBench) -> None:
     bench.cluster.on(LIST, faults.lose_response(), node_id=1, times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match=r"ListTransactions of node broker-1"):
@@ -238,7 +238,7 @@ def test_without_any_broker_the_list_ends_at_its_limit(bench: CoordinatorBench) 
         listed(bench, 2_000)
 
 
-def test_a_client_that_starts_again_from_bootstrap_servers_asks_all_brokers(bench: CoordinatorBench) -> None:
+def test_listing_after_rebootstrap_asks_all_brokers(bench: CoordinatorBench) -> None:
     """Not those addresses, which may be one of many."""
     bench.open("a", "b", "c")
     bench.cluster.on(METADATA, faults.delay(50))
@@ -246,7 +246,7 @@ def test_a_client_that_starts_again_from_bootstrap_servers_asks_all_brokers(benc
     assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
 
 
-def test_a_filter_that_a_broker_is_too_old_for_is_refused(bench: CoordinatorBench) -> None:
+def test_filter_on_a_too_old_broker_is_refused(bench: CoordinatorBench) -> None:
     bench.cluster.versions = KAFKA_3_0
     assert listed(bench, states=[TransactionState.ONGOING]) == []
     with pytest.raises(UnsupportedVersionError, match="duration_filter"):

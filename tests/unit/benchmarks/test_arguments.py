@@ -33,7 +33,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
         ("profile_producer", "--rounds", "0", "not a number from 1 on"),
     ],
 )
-def test_an_argument_of_no_use_is_refused_before_anything_is_measured(
+def test_useless_argument_is_refused_before_measuring(
     job: str, option: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -41,7 +41,7 @@ def test_an_answer_makes_the_nodes_versions_known() -> None:
     assert discovery.due() == []
 
 
-def test_a_node_that_does_not_know_the_version_is_asked_in_the_one_it_names() -> None:
+def test_next_versions_request_uses_the_version_that_the_node_names() -> None:
     discovery = VersionDiscovery(ApiVersions())
     assert not discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION, [(18, 0, 2)]))
     assert discovery.take_version("1") == 2
@@ -53,7 +53,7 @@ def test_a_node_that_names_no_version_is_asked_in_version_0() -> None:
     assert discovery.take_version("1") == 0
 
 
-def test_a_node_that_takes_its_word_back_is_asked_in_ever_older_versions_until_it_is_given_up() -> None:
+def test_node_that_refuses_each_version_gets_lower_ones_until_it_fails() -> None:
     discovery = VersionDiscovery(ApiVersions())
     asked = [LATEST]
     while asked[-1] > 0:

@@ -20,7 +20,7 @@ def test_jitter_spreads_by_its_share_and_never_beyond_the_maximum() -> None:
     assert max(late) == 1_000
 
 
-def test_a_maximum_at_or_below_the_start_is_the_constant_wait() -> None:
+def test_maximum_below_the_initial_wait_is_constant() -> None:
     backoff = ExponentialBackoff(500, 2, 300, 0.2, random.Random(1))
     assert {backoff.backoff_ms(attempts) for attempts in range(20)} == {300}
 

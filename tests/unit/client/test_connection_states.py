@@ -87,7 +87,7 @@ def test_a_lost_node_is_left_alone_for_the_backoff() -> None:
     assert states.can_connect(NODE, 1_000 + delay_ms)
 
 
-def test_the_backoff_grows_with_each_failure_to_its_maximum_and_starts_over_when_ready() -> None:
+def test_reconnect_backoff_grows_and_resets_when_ready() -> None:
     states = make()
     delays = []
     for _ in range(10):
@@ -155,7 +155,7 @@ def test_every_address_is_tried_before_the_name_is_resolved_again() -> None:
     assert len(names.asked) == 2
 
 
-def test_after_a_lost_connection_the_name_is_resolved_anew_and_the_same_address_not_tried_first() -> None:
+def test_lost_connection_resolves_again_and_tries_another_address_first() -> None:
     names = Names("10.0.0.1", "10.0.0.2")
     states = make(names)
     assert connect(states, 0) == "10.0.0.1"
@@ -173,7 +173,7 @@ def test_a_single_address_is_tried_again_after_a_lost_connection() -> None:
     assert connect(states, 0) == "10.0.0.1"
 
 
-def test_a_host_that_does_not_resolve_is_resolved_again_at_the_next_attempt() -> None:
+def test_unresolved_host_is_resolved_again_at_the_next_attempt() -> None:
     names = Names()
     states = make(names)
     with pytest.raises(BootstrapResolutionError, match="broker"):
@@ -194,7 +194,7 @@ def test_a_node_that_moved_to_another_host_starts_over() -> None:
     assert states.setup_timeout_ms(NODE) <= 12_000
 
 
-def test_a_throttle_blocks_requests_until_it_is_over_and_never_gets_shorter() -> None:
+def test_throttle_blocks_requests_and_never_gets_shorter() -> None:
     states = make()
     connect(states, 0)
     states.ready(NODE)

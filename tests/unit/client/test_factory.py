@@ -31,24 +31,24 @@ def test_names_that_resolve_stay_as_they_are() -> None:
     assert bootstrap_addresses(servers, ALL, resolve, canonical_names) == servers
 
 
-def test_a_name_that_does_not_resolve_is_passed_over_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_unresolved_name_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert bootstrap_addresses([("bad", 1), ("b", 2)], ALL, resolve, canonical_names) == [("b", 2)]
     assert "bad:1" in caplog.text
 
 
 @pytest.mark.parametrize("lookup", [ALL, CANONICAL])
-def test_without_any_name_that_resolves_the_error_names_the_option_and_all_of_them(lookup: str) -> None:
+def test_unresolved_bootstrap_servers_are_all_named(lookup: str) -> None:
     with pytest.raises(BootstrapResolutionError, match=r"bootstrap\.servers.*bad1.*bad2"):
         bootstrap_addresses([("bad1", 1), ("bad2", 2)], lookup, resolve, canonical_names)
 
 
-def test_canonical_lookup_puts_the_full_name_of_each_address_in_the_names_place() -> None:
+def test_canonical_lookup_replaces_a_name_by_full_names() -> None:
     found = bootstrap_addresses([("a", 1)], CANONICAL, resolve, canonical_names)
     assert found == [("one.a", 1), ("two.a", 1)]
 
 
-def test_a_full_name_that_does_not_resolve_keeps_nobody_elses_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_unresolved_canonical_name_keeps_the_others(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = bootstrap_addresses([("a", 1)], CANONICAL, resolve, lambda _: ["bad.a", "two.a"])
     assert found == [("two.a", 1)]

@@ -96,7 +96,7 @@ def test_a_throttle_does_not_count_against_the_timeout() -> None:
     assert requests.nodes_with_timed_out_requests(601) == ["1", "2"]
 
 
-def test_with_nothing_in_flight_nothing_times_out_and_nothing_can_be_completed() -> None:
+def test_empty_in_flight_has_no_timeout() -> None:
     requests = InFlightRequests(5)
     assert requests.next_timeout_ms(0) == FOREVER_MS
     with pytest.raises(IllegalStateError, match="node 9"):

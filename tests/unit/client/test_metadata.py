@@ -139,7 +139,7 @@ def test_metadata_is_fetched_again_when_it_is_too_old(metadata: SomeTopics) -> N
     assert metadata.last_successful_refresh_ms == 1_000
 
 
-def test_a_request_for_an_update_waits_out_the_backoff_since_the_last_one(metadata: SomeTopics) -> None:
+def test_update_request_waits_for_the_backoff(metadata: SomeTopics) -> None:
     update(metadata, response())
     assert metadata.request_update() == 1
     assert metadata.update_requested()
@@ -149,7 +149,7 @@ def test_a_request_for_an_update_waits_out_the_backoff_since_the_last_one(metada
     assert metadata.time_to_next_update(1_000 + wait_ms) == 0
 
 
-def test_the_backoff_grows_while_updates_fail_and_starts_over_after_a_success(metadata: SomeTopics) -> None:
+def test_update_backoff_grows_and_resets_after_a_success(metadata: SomeTopics) -> None:
     metadata.bootstrap([("a", 1)])
     waits = []
     for _ in range(8):
@@ -176,14 +176,14 @@ def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopi
 
 
 @pytest.mark.parametrize("stale", [topic("t", error=5), topic("t", partition(error=5))], ids=["topic", "partition"])
-def test_what_stays_without_a_leader_is_asked_for_ever_more_slowly(metadata: SomeTopics, stale: TopicMetadata) -> None:
+def test_leaderless_partition_is_requested_more_and_more_slowly(metadata: SomeTopics, stale: TopicMetadata) -> None:
     for _ in range(6):
         update(metadata, response(stale))
     assert metadata.update_requested()
     assert metadata.time_to_next_update(1_000) >= 800
 
 
-def test_where_no_epoch_can_tell_what_is_new_every_answer_is(metadata: SomeTopics) -> None:
+def test_without_epochs_every_response_is_new(metadata: SomeTopics) -> None:
     for _ in range(6):
         update(metadata, response(topic("t", partition()), reliable=False))
     metadata.request_update(reset_equivalent_backoff=False)
@@ -252,7 +252,7 @@ def test_topics_asked_for_while_an_update_was_under_way_stay_wanted(metadata: So
     assert not metadata.update_requested()
 
 
-def test_a_partial_update_neither_answers_a_full_one_nor_renews_the_age(metadata: SomeTopics) -> None:
+def test_partial_update_does_not_satisfy_a_full_one(metadata: SomeTopics) -> None:
     update(metadata, response())
     metadata.request_update()
     update(metadata, response(), now_ms=5_000, is_partial=True)
@@ -297,7 +297,7 @@ def test_epochs_of_topics_not_wanted_any_more_are_forgotten(metadata: SomeTopics
     assert metadata.current_leader(T0).epoch is None
 
 
-def test_a_full_update_replaces_and_a_partial_one_is_laid_over(metadata: SomeTopics) -> None:
+def test_full_update_replaces_and_partial_update_merges(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A)))
     update(metadata, response(topic("u", partition("u"), topic_id=ID_B)), is_partial=True)
     assert metadata.fetch().topics == {"t", "u"}
@@ -326,7 +326,7 @@ def test_a_partial_update_tells_of_the_whole_cluster(metadata: SomeTopics) -> No
     assert cluster.partition_count_for_topic("t") == 1
 
 
-def test_a_partial_update_lets_go_of_topics_not_wanted_any_more(metadata: SomeTopics) -> None:
+def test_partial_update_drops_topics_that_are_not_retained(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("u", error=17)))
     metadata.wanted.clear()
     update(metadata, response(), is_partial=True)
@@ -358,7 +358,7 @@ def test_new_topics_are_added_to_the_view_that_there_is(metadata: SomeTopics) ->
         assert added.partitions_for_node(node_id) == expected.partitions_for_node(node_id)
 
 
-def test_a_node_that_has_moved_is_elsewhere_for_the_topics_known_before(metadata: SomeTopics) -> None:
+def test_moved_node_has_its_new_address_in_known_topics(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     assert metadata.fetch().leader_for(T0) == NODES[0]
     nodes = NODES | {0: Node(0, "elsewhere", 9092)}
@@ -367,7 +367,7 @@ def test_a_node_that_has_moved_is_elsewhere_for_the_topics_known_before(metadata
     assert metadata.fetch().leader_for(TopicPartition("u", 0)) == nodes[0]
 
 
-def test_invalid_and_unauthorized_topics_are_told_apart_and_survive_a_partial_update(
+def test_invalid_and_unauthorized_topics_survive_a_partial_update(
     metadata: SomeTopics,
 ) -> None:
     metadata.wanted = {"bad name", "secret", "other"}
@@ -379,7 +379,7 @@ def test_invalid_and_unauthorized_topics_are_told_apart_and_survive_a_partial_up
 
 
 @pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 100, 103])
-def test_an_error_that_says_the_view_is_stale_asks_for_a_full_update(metadata: SomeTopics, code: int) -> None:
+def test_stale_metadata_error_asks_for_a_full_update(metadata: SomeTopics, code: int) -> None:
     update(metadata, response(topic("t", error=code)))
     assert metadata.update_requested()
     assert not metadata.new_metadata_request_and_version(1_000).is_partial
@@ -417,9 +417,7 @@ def test_an_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None
 
 
 @pytest.mark.parametrize("error", [3, 5], ids=["deleted and made again", "without leaders"])
-def test_an_older_epoch_of_a_partition_no_longer_cached_is_taken_without_topic_ids(
-    metadata: SomeTopics, error: int
-) -> None:
+def test_older_epoch_of_an_uncached_partition_is_accepted(metadata: SomeTopics, error: int) -> None:
     update(metadata, response(topic("t", partition(epoch=5), partition(number=1, epoch=5))))
     update(metadata, response(topic("t", error=error)))
     update(metadata, response(topic("t", partition(leader=1, epoch=4), partition(number=1, epoch=5))))
@@ -427,7 +425,7 @@ def test_an_older_epoch_of_a_partition_no_longer_cached_is_taken_without_topic_i
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 4)
 
 
-def test_after_starting_again_from_bootstrap_servers_no_partition_is_left_out(metadata: SomeTopics) -> None:
+def test_rebootstrap_leaves_no_partition_out(metadata: SomeTopics) -> None:
     metadata.bootstrap([("a", 1)])
     update(metadata, response(topic("t", partition(epoch=5), partition(number=1, epoch=5))))
     metadata.rebootstrap()
@@ -465,7 +463,7 @@ def test_unreliable_epochs_are_not_believed(metadata: SomeTopics) -> None:
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 3)
 
 
-def test_an_answer_without_topic_id_does_not_make_a_topic_another(metadata: SomeTopics) -> None:
+def test_response_without_topic_id_keeps_the_topic(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
     update(metadata, response(topic("t", partition(leader=1, epoch=2))))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
@@ -480,7 +478,7 @@ def test_an_answer_without_epoch_is_taken_as_it_is(metadata: SomeTopics) -> None
 # ---- leader hints ------------------------------------------------------------------------------------------------
 
 
-def test_a_newer_leader_named_by_a_response_is_applied_without_an_update(metadata: SomeTopics) -> None:
+def test_newer_leader_hint_is_applied_without_an_update(metadata: SomeTopics) -> None:
     metadata.bootstrap([("a", 1)])
     update(metadata, response(topic("t", partition(leader=0, epoch=5), partition(number=1), topic_id=ID_A)))
     new_node = Node(8, "broker-8", 9092)
@@ -497,7 +495,7 @@ def test_a_newer_leader_named_by_a_response_is_applied_without_an_update(metadat
     assert metadata.cache.partitions[T0].leader_id == 8, "the hint's epoch counts against an older answer"
 
 
-def test_a_leader_that_a_response_names_is_applied_where_no_epoch_was_known(metadata: SomeTopics) -> None:
+def test_leader_hint_is_applied_if_no_epoch_is_known(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0)), reliable=False))
     assert metadata.update_partition_leadership({T0: LeaderIdAndEpoch(1, 0)}, []) == {T0}
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 0)
@@ -510,15 +508,13 @@ def test_a_leader_that_a_response_names_is_applied_where_no_epoch_was_known(meta
         LeaderIdAndEpoch(77, 6),
     ],
 )  # fmt: skip
-def test_a_hint_that_is_old_incomplete_or_of_an_unknown_node_is_passed_over(
-    metadata: SomeTopics, hint: LeaderIdAndEpoch
-) -> None:
+def test_stale_or_incomplete_leader_hint_is_ignored(metadata: SomeTopics, hint: LeaderIdAndEpoch) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=5))))
     assert metadata.update_partition_leadership({T0: hint}, []) == set()
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
 
 
-def test_a_hint_for_a_partition_that_is_not_cached_is_passed_over(metadata: SomeTopics) -> None:
+def test_leader_hint_for_an_uncached_partition_is_ignored(metadata: SomeTopics) -> None:
     update(metadata, response())
     assert metadata.update_partition_leadership({T0: LeaderIdAndEpoch(1, 6)}, []) == set()
     assert metadata.current_leader(T0).epoch is None

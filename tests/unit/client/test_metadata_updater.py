@@ -73,7 +73,7 @@ def test_a_poll_ends_in_time_for_the_next_update() -> None:
     assert rig.now_ms - before_ms == wait_ms
 
 
-def test_a_response_without_brokers_is_a_failed_update_and_not_believed() -> None:
+def test_metadata_without_brokers_is_a_failed_update() -> None:
     rig = ClientRig(1, ["t"])
     rig.cluster.on(METADATA, faults.change(lambda values: {**values, "brokers": ()}), times=3)
     rig.poll_until(lambda: updates(rig) == 3)
@@ -124,7 +124,7 @@ def test_a_lost_bootstrap_connection_is_told_of(caplog: pytest.LogCaptureFixture
     assert "Connection refused" in str(rig.metadata.connection_failure)
 
 
-def test_a_node_is_tried_no_faster_than_its_backoff_while_metadata_is_wanted() -> None:
+def test_metadata_request_waits_for_the_nodes_backoff() -> None:
     rig = ClientRig(1, recovery_strategy="none")
     rig.network.refusing.add(0)
     attempts = 0
@@ -166,7 +166,7 @@ class Seeds(ClientRig):
         self.network.node_at = lambda sockaddr: 0 if sockaddr[0] == "seed" else node_at(sockaddr)  # type: ignore[method-assign]
 
 
-def test_when_no_known_node_can_be_had_it_starts_again_from_bootstrap_servers() -> None:
+def test_no_available_node_starts_a_rebootstrap() -> None:
     rig = Seeds("rebootstrap")
     move_cluster(rig)
     rig.poll_until(lambda: rig.node(0) in rig.metadata.fetch().nodes, limit_ms=10_000)
@@ -188,7 +188,7 @@ def test_starting_again_it_makes_a_new_connection_to_a_bootstrap_address() -> No
     rig.await_metadata()
 
 
-def test_without_the_recovery_strategy_it_goes_on_with_the_nodes_it_knows() -> None:
+def test_recovery_none_keeps_the_known_nodes() -> None:
     rig = Seeds("none")
     move_cluster(rig)
     started_ms = rig.now_ms
@@ -199,7 +199,7 @@ def test_without_the_recovery_strategy_it_goes_on_with_the_nodes_it_knows() -> N
     assert not rig.metadata.fetch().is_bootstrap_configured
 
 
-def test_it_does_not_start_again_while_a_connection_stands_but_is_busy() -> None:
+def test_busy_connection_prevents_a_rebootstrap() -> None:
     rig = ClientRig(1, ["t"], max_in_flight=1)
     rig.await_metadata()
     rig.connect(0)
@@ -212,7 +212,7 @@ def test_it_does_not_start_again_while_a_connection_stands_but_is_busy() -> None
     assert not rig.metadata.fetch().is_bootstrap_configured
 
 
-def test_it_does_not_start_again_while_every_node_asks_to_be_left_alone() -> None:
+def test_throttled_nodes_prevent_a_rebootstrap() -> None:
     """A quota throttles all brokers alike: what is in flight to them would be lost with the connections."""
     rig = ClientRig(1, ["t"])
     rig.await_metadata()
@@ -229,7 +229,7 @@ def test_it_does_not_start_again_while_every_node_asks_to_be_left_alone() -> Non
     assert 1_000 <= rig.now_ms - throttled_ms <= 1_100
 
 
-def test_it_does_not_start_again_while_the_session_of_the_only_connection_is_renewed(
+def test_session_renewal_prevents_a_rebootstrap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = ClientRig(1, ["t"])
@@ -245,7 +245,7 @@ def test_it_does_not_start_again_while_the_session_of_the_only_connection_is_ren
     assert rig.selector.connection_ids == connections
 
 
-def test_it_does_not_start_again_over_and_over_when_it_has_just_done_so() -> None:
+def test_rebootstrap_does_not_repeat_at_once() -> None:
     rig = ClientRig(1)
     rig.network.refusing.add(0)
     version = rig.metadata.update_version
@@ -254,7 +254,7 @@ def test_it_does_not_start_again_over_and_over_when_it_has_just_done_so() -> Non
     assert rig.metadata.update_version == version
 
 
-def test_without_fresh_metadata_for_the_trigger_time_it_drops_all_connections_and_starts_again() -> None:
+def test_stale_metadata_triggers_a_rebootstrap() -> None:
     rig = Seeds("rebootstrap")
     rig.metadata.bootstrap([("seed", 9092)])
     rig.await_metadata()
@@ -299,7 +299,7 @@ def test_a_broker_may_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
     assert rig.metadata.fetch().leader_for(TopicPartition("t", 0)) == rig.node(0)
 
 
-def test_without_the_recovery_strategy_a_brokers_wish_is_a_normal_answer() -> None:
+def test_recovery_none_ignores_a_rebootstrap_request() -> None:
     rig = ClientRig(1, ["t"], recovery_strategy="none")
     rig.await_metadata()
     rig.cluster.on(METADATA, faults.fail_with(129))

@@ -144,7 +144,7 @@ def test_no_more_than_the_maximum_is_in_flight() -> None:
         assert rig.client.ready(node, rig.now_ms) == expected
 
 
-def test_a_node_whose_last_send_is_still_under_way_is_not_ready(rig: ClientRig) -> None:
+def test_node_with_an_unfinished_send_is_not_ready(rig: ClientRig) -> None:
     rig.network.stalled.add(0)
     rig.send(0, ASK)
     rig.poll()
@@ -184,7 +184,7 @@ def test_the_highest_version_both_sides_know_is_used() -> None:
     assert rig.metadata.fetch().topics == {"t"}
 
 
-def test_a_node_too_old_gets_nothing_and_the_error_names_node_and_both_ranges(rig: ClientRig) -> None:
+def test_too_old_node_gets_no_request_and_is_named(rig: ClientRig) -> None:
     rig.cluster.versions = {**rig.cluster.versions, 2: (0, 0)}
     rig.network.cut(0)
     rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
@@ -199,21 +199,21 @@ def test_a_node_too_old_gets_nothing_and_the_error_names_node_and_both_ranges(ri
     assert rig.client.ready(rig.node(0), rig.now_ms)
 
 
-def test_a_request_that_cannot_be_written_comes_back_and_the_connection_lives_on(rig: ClientRig) -> None:
+def test_unencodable_request_fails_and_keeps_the_connection(rig: ClientRig) -> None:
     rig.send(0, InitProducerIdRequest("x" * 40_000, producer_epoch=2**20))
     (response,) = rig.poll()
     assert response.version_mismatch is not None
     assert rig.client.ready(rig.node(0), rig.now_ms)
 
 
-def test_a_node_that_does_not_know_our_versions_request_is_asked_in_an_older_one() -> None:
+def test_old_node_gets_an_older_versions_request() -> None:
     rig = ClientRig(1)
     rig.cluster.versions = {**rig.cluster.versions, 18: (0, 2)}
     rig.connect(0)
     assert [exchange.version for exchange in rig.cluster.requests_of(API_VERSIONS)][-1] == 2
 
 
-def test_a_node_that_tells_no_versions_is_disconnected_and_tried_again() -> None:
+def test_node_without_versions_is_disconnected_and_retried() -> None:
     rig = ClientRig(1, recovery_strategy="none")
     rig.cluster.on(API_VERSIONS, faults.fail_with(42))
     rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)))
@@ -240,7 +240,7 @@ def test_metadata_a_node_is_too_old_for_is_a_fatal_error() -> None:
     ],
     ids=["next id", "last id", "cut short", "two bytes"],
 )  # fmt: skip
-def test_what_is_not_the_answer_ends_the_connection_and_completes_no_request(
+def test_wrong_response_closes_the_connection(
     rig: ClientRig, fault: faults.Hook, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.cluster.on(INIT_PRODUCER_ID, fault)
@@ -299,13 +299,13 @@ def test_the_error_of_a_wrong_correlation_id_names_node_and_both_ids(rig: Client
     assert str(request.correlation_id + 5) in text
 
 
-def test_an_answer_that_nobody_asked_for_ends_the_connection(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_unrequested_response_closes_the_connection(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.cluster.on(INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame + frame))
     rig.send(0, ASK)
     with caplog.at_level(logging.CRITICAL):
         (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
     assert response.body is not None
-    assert "nothing was asked" in str(rig.metadata.connection_failure)
+    assert "no request was in flight" in str(rig.metadata.connection_failure)
 
 
 # ---- disconnections and time-outs ----------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_unexpected_exception_at_connecting_counts_as_failed_connection(monkeypa
     assert rig.client.connection_failed(rig.node(0))
 
 
-def test_a_lost_connection_gives_its_requests_back_and_asks_for_metadata(rig: ClientRig) -> None:
+def test_lost_connection_completes_its_requests_and_asks_for_metadata(rig: ClientRig) -> None:
     sent = []
     for _ in range(3):
         sent.append(rig.send(0, ASK))
@@ -375,7 +375,7 @@ def test_answers_that_came_before_the_connection_was_lost_still_count(rig: Clien
     assert [response.body is not None for response in responses] == [True]
 
 
-def test_a_request_not_answered_in_time_ends_the_connection_and_all_in_flight(rig: ClientRig) -> None:
+def test_timed_out_request_closes_the_connection(rig: ClientRig) -> None:
     rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request(), times=None)
     started_ms = rig.now_ms
     late = rig.send(0, ASK, timeout_ms=500)
@@ -391,13 +391,13 @@ def test_a_request_not_answered_in_time_ends_the_connection_and_all_in_flight(ri
     assert "0" not in rig.selector.connection_ids
 
 
-def test_the_time_out_is_the_clients_own_where_a_request_brings_none(rig: ClientRig) -> None:
+def test_request_without_timeout_gets_the_clients(rig: ClientRig) -> None:
     request = rig.client.new_client_request("0", ASK, 5, True)
     assert request.request_timeout_ms == REQUEST_TIMEOUT_MS
     assert rig.client.new_client_request("0", ASK, 5, True, 0).request_timeout_ms == 0
 
 
-def test_a_connection_not_made_in_time_is_given_up_and_its_limit_grows() -> None:
+def test_connection_setup_times_out_and_its_limit_grows() -> None:
     rig = ClientRig(1, recovery_strategy="none")
     rig.network.hanging.add(0)
     node = Node(-1, "broker-0", 9092)
@@ -435,7 +435,7 @@ def test_connection_that_stalls_names_the_step(
     assert "lost (authenticate)" in caplog.text
 
 
-def test_a_node_that_answers_nothing_to_the_versions_request_is_given_up() -> None:
+def test_silent_node_times_out_at_the_versions_request() -> None:
     rig = ClientRig(1, recovery_strategy="none")
     rig.cluster.on(API_VERSIONS, faults.lose_request())
     rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)), limit_ms=REQUEST_TIMEOUT_MS + 50)
@@ -489,7 +489,7 @@ def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> 
     assert rig.client.poll_delay_ms(rig.node(0), rig.now_ms) == left_ms
 
 
-def test_a_node_that_has_moved_is_connected_to_where_it_is() -> None:
+def test_moved_node_is_connected_at_its_new_address() -> None:
     """Bug: brokers that had changed places were each taken for the one before, as long as the connections stood, and
     refused every record, though metadata said where their leaders are.
     """
@@ -509,7 +509,7 @@ def test_a_node_that_has_moved_is_connected_to_where_it_is() -> None:
     assert [asked.node_id for asked in rig.cluster.requests_of(INIT_PRODUCER_ID)] == [1, 0]
 
 
-def test_disconnect_gives_requests_back_with_the_next_poll_and_doubts_no_metadata(rig: ClientRig) -> None:
+def test_disconnect_completes_requests_and_keeps_metadata(rig: ClientRig) -> None:
     request = rig.send(0, ASK)
     rig.client.disconnect("0")
     assert rig.client.connection_failed(rig.node(0))
@@ -598,7 +598,7 @@ def test_metadata_request_of_the_user_is_not_the_updaters(rig: ClientRig) -> Non
     assert failed_updates == []
 
 
-def test_a_metadata_request_in_flight_at_a_disconnect_is_sent_again(rig: ClientRig) -> None:
+def test_metadata_request_lost_by_disconnect_is_sent_again(rig: ClientRig) -> None:
     rig.clock.advance(200)
     rig.metadata.request_update()
     rig.poll()
@@ -618,7 +618,7 @@ def refuse(rig: ClientRig, connection_id: str) -> SaslAuthenticationError:
     return error
 
 
-def test_a_refusal_is_told_at_once_and_of_its_node_alone(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_login_is_reported_at_once_for_its_node(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
     request = rig.send(0, ASK)
     error = refuse(rig, "0")
     with caplog.at_level(logging.CRITICAL):
@@ -658,7 +658,7 @@ def test_a_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig
     assert rig.client.ready(node, rig.now_ms)
 
 
-def test_a_throttle_that_the_broker_waited_out_itself_is_not_waited_out_again() -> None:
+def test_client_does_not_repeat_a_throttle_of_the_broker() -> None:
     rig = ClientRig(1)
     rig.cluster.versions = {**rig.cluster.versions, 22: (0, 0)}
     rig.await_metadata()
@@ -705,7 +705,7 @@ def test_else_the_ready_node_with_the_fewest_in_flight() -> None:
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
 
 
-def test_a_ready_node_wins_over_one_being_connected_and_that_over_one_that_could_be() -> None:
+def test_least_loaded_prefers_ready_then_connecting_then_connectable_nodes() -> None:
     rig = ClientRig(3)
     rig.await_metadata()
     for node_id in list(rig.selector.connection_ids):
@@ -720,7 +720,7 @@ def test_a_ready_node_wins_over_one_being_connected_and_that_over_one_that_could
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(2)}
 
 
-def test_of_those_that_could_be_connected_the_one_tried_longest_ago() -> None:
+def test_least_loaded_prefers_the_oldest_attempt() -> None:
     rig = ClientRig(3)
     rig.await_metadata()
     for node_id in (1, 2, 0):
@@ -733,7 +733,7 @@ def test_of_those_that_could_be_connected_the_one_tried_longest_ago() -> None:
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
 
 
-def test_nodes_in_backoff_are_passed_over_and_none_is_had_when_all_are() -> None:
+def test_least_loaded_skips_nodes_in_backoff() -> None:
     rig = ClientRig(2)
     rig.await_metadata()
     for node_id in list(rig.selector.connection_ids):
@@ -745,7 +745,7 @@ def test_nodes_in_backoff_are_passed_over_and_none_is_had_when_all_are() -> None
     assert rig.client.least_loaded_node(rig.now_ms) is None
 
 
-def test_clients_spread_over_the_nodes_and_one_seed_gives_one_choice() -> None:
+def test_clients_spread_over_nodes_by_their_seed() -> None:
     def first_choice(seed: int) -> Node | None:
         rig = ClientRig(4, seed=seed)
         return rig.client.least_loaded_node(rig.now_ms)
@@ -835,9 +835,7 @@ def throttled(version: int, throttle_ms: int = 250) -> Any:
         (ApiKey.TXN_OFFSET_COMMIT, 1), (ApiKey.CREATE_TOPICS, 3),
     ],
 )  # fmt: skip
-def test_the_client_waits_from_the_version_on_that_leaves_the_waiting_to_it(
-    api_key: ApiKey, first_version: int
-) -> None:
+def test_client_waits_only_from_the_throttling_version_on(api_key: ApiKey, first_version: int) -> None:
     assert client_throttle_ms(api_key, throttled(first_version - 1)) == 0
     assert client_throttle_ms(api_key, throttled(first_version)) == 250
 

@@ -57,7 +57,7 @@ def test_one_that_its_producer_called_fatal_stays_so() -> None:
 
 
 def test_one_that_must_not_be_sent_again_says_so_whatever_its_class_is() -> None:
-    """Bug: who wrote a batch again after an error that is retriable had each row twice, where the batch counts."""
+    """Bug: a caller that wrote a batch again after a retriable error had each row twice."""
     assert KafkaTimeoutError().reworded("late").retriable
     told = KafkaTimeoutError().reworded("late", retriable=False)
     for carried in (told, pickle.loads(pickle.dumps(told)), told.reworded("at node 1: late")):

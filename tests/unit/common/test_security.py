@@ -528,7 +528,7 @@ def _with_function(call: Callable[[], tuple[str, int]]) -> tuple[object, ...]:
 
 
 def test_same_function_gives_the_same_configuration() -> None:
-    """Bug: of a sink made anew for each micro-batch every one had producers of its own, and logged in anew."""
+    """Bug: a sink that was made again for each micro-batch had new producers, and logged in each time."""
     mine, other = _Tokens("mine"), _Tokens("other")
     whole, parts = functools.partial(_Tokens("a").token), functools.partial(_Tokens("a").token)
     assert _with_function(mine) == _with_function(mine) != _with_function(other)
@@ -577,7 +577,7 @@ def test_a_scheme_that_is_not_the_protocol_is_refused(servers: object) -> None:
 
 
 def test_names_from_reverse_dns_are_refused_with_tls() -> None:
-    """Bug: the name that a certificate was checked against came from whoever answers for an address."""
+    """Bug: the name for the check of a certificate came from the DNS server of the address."""
     canonical = {"client_dns_lookup": "resolve_canonical_bootstrap_servers_only"}
     with pytest.raises(ConfigError, match="name that the DNS gives"):
         config(security_protocol="SSL", **canonical)

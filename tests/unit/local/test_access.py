@@ -115,7 +115,7 @@ def test_a_permission_is_revoked_when_no_server_shows_it(monkeypatch: pytest.Mon
     ],
     ids=["grant", "revoke", "set", "remove"],
 )
-def test_a_change_that_does_not_arrive_is_told_with_its_server_and_in_time(
+def test_change_that_does_not_arrive_names_its_server_at_the_timeout(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[AccessAdmin], None], answers: dict[str, Any], text: str
 ) -> None:
     servers = Servers(monkeypatch, **answers)
@@ -151,7 +151,7 @@ def test_grants_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("mechanism", "number"), [("SCRAM-SHA-256", 1), ("SCRAM-SHA-512", 2)])
-def test_a_password_is_there_when_every_server_shows_one_of_its_mechanism(
+def test_set_password_waits_until_every_server_has_it(
     monkeypatch: pytest.MonkeyPatch, mechanism: str, number: int
 ) -> None:
     shown_ = [passwords(3 - number), passwords(1, 2), passwords(), passwords(number)]

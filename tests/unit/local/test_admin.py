@@ -104,7 +104,7 @@ class Pieces:
         return self._pieces.pop(0)
 
 
-def test_an_answer_in_pieces_is_read_whole_and_an_end_within_it_is_told() -> None:
+def test_response_in_pieces_is_read_whole_and_its_early_end_raises() -> None:
     connection: Any = Pieces(b"ab", b"cd", b"ef")
     assert admin._receive(connection, 4) == b"abcd"
     with pytest.raises(ConnectionError, match="in the middle of an answer"):

@@ -91,7 +91,7 @@ def test_an_archive_is_made_once_by_a_broker_that_starts_and_ends_in_order(
 
 
 @pytest.mark.parametrize("what", ["java", "a.jar", "b.jar", "version", "jars"])
-def test_another_java_or_other_jars_have_an_archive_of_their_own(
+def test_other_java_or_jars_have_their_own_archive(
     maker: Maker, jvm: Jvm, cache: Path, tmp_path: Path, what: str
 ) -> None:
     first = with_class_archive(jvm, cache)
@@ -105,9 +105,7 @@ def test_another_java_or_other_jars_have_an_archive_of_their_own(
     assert maker.steps.count("begin_start") == 2
 
 
-def test_a_launcher_that_is_a_link_counts_by_what_it_leads_to(
-    maker: Maker, jvm: Jvm, cache: Path, tmp_path: Path
-) -> None:
+def test_java_link_counts_by_its_target(maker: Maker, jvm: Jvm, cache: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(jvm.java.path)
     linked = replace(jvm, java=replace(jvm.java, path=link))
@@ -131,7 +129,7 @@ def test_a_java_that_makes_none_is_noted_and_goes_without(
 
 
 @pytest.mark.parametrize("can_say", [True, False])
-def test_what_failed_with_a_java_that_may_make_one_is_tried_again(
+def test_failed_archive_is_retried_with_a_capable_java(
     maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], can_say: bool
 ) -> None:
     """Bug: one full disk, and this Java's brokers started without their classes for ever."""
@@ -207,7 +205,7 @@ def test_another_process_that_has_made_it_meanwhile_is_believed(
     assert maker.steps.count("begin_start") == 1
 
 
-def test_a_cache_that_cannot_be_written_is_enough_without_an_archive(
+def test_read_only_cache_starts_without_an_archive(
     maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

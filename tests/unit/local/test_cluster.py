@@ -30,7 +30,7 @@ def test_a_forked_child_that_leaves_the_with_block_ends_nothing(monkeypatch: pyt
     assert ended == ["the watchdog"]
 
 
-def test_a_node_that_ends_before_it_knows_the_others_is_told_with_its_log(
+def test_node_that_ends_before_it_sees_the_others_shows_its_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Bug: "The cluster's files cannot be written: Connection refused", and no log."""
@@ -93,7 +93,7 @@ def test_archive_that_cannot_be_dropped_is_named(tmp_path: Path) -> None:
     assert f"{archive}, which could not be dropped" in drop_class_archive(archive)
 
 
-def test_a_forked_child_that_lives_on_keeps_nobody_from_the_folder(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
     """Bug: it holds the file open as well, and with it the lock."""
     kafka, next_ = EmbeddedKafka(data_dir=tmp_path), EmbeddedKafka(data_dir=tmp_path)
     kafka._claim_data()

@@ -79,7 +79,7 @@ def test_a_jar_damaged_in_the_cache_is_noticed_and_fetched_again(
     assert f"{first} is damaged" in capsys.readouterr().err
 
 
-def test_a_jar_that_arrives_with_another_checksum_is_an_error_and_is_not_kept(
+def test_jar_with_another_checksum_is_refused_and_not_kept(
     fetch: Callable[[], list[Path]], source: Source, tmp_path: Path
 ) -> None:
     source.content["org.example:b:2"] = b"evil twin!"
@@ -103,7 +103,7 @@ def test_a_download_that_breaks_off_is_tried_again(
     assert pauses == [1.0, 2.0]
 
 
-def test_a_source_that_never_answers_is_an_error_that_names_the_jar_and_its_cause(
+def test_silent_source_is_an_error_with_jar_and_cause(
     fetch: Callable[[], list[Path]], source: Source, tmp_path: Path
 ) -> None:
     source.failures["org.example:a:1"] = 99
@@ -112,7 +112,7 @@ def test_a_source_that_never_answers_is_an_error_that_names_the_jar_and_its_caus
     assert list((tmp_path / "cache").glob("fetch-*")) == []
 
 
-def test_one_process_at_a_time_fetches_and_the_other_says_that_it_waits(
+def test_waiting_process_says_that_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flock(file: IO[str], operation: int) -> None:
@@ -139,7 +139,7 @@ def test_what_a_killed_fetch_left_is_removed_by_the_next(fetch: Callable[[], lis
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["jars", "lock"]
 
 
-def test_a_cache_in_which_java_would_find_nothing_is_an_error_that_names_the_variable(
+def test_cache_path_with_separator_is_refused_by_its_variable(
     tmp_path: Path, fetch: Callable[[], list[Path]], source: Source
 ) -> None:
     fetch()
@@ -147,15 +147,13 @@ def test_a_cache_in_which_java_would_find_nothing_is_an_error_that_names_the_var
         fetch_jars(tmp_path / "things.lock.json", cache=tmp_path / "a:b", download=source)
 
 
-def test_a_cache_that_cannot_be_made_is_an_error_that_names_the_variable(
-    tmp_path: Path, fetch: Callable[[], list[Path]]
-) -> None:
+def test_cache_that_cannot_be_made_is_refused_by_its_variable(tmp_path: Path, fetch: Callable[[], list[Path]]) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.raises(LocalBrokerError, match=r"cache cannot be written.*SPARK_KAFKA_SINK_CACHE"):
         fetch()
 
 
-def test_a_disk_that_is_full_while_the_cache_is_filled_is_told_as_one_that_cannot_be_written(
+def test_full_disk_while_fetching_is_a_cache_error(
     fetch: Callable[[], list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: a bare OSError, and so a traceback of `python -m spark_kafka_sink.local`."""
@@ -194,7 +192,7 @@ def test_a_user_without_a_home_is_told_of_the_variable(
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(LocalBrokerError, match=rf"The cache folder {folder} is nowhere: .*SPARK_KAFKA_SINK_CACHE"):
+    with pytest.raises(LocalBrokerError, match=rf"The cache folder {folder} does not exist: .*SPARK_KAFKA_SINK_CACHE"):
         cache_dir(environment)
 
 

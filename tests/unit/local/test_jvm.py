@@ -40,9 +40,7 @@ def test_java_home_goes_before_path(tmp_path: Path) -> None:
     assert (java.path, java.version) == (chosen, "21.0.2")
 
 
-def test_a_java_named_from_here_is_found_from_a_brokers_folder_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_java_path_works_from_a_brokers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = install(tmp_path / "home" / "bin", says("21.0.2"))
     monkeypatch.chdir(tmp_path)
     assert find_java({"JAVA_HOME": "home"}).path == chosen
@@ -75,7 +73,7 @@ def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path")})
 
 
-def test_what_java_says_beside_its_version_may_be_in_another_encoding(tmp_path: Path) -> None:
+def test_java_output_may_have_another_encoding(tmp_path: Path) -> None:
     """Bug: it repeats JAVA_TOOL_OPTIONS as they are, and a Latin-1 letter there was a UnicodeDecodeError."""
     picked_up = r"printf 'Picked up JAVA_TOOL_OPTIONS: -Duser.name=Andr\351\n' >&2"
     java = install(tmp_path / "path", f"{picked_up}\n{says('17.0.1')}")
@@ -83,7 +81,7 @@ def test_what_java_says_beside_its_version_may_be_in_another_encoding(tmp_path: 
 
 
 @pytest.mark.parametrize("script", ["echo 'no such luck' >&2; exit 1", "exit 0"])
-def test_a_java_that_names_no_version_is_refused_with_what_it_said(tmp_path: Path, script: str) -> None:
+def test_java_without_a_version_is_refused_with_its_output(tmp_path: Path, script: str) -> None:
     java = install(tmp_path / "path", script)
     with pytest.raises(LocalBrokerError, match="names no version"):
         find_java({"PATH": str(java.parent)})
@@ -92,9 +90,7 @@ def test_a_java_that_names_no_version_is_refused_with_what_it_said(tmp_path: Pat
 @pytest.mark.parametrize(
     ("version", "log_binding", "jars"), [("4.3.1", "log4j-slf4j-impl", 46), ("3.9.1", "slf4j-reload4j", 57)]
 )
-def test_a_releases_lock_pins_that_release_alone_with_one_log_binding(
-    version: str, log_binding: str, jars: int
-) -> None:
+def test_each_lock_has_one_release_and_one_log_binding(version: str, log_binding: str, jars: int) -> None:
     coordinates = [jar.coordinate.split(":") for jar in JarLock.read(RELEASES[version].lock_path).jars]
     assert {found for group, _, found in coordinates if group == "org.apache.kafka"} == {version}
     assert len({(group, artifact) for group, artifact, _ in coordinates}) == len(coordinates) == jars
@@ -102,7 +98,7 @@ def test_a_releases_lock_pins_that_release_alone_with_one_log_binding(
     assert bindings & {artifact for _, artifact, _ in coordinates} == {log_binding}
 
 
-def test_a_release_that_is_not_in_the_table_is_refused_with_those_that_are() -> None:
+def test_unknown_release_is_refused_with_the_known_ones() -> None:
     with pytest.raises(LocalBrokerError, match=r"No embedded Kafka '2\.8\.0': there are 4\.3\.1 and 3\.9\.1"):
         EmbeddedKafka(version="2.8.0")
 
@@ -124,7 +120,7 @@ def test_for_throughput_nothing_is_left_out_of_the_compiler() -> None:
 
 
 @pytest.mark.parametrize("tuned_for", TUNINGS)
-def test_whatever_it_is_tuned_for_nothing_is_written_beside_its_folder_and_it_ends_without_memory(
+def test_jvm_writes_only_to_its_folder_and_exits_out_of_memory(
     tuned_for: str,
 ) -> None:
     flags = command(tuned_for=tuned_for)

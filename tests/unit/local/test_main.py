@@ -26,7 +26,7 @@ def test_a_wrong_argument_is_named(arguments: list[str], complaint: str, capsys:
     assert complaint in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_ends_in_a_message_without_a_traceback(
+def test_unwritable_folder_is_reported_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "fetch_jars", lambda *_, **__: [])

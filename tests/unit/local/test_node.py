@@ -114,7 +114,7 @@ def test_the_cluster_that_a_folder_is_of_is_read_from_it(bench: Bench) -> None:
     assert bench.node.cluster_id == "a=b"
 
 
-def test_a_broker_is_up_when_it_says_so_and_is_alive_in_its_cluster(bench: Bench) -> None:
+def test_started_broker_is_up_once_it_is_a_live_member(bench: Bench) -> None:
     bench.start(STARTED)
     bench.living = {3}
     bench.node.await_start(10)
@@ -144,7 +144,7 @@ def test_the_others_are_all_waited_for_and_nobody_else(bench: Bench) -> None:
         bench.node.await_members({2, 1}, bench.now_s + 10)
 
 
-def test_a_broker_that_does_not_start_in_time_is_told_with_the_end_of_its_log(bench: Bench) -> None:
+def test_broker_start_timeout_shows_the_end_of_the_log(bench: Bench) -> None:
     bench.start("the start before\n")
     bench.node.kill()
     bench.start("".join(f"line {number}\n" for number in range(40)))
@@ -155,7 +155,7 @@ def test_a_broker_that_does_not_start_in_time_is_told_with_the_end_of_its_log(be
     assert bench.node.running
 
 
-def test_a_broker_that_ends_while_it_starts_is_told_at_once(bench: Bench) -> None:
+def test_broker_that_ends_during_start_is_reported_at_once(bench: Bench) -> None:
     process = bench.start()
     process.code = 1
     with pytest.raises(LocalBrokerError, match=r"Node 3 ended while it started.*\n  \(it printed nothing\)"):
@@ -165,7 +165,7 @@ def test_a_broker_that_ends_while_it_starts_is_told_at_once(bench: Bench) -> Non
     assert not bench.node.running
 
 
-def test_a_node_that_runs_is_not_started_again_and_one_that_does_not_has_no_process(bench: Bench) -> None:
+def test_running_node_is_not_started_and_stopped_node_has_no_process(bench: Bench) -> None:
     process = bench.start()
     assert bench.node.pid == process.pid
     with pytest.raises(LocalBrokerError, match="Node 3 runs already"):
@@ -179,7 +179,7 @@ def test_a_node_that_runs_is_not_started_again_and_one_that_does_not_has_no_proc
     assert bench.start() is not process
 
 
-def test_a_broker_is_woken_before_it_is_asked_to_end_and_killed_when_it_does_not(bench: Bench) -> None:
+def test_suspended_broker_is_resumed_before_sigterm_and_killed_at_the_timeout(bench: Bench) -> None:
     process = bench.start()
     bench.node.terminate()
     assert process.signals == [signal.SIGCONT, signal.SIGTERM]
@@ -222,9 +222,7 @@ def state_of(pid: int) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the state of a process is read from Linux's /proc")
-def test_a_suspended_node_is_still_when_that_is_said_and_can_be_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_suspended_node_has_stopped_and_can_be_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     watchdog = Watchdog(None)
     jvm: Any = SimpleNamespace(command=lambda *_, **__: ["sleep", "60"])
     node = Node(NodeAddress(1, 1, 2), tmp_path, jvm, watchdog)

@@ -53,13 +53,13 @@ def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
     assert "auto.create.topics.enable" not in properties, "Kafka's own default holds"
 
 
-def test_a_comma_in_the_path_of_the_data_makes_no_other_folders_of_it() -> None:
+def test_comma_in_the_data_path_stays_one_folder() -> None:
     folder = Path("/tests, all/node")
     properties = server_properties(ONE[0], ONE, [folder / "data", folder / "data-2"], {})
     assert properties["log.dirs"] == "data,data-2", "as the node sees them from its folder, in which it runs"
 
 
-def test_behind_a_proxy_clients_are_told_its_address_and_nodes_talk_past_it() -> None:
+def test_proxied_listener_advertises_the_proxy_only_to_clients() -> None:
     node = NodeAddress(1, 9092, 9093, 9094, "127.0.0.1:5000")
     properties = server_properties(node, [node], [Path("/data")], {})
     assert properties["listeners"] == (
@@ -128,7 +128,7 @@ def test_a_known_line_is_escaped_as_java_reads_it() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a server listen beside a reservation")
-def test_a_server_can_listen_on_a_reserved_port_again_and_again_and_nobody_is_given_it_meanwhile() -> None:
+def test_reserved_port_can_be_listened_on_repeatedly() -> None:
     port = ReservedPort()
     for _ in range(2):
         with socket.socket() as server:

@@ -52,7 +52,7 @@ def test_secured_listeners_stand_beside_the_brokers_own_and_the_proxied_one() ->
     assert properties["inter.broker.listener.name"] == "PLAINTEXT"
 
 
-def test_a_certificate_is_wanted_by_the_listeners_named_and_logins_are_told_to_those_that_take_them() -> None:
+def test_client_certificates_and_logins_are_set_for_their_listeners_only() -> None:
     properties = properties_of(SECURITY)
     assert properties["ssl.keystore.location"] == properties["ssl.truststore.location"] == "/k.pem"
     assert properties["listener.name.mtls.ssl.client.auth"] == "required"
@@ -141,7 +141,7 @@ def test_what_the_cluster_says_of_listeners_nobody_overrides(name: str) -> None:
         ({"listeners": {"SSL": "SSL"}}, "needs a `keystore`"),
         ({"listeners": {"SSL": "TLS"}}, "one of SASL_PLAINTEXT, SASL_SSL, SSL"),
         ({"listeners": {"mtls": "SSL"}, "keystore": Path("k")}, "in capitals"),
-        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "none of CONTROLLER, PLAINTEXT"),
+        ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "not one of CONTROLLER, PLAINTEXT"),
         (
             {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
             "needs a `truststore`",

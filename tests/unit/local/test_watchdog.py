@@ -24,7 +24,7 @@ def test_closing_kills_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_ctrl_c_at_a_terminal_reaches_neither_guard_nor_process_and_no_descriptor_is_left(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_neither_guard_nor_process(tmp_path: Path) -> None:
     before = open_files()
     watchdog = Watchdog(None)
     with (tmp_path / "out").open("wb") as output:
@@ -77,7 +77,7 @@ def test_a_forked_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0, "the guard would not see that this process was killed"
 
 
-def test_a_guard_that_was_killed_keeps_nobody_from_ending_in_order(tmp_path: Path) -> None:
+def test_killed_guard_does_not_prevent_a_close(tmp_path: Path) -> None:
     """Bug: after `pkill kafka` a cluster's `running` and `stop` raised BrokenPipeError, and its folder stayed."""
     folder = tmp_path / "doomed"
     folder.mkdir()
@@ -102,9 +102,7 @@ def test_the_pid_is_the_commands_own_and_its_output_is_kept(tmp_path: Path) -> N
     assert (tmp_path / "out").read_text().splitlines() == [str(process.pid), "problem", str(tmp_path)]
 
 
-def test_in_the_locale_c_paths_are_utf_8_to_the_process_as_they_are_to_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c_locale_process_has_utf_8_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java took a folder's name for ASCII, and the broker could not be started in it."""
     monkeypatch.setenv("LC_ALL", "C")
     for encoding, expected in (("utf-8", "C.UTF-8"), ("iso8859-1", "C")):

@@ -79,7 +79,7 @@ def test_a_frame_that_comes_whole_is_read_whole() -> None:
     assert channel.read() is None
 
 
-def test_a_frame_that_comes_byte_by_byte_is_read_when_its_last_byte_is_there() -> None:
+def test_frame_in_single_bytes_is_read_at_its_last_byte() -> None:
     data = frame(b"payload") * 2
     pieces: list[bytes | None] = []
     for byte in data:
@@ -90,7 +90,7 @@ def test_a_frame_that_comes_byte_by_byte_is_read_when_its_last_byte_is_there() -
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 0, 3, 1001, 2**31 - 1])
-def test_a_frame_of_a_wild_size_is_refused_before_a_buffer_is_made(size: int) -> None:
+def test_frame_of_impossible_size_is_refused_before_a_buffer_is_made(size: int) -> None:
     transport = ScriptedTransport([struct.pack(">i", size) + b"more"])
     with pytest.raises(ProtocolError, match=f"Node 7 at h:1 sent a frame of {size} bytes") as caught:
         channel_over(transport).read()
@@ -184,7 +184,7 @@ def test_no_more_buffers_are_offered_than_asked_for() -> None:
     assert [bytes(buffer) for buffer in send.head(2)] == [b"a", b"b"]
 
 
-def test_bytes_of_a_buffer_of_wider_items_are_counted_as_bytes() -> None:
+def test_wide_buffer_items_count_as_bytes() -> None:
     send = NetworkSend("1", [memoryview(bytearray(16)).cast("q")])
     send.advance(3)
     assert send.remaining == 13

@@ -152,7 +152,7 @@ def test_where_sending_failed_nothing_more_is_to_be_given(channel: Channel) -> N
 
 
 @pytest.mark.parametrize("is_logged_in", [False, True])
-def test_a_connection_that_ends_before_the_login_may_be_to_another_kind_of_listener(
+def test_connection_closed_before_login_hints_at_the_listener(
     channel: Channel, transport: Transport, is_logged_in: bool
 ) -> None:
     if is_logged_in:
@@ -169,7 +169,7 @@ def test_before_the_login_every_frame_is_the_authenticators(channel: Channel, au
     assert authenticator.heard == [IN_FLIGHT]
 
 
-def test_a_send_waits_while_the_session_is_renewed_and_what_is_in_flight_comes_in(
+def test_renewal_holds_sends_and_reads_in_flight_responses(
     channel: Channel, transport: Transport, authenticator: Authenticator
 ) -> None:
     log_in(channel)
@@ -219,7 +219,7 @@ def test_a_send_that_has_begun_to_go_goes_whole(
     assert transport.sent == frame(b"produce") + frame(b"login")
 
 
-def test_a_send_that_was_offered_goes_whole_though_nothing_of_it_was_taken(
+def test_offered_send_goes_whole_before_a_renewal(
     channel: Channel, transport: Transport, authenticator: Authenticator
 ) -> None:
     """Bug: over TLS OpenSSL held the frame's first record, perhaps partly written, when the session's renewal took the
@@ -263,7 +263,7 @@ def test_a_refusal_is_final_and_other_ends_are_not(channel: Channel) -> None:
     assert channel.state(DisconnectError("cut")).kind is ChannelKind.AUTHENTICATE
 
 
-def test_a_peer_is_given_less_memory_until_it_is_who_it_should_be(channel: Channel, transport: Transport) -> None:
+def test_frames_are_smaller_before_authentication(channel: Channel, transport: Transport) -> None:
     transport.incoming = struct.pack(">i", 524_289)
     with pytest.raises(ProtocolError, match="a frame of 524289 bytes; a response has 4 to 524288"):
         channel.read()

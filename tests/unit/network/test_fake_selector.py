@@ -136,7 +136,7 @@ def test_a_hanging_connection_never_answers() -> None:
     assert client.selector.connection_ids == []
 
 
-def test_a_cut_loses_what_is_on_the_road_and_is_reported_once() -> None:
+def test_cut_loses_bytes_in_flight_and_is_reported_once() -> None:
     client = Client().connected()
     client.ask()
     client.selector.poll(0)
@@ -148,7 +148,7 @@ def test_a_cut_loses_what_is_on_the_road_and_is_reported_once() -> None:
     assert client.cluster.requests == []
 
 
-def test_a_stalled_socket_takes_its_bytes_when_it_can_and_not_before() -> None:
+def test_stalled_socket_takes_its_bytes_later() -> None:
     client = Client().connected()
     client.network.stalled.add(0)
     frame = bytearray(b"".join(encode_request(MetadataRequest(()).build(12), 1, "c")))
@@ -174,7 +174,7 @@ def test_what_came_before_the_end_is_handed_over_before_the_end_is_told() -> Non
 
 
 @pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
-def test_a_wild_frame_length_ends_the_connection_with_a_protocol_error(length: int) -> None:
+def test_impossible_frame_length_is_a_protocol_error(length: int) -> None:
     client = Client().connected()
     client.cluster.on(METADATA, faults.frame_length(length))
     client.ask()

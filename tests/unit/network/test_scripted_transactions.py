@@ -20,7 +20,7 @@ def values(bench: CoordinatorBench) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize(("committed", "kept"), [(True, [b"id"]), (False, [])])
-def test_a_marker_is_a_batch_that_readers_can_check_and_nobody_sees(committed: bool, kept: list[bytes]) -> None:
+def test_control_batch_is_checked_and_not_visible(committed: bool, kept: list[bytes]) -> None:
     bench = CoordinatorBench()
     (open_,) = bench.open("id")
     log = bench.cluster.log("t", 0)

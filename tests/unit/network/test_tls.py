@@ -85,7 +85,7 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
     ],
 )
 @pytest.mark.parametrize("has_spoken", [False, True])
-def test_a_failed_handshake_is_final_or_not_and_says_what_to_change(
+def test_failed_handshake_says_whether_it_is_final_and_what_to_change(
     error: OSError, kind: type[KafkaError], text: str, has_spoken: bool
 ) -> None:
     failure = handshake_failure(error, NODE, "h.example", has_spoken)
@@ -147,7 +147,7 @@ def test_each_alert_against_our_certificate_is_final_whenever_it_comes(number: i
         (47, SslAuthenticationError, "the TLS handshake failed (sslv3 alert illegal parameter)"),
     ],
 )
-def test_each_other_alert_says_what_to_change_and_after_the_handshake_is_a_connection_to_make_again(
+def test_other_alerts_name_a_setting_and_are_retriable_after_the_handshake(
     number: int, kind: type[KafkaError], text: str
 ) -> None:
     failure = handshake_failure(alert(number), NODE, "h.example", True)
@@ -180,7 +180,7 @@ class BrokenAfterThree:
         return 3
 
 
-def test_a_failure_behind_good_bytes_of_the_same_read_is_told_though_the_peer_says_nothing_more() -> None:
+def test_failure_behind_good_bytes_is_raised_by_the_next_read() -> None:
     address = Address(socket.AF_INET, ("127.0.0.1", 1), "localhost")
     transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", BrokenAfterThree()))
     buffer = bytearray(10)

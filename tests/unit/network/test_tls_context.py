@@ -192,7 +192,7 @@ def test_pem_text_may_have_lost_its_line_breaks(form: str) -> None:
     assert context.cert_store_stats()["x509_ca"] == 1
 
 
-def test_an_encrypted_key_of_the_old_form_keeps_the_lines_of_its_headers() -> None:
+def test_old_encrypted_key_keeps_its_header_lines() -> None:
     secret = BestAvailableEncryption(PASSWORD.encode())
     key = CLIENT.key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, secret).decode()
     assert "DEK-Info:" in key
@@ -257,7 +257,7 @@ aMrAukUOWTR0difzAMEwWHCGno1DFkym6CjuDpjMU0fnq+g=
 """Encrypted by `openssl pkcs8 -v1 PBE-MD5-DES -passout pass:pw`, which OpenSSL 3 has given up, and Java reads."""
 
 
-def test_a_key_encrypted_as_openssl_does_no_longer_is_not_told_as_a_wrong_password_alone() -> None:
+def test_old_key_encryption_is_named_as_a_possible_cause() -> None:
     with pytest.raises(
         ConfigError, match=r"Is ssl\.key\.password right, is the key encrypted by PBES2 .*openssl pkcs8 -topk8"
     ):
@@ -290,7 +290,7 @@ def test_a_truststore_file_without_a_certificate_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("store", ["truststore", "keystore"])
-def test_a_store_that_only_the_task_has_is_told_by_its_bytes(tmp_path: Path, store: str) -> None:
+def test_store_on_the_executor_is_checked_by_its_bytes(tmp_path: Path, store: str) -> None:
     file = tmp_path / "store"
     settings = settings_of(**{"ssl_truststore_certificates": None, f"ssl_{store}_location": str(file)})
     file.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
@@ -299,7 +299,7 @@ def test_a_store_that_only_the_task_has_is_told_by_its_bytes(tmp_path: Path, sto
 
 
 @pytest.mark.parametrize("name", ["store.p12", "store.jks"])
-def test_a_store_of_java_is_read_once_its_type_is_set_as_advised(tmp_path: Path, name: str) -> None:
+def test_java_store_is_read_with_the_advised_type(tmp_path: Path, name: str) -> None:
     settings = pkcs12_settings(tmp_path)
     file = Path(settings["ssl_truststore_location"]).rename(tmp_path / name)
     settings |= {"ssl_truststore_location": str(file), "ssl_truststore_type": None}
@@ -342,7 +342,7 @@ def test_the_certificate_of_a_key_in_a_pkcs12_truststore_is_trusted_as_in_java(t
     assert context.cert_store_stats()["x509"] == 2
 
 
-def test_a_certificate_goes_with_its_chain_and_a_stores_password_may_be_the_keys(tmp_path: Path) -> None:
+def test_keystore_without_own_password_uses_the_key_password(tmp_path: Path) -> None:
     settings = {**pkcs12_settings(tmp_path), "ssl_keystore_password": None, "ssl_key_password": PASSWORD}
     identity = client_identity(settings_of(**settings))
     assert identity is not None
@@ -387,9 +387,7 @@ def test_without_the_extra_pkcs12_is_refused_by_its_name(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("has_memory_files", [True, False])
-def test_a_key_is_in_a_file_for_a_moment_and_for_us_alone(
-    has_memory_files: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_file_is_private_and_removed(has_memory_files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_memory_files:
         monkeypatch.delattr(os, "memfd_create")
     with file_in_memory("private") as path:

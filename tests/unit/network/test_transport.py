@@ -65,7 +65,7 @@ def test_canonical_names_are_names_of_the_hosts_addresses() -> None:
     assert all(any(address.sockaddr[0] in ("127.0.0.1", "::1") for address in resolve(name, 1)) for name in names)
 
 
-def test_an_address_whose_name_cannot_be_asked_now_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_without_reverse_dns_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """glibc gives the address where there is no name, but fails where the DNS does, as many do backwards."""
 
     def fail(*_: object) -> None:

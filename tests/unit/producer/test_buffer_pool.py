@@ -51,7 +51,7 @@ def test_memory_is_counted_out_and_back() -> None:
     assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
 
 
-def test_memory_is_exchanged_for_more_though_nothing_is_free() -> None:
+def test_exchange_for_more_succeeds_without_free_memory() -> None:
     pool = BufferPool(100, FakeClock())
     pool.allocate(70, 0, Grant())
     grant = Grant()
@@ -72,7 +72,7 @@ def test_memory_is_exchanged_for_more_though_nothing_is_free() -> None:
     assert repr(pool) == "BufferPool(100 of 100 bytes free, 0 waiting)"
 
 
-def test_an_exchange_for_less_wakes_a_send_that_waits() -> None:
+def test_exchange_for_less_wakes_a_waiting_send() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
     grant = Grant()
@@ -81,7 +81,7 @@ def test_an_exchange_for_less_wakes_a_send_that_waits() -> None:
     assert pool.allocate(70, 1_000, Grant()) == 0
 
 
-def test_more_than_there_is_in_all_is_refused_at_once_and_names_the_option() -> None:
+def test_more_than_the_whole_pool_is_refused_with_the_option() -> None:
     pool = BufferPool(100, FakeClock())
     pool.allocate(100, 0, Grant())  # the last byte may be had
     with pytest.raises(RecordTooLargeError, match=r"101 bytes .* buffer\.memory=100"):
@@ -101,7 +101,7 @@ def test_a_wait_ends_at_max_block_ms_and_leaves_nothing_taken() -> None:
     assert pool.waits.read(clock.now_ms()).total.wait_ms == 250
 
 
-def test_who_has_to_wait_says_so_once() -> None:
+def test_waiting_caller_is_reported_once() -> None:
     clock = FakeClock()
     waits: list[int] = []
     pool = BufferPool(100, clock, lambda: waits.append(pool.queued))
@@ -126,7 +126,7 @@ def test_a_wait_of_no_length_fails_at_once() -> None:
     assert clock.now_ms() == FakeClock().now_ms()
 
 
-def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
+def test_memory_is_collected_in_pieces() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
     pool.allocate(100, 0, Grant())
@@ -142,17 +142,17 @@ def test_memory_is_gathered_as_it_comes_back_in_pieces() -> None:
     assert pool.waits.read(clock.now_ms()).total.wait_ms == 30
 
 
-def test_an_allocation_that_needs_no_waiting_says_so() -> None:
+def test_allocation_without_a_wait_returns_0_ms() -> None:
     assert BufferPool(10, FakeClock()).allocate(10, 1_000, Grant()) == 0
 
 
-def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
+def test_callers_are_served_in_order() -> None:
     pool = BufferPool(100, SystemClock())
     pool.allocate(100, 0, Grant())
     served: list[str] = []
     first = waiting_thread(pool, 80, "first", served)
     second = waiting_thread(pool, 10, "second", served)
-    give_back(pool, 50)  # enough for the second, who has to wait all the same
+    give_back(pool, 50)  # enough for the second caller, which must wait for the first
     until(lambda: pool.available_memory == 0)
     assert served == []
     give_back(pool, 40)
@@ -162,7 +162,7 @@ def test_who_comes_first_is_served_first_and_nobody_overtakes() -> None:
     assert pool.available_memory == 0
 
 
-def test_nobody_overtakes_in_the_moment_before_the_first_wakes() -> None:
+def test_no_caller_overtakes_before_the_first_wakes() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
     pool.allocate(100, 0, Grant())
@@ -181,7 +181,7 @@ def test_nobody_overtakes_in_the_moment_before_the_first_wakes() -> None:
     assert pool.available_memory == 0
 
 
-def test_a_small_request_does_not_overtake_one_that_waits() -> None:
+def test_small_request_does_not_overtake_a_waiting_one() -> None:
     pool = BufferPool(100, SystemClock())
     pool.allocate(95, 0, Grant())
     served: list[str] = []
@@ -195,7 +195,7 @@ def test_a_small_request_does_not_overtake_one_that_waits() -> None:
     assert pool.available_memory == 50
 
 
-def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() -> None:
+def test_next_caller_gets_the_memory_of_one_that_gives_up() -> None:
     # With 40 bytes gathered the first waits for 50 and gives up; the second then has its 30 of them.
     pool = BufferPool(100, SystemClock())
     pool.allocate(60, 0, Grant())
@@ -220,7 +220,7 @@ def test_when_the_first_gives_up_the_next_is_served_with_what_it_had_gathered() 
     assert pool.available_memory == 10
 
 
-def test_memory_that_comes_in_parts_does_not_lengthen_the_wait() -> None:
+def test_memory_in_parts_does_not_extend_the_wait() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
     pool.allocate(100, 0, Grant())
@@ -271,7 +271,7 @@ def test_many_threads_are_all_served_and_give_everything_back() -> None:
     assert pool.queued == 0
 
 
-def test_close_wakes_every_waiter_and_refuses_from_then_on() -> None:
+def test_close_wakes_every_waiter_and_refuses_later_callers() -> None:
     pool = BufferPool(10, SystemClock())
     pool.allocate(10, 0, Grant())
     served: list[str] = []

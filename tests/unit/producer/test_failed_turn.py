@@ -1,4 +1,4 @@
-"""A turn of the Sender that fails by a fault of our own: whoever then waits in vain is told why."""
+"""A turn of the Sender that fails by a fault of our own: calls that time out afterwards get the cause."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_in_a_wait_for_memory() -> None:
 
 @pytest.mark.parametrize("timeout", [0, None])
 def test_in_a_flush(timeout: float | None) -> None:
-    """Also in one without a limit: nobody else keeps delivery.timeout.ms."""
+    """Also in a flush without a limit, because no thread enforces delivery.timeout.ms."""
     harness = broken(with_a_record_on_its_way())
     with pytest.raises(KafkaTimeoutError, match=r"^Records were still on their way") as caught:
         harness.producer.flush(timeout)
@@ -96,7 +96,7 @@ def test_in_a_wait_for_a_transaction() -> None:
     assert_told(caught.value)
 
 
-def test_other_errors_and_producers_without_a_fault_speak_for_themselves() -> None:
+def test_errors_without_a_failed_turn_get_no_hint() -> None:
     harness = ProducerHarness(SETTINGS)
     late, refusal = KafkaTimeoutError("late"), KafkaError("no")
     assert harness.producer.sender.explained(late) is late
@@ -146,7 +146,7 @@ def test_a_thread_that_is_made_to_exit_settles_everything_before() -> None:
     harness.producer.flush()
 
 
-def test_a_transaction_hears_that_the_thread_has_ended() -> None:
+def test_transaction_fails_after_the_end_of_the_thread() -> None:
     harness = TransactionHarness(2).started()
     harness.send(b"a")
     harness.run_for(10)
@@ -211,7 +211,7 @@ class Watched(SystemClock):
         self.slept.set()
 
 
-def test_the_thread_goes_on_after_a_pause_logs_it_and_the_producer_is_given_to_nobody_again(
+def test_failed_turn_is_logged_and_the_producer_is_not_used_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Watched()

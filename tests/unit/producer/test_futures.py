@@ -1,4 +1,4 @@
-"""Futures and callbacks: what they tell, when they wake, and how they follow a split."""
+"""Futures and callbacks: their values, when they wake, and how they follow a split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def result(base_offset: int = 100, error: KafkaError | None = None, log_append_t
     return made
 
 
-def test_a_future_tells_its_place_in_the_batch() -> None:
+def test_future_has_its_place_in_the_batch() -> None:
     future = FutureRecordMetadata(5, 2, -1)
     assert not future.done()
     assert future.exception() is None
@@ -39,7 +39,7 @@ def test_a_future_tells_its_place_in_the_batch() -> None:
     assert future.result() == RecordMetadata("flights", 3, 104, 5, 2, -1)
 
 
-def test_log_append_time_wins() -> None:
+def test_log_append_time_replaces_the_time_of_the_record() -> None:
     future = FutureRecordMetadata(5, 2, -1)
     future.bind(result(log_append_time_ms=77), 0)
     assert future.result(0).timestamp_ms == 77
@@ -51,7 +51,7 @@ def test_an_offset_that_is_not_known_stays_unknown() -> None:
     assert future.result(0).offset == -1
 
 
-def test_a_future_without_an_outcome_says_that_the_record_is_on_its_way() -> None:
+def test_future_without_an_outcome_raises_a_timeout() -> None:
     future = FutureRecordMetadata(5, 2, -1)
     future.bind(BatchResult(PLACE), 0)
     with pytest.raises(KafkaTimeoutError, match=r"flights-3 .* still on its way"):
@@ -68,7 +68,7 @@ def test_a_failed_future_raises_its_error_every_time() -> None:
     assert future.exception() is error
 
 
-def test_who_hears_of_an_error_adds_nothing_to_what_others_hear() -> None:
+def test_raised_copies_of_an_error_are_independent() -> None:
     """Bug: the futures of a batch raised one error, whose traceback grew by each of them and kept its frames alive."""
     error = KafkaError("no")
     outcome = result(error=error)
@@ -81,7 +81,7 @@ def test_who_hears_of_an_error_adds_nothing_to_what_others_hear() -> None:
     assert error.__traceback__ is None
 
 
-def test_who_waits_while_the_batch_is_split_gets_the_parts_outcome() -> None:
+def test_waiting_thread_gets_the_outcome_of_the_part_after_a_split() -> None:
     future = FutureRecordMetadata(5, 1, 1)
     whole, part = BatchResult(PLACE), BatchResult(PLACE)
     future.bind(whole, 7)
@@ -115,7 +115,7 @@ def test_a_wait_on_a_split_batch_goes_on_with_the_part() -> None:
         future.result(0)
 
 
-def test_all_who_wait_are_woken_and_nothing_is_left_of_them() -> None:
+def test_all_waiting_threads_are_woken_and_forgotten() -> None:
     batch = BatchResult(PLACE)
     woken: list[bool] = []
     threads = [
@@ -134,7 +134,7 @@ def test_all_who_wait_are_woken_and_nothing_is_left_of_them() -> None:
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["after its event can be seen", "before"])
-def test_a_batch_that_ends_while_somebody_begins_to_wait_wakes_them(is_seen: bool) -> None:
+def test_batch_that_ends_as_a_wait_begins_wakes_the_thread(is_seen: bool) -> None:
     class Ends(list[threading.Event]):
         def append(self, event: threading.Event) -> None:
             if is_seen:
@@ -161,7 +161,7 @@ def test_a_callback_gets_the_place_of_a_failed_record_too() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
-def test_callbacks_that_raise_harm_nobody(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+def test_raising_callbacks_do_not_stop_others(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
     def broken(*call: object) -> None:
         raise error("mine")
 
@@ -181,7 +181,7 @@ def runs_of(outcome: BatchResult, first: int = 2, count: int = 4) -> list[tuple[
     return calls
 
 
-def test_a_run_is_told_of_once() -> None:
+def test_callback_of_a_run_is_called_once() -> None:
     ((run, error),) = runs_of(result())
     assert run == RunMetadata("flights", 3, 102, 4, -1, 40)
     assert error is None
@@ -189,12 +189,12 @@ def test_a_run_is_told_of_once() -> None:
     assert run.timestamp_ms == 9
 
 
-def test_a_failed_run_is_told_of_once() -> None:
+def test_callback_of_a_failed_run_is_called_once() -> None:
     error = KafkaError("no")
     assert runs_of(result(error=error)) == [(RunMetadata("flights", 3, -1, 4, -1, 40), error)]
 
 
-def test_rows_with_errors_of_their_own_are_told_of_apart() -> None:
+def test_rows_with_own_errors_have_separate_calls() -> None:
     whole, own = KafkaError("others"), InvalidRecordError("row 3")
     outcome = BatchResult(PLACE)
     outcome.set(-1, None, whole, {3: own})

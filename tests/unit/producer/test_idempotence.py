@@ -96,7 +96,7 @@ def test_one_producer_id_is_asked_for_and_every_batch_carries_it() -> None:
     assert "producer id 1000, epoch 0" in repr(identity_of(harness))
 
 
-def test_without_idempotence_no_id_is_asked_for_and_no_sequence_given() -> None:
+def test_without_idempotence_there_is_no_id_and_no_sequence() -> None:
     harness = ProducerHarness({**ONE_EACH, "enable.idempotence": "false"})
     send_all(harness, 2)
     harness.settle()
@@ -116,7 +116,7 @@ def test_a_producer_id_is_asked_for_until_it_comes(fault: faults.Hook) -> None:
     assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
 
 
-def test_a_producer_id_that_is_not_granted_is_asked_for_with_the_next_send() -> None:
+def test_ungranted_producer_id_is_requested_with_the_next_send() -> None:
     """Java's SenderTest.testClusterAuthorizationExceptionInInitProducerIdRequest."""
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=2)
@@ -136,7 +136,7 @@ def test_a_producer_id_that_is_not_granted_is_asked_for_with_the_next_send() -> 
     assert harness.values() == values(2)
 
 
-def test_a_producer_id_that_is_not_granted_is_not_asked_for_in_a_storm() -> None:
+def test_ungranted_producer_id_is_not_requested_too_often() -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=None)
     until_ms = harness.now_ms + 10_000
@@ -148,7 +148,7 @@ def test_a_producer_id_that_is_not_granted_is_not_asked_for_in_a_storm() -> None
     assert all(isinstance(delivery.error, ClusterAuthorizationError) for delivery in harness.deliveries)
 
 
-def test_a_producer_id_that_is_refused_before_any_send_costs_no_send() -> None:
+def test_producer_id_refused_before_any_send_fails_no_send() -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
     harness.run_for(1_000)
@@ -158,7 +158,7 @@ def test_a_producer_id_that_is_refused_before_any_send_costs_no_send() -> None:
     assert delivery.error is None
 
 
-def test_a_refused_renewal_of_the_producer_id_keeps_what_may_be_in_the_log() -> None:
+def test_refused_renewal_of_the_producer_id_keeps_sent_batches() -> None:
     """Its retries keep their numbers, so that nothing is doubled, and wait until the right is back."""
     harness = warm()
     harness.cluster.on(PRODUCE, faults.lose_response())
@@ -182,7 +182,7 @@ def test_a_producer_id_that_is_refused_for_another_reason_is_fatal() -> None:
     assert harness.producer.has_failed
 
 
-def test_an_answer_without_a_producer_id_is_asked_for_again_after_the_backoff() -> None:
+def test_answer_without_a_producer_id_is_retried_after_the_backoff() -> None:
     """No broker does this. The producer must neither send under the id -1 nor ask in a loop."""
 
     def without_id(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
@@ -207,7 +207,7 @@ def test_a_node_that_refuses_us_is_fatal_while_there_is_no_producer_id() -> None
     assert delivery.error is refusal
 
 
-def test_a_producer_id_that_comes_after_another_node_has_refused_us_is_not_taken(
+def test_producer_id_after_a_refusal_of_another_node_is_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Bug: the answer raised IllegalStateError, whose traceback was the last that an operator saw of the refusal."""
@@ -233,7 +233,7 @@ def test_without_any_node_a_turn_asks_for_no_producer_id() -> None:
     assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
 
 
-def test_expiry_goes_on_while_no_producer_id_is_to_be_had_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_expire_without_a_producer_id_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     harness = ProducerHarness(SHORT)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
     delivery = harness.send(b"v")
@@ -245,7 +245,7 @@ def test_expiry_goes_on_while_no_producer_id_is_to_be_had_and_says_so(caplog: py
     assert warnings[:2] == [f"No producer id: attempt {number} was refused: {LOADING}" for number in (5, 10)]
 
 
-def test_a_refusal_of_a_producer_id_that_came_in_the_end_explains_nothing_later() -> None:
+def test_refusal_of_a_granted_producer_id_explains_no_later_error() -> None:
     harness = ProducerHarness(SHORT)
     identity = identity_of(harness)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14))
@@ -281,7 +281,7 @@ def test_nothing_follows_a_partitions_first_batch_until_it_is_acknowledged() -> 
     assert stored(harness) == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def test_nothing_new_follows_a_batch_that_comes_back_whose_topic_may_have_been_made_again() -> None:
+def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
     """Its leader knows nothing of the producer then, as with the first batch of all: what it took behind one that it
     refused would be in the log before that, and, with the answer lost, again behind it.
     """
@@ -297,7 +297,7 @@ def test_nothing_new_follows_a_batch_that_comes_back_whose_topic_may_have_been_m
     assert harness.values() == values(2)
 
 
-def test_nothing_new_follows_a_batch_that_comes_back_while_what_was_sent_behind_it_is_in_flight() -> None:
+def test_no_new_batch_follows_a_retry_with_later_batches_in_flight() -> None:
     harness = warm()
     identity = identity_of(harness)
     first, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
@@ -318,9 +318,9 @@ def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Cal
 
 @pytest.mark.parametrize("which", range(5))
 @pytest.mark.parametrize("error_code", [2, 6, 7, 19, 20])
-def test_whichever_of_five_fails_all_arrive_once_in_order(which: int, error_code: int) -> None:
+def test_any_of_five_batches_fails_and_all_arrive_in_order(which: int, error_code: int) -> None:
     """Rows 16, 23, 26 with five in flight: what followed the failed one meets OUT_OF_ORDER_SEQUENCE and waits its
-    turn; nobody begins a new epoch for it (row 27).
+    turn; no new epoch begins for it (row 27).
     """
     harness = warm()
     harness.cluster.on(PRODUCE, faults.fail_with(error_code), skip=which)
@@ -333,7 +333,7 @@ def test_whichever_of_five_fails_all_arrive_once_in_order(which: int, error_code
 
 
 @pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before(), faults.lose_response()])
-def test_after_a_lost_connection_the_broker_tells_doubles_from_new(fault: faults.Hook) -> None:
+def test_broker_drops_duplicates_after_a_lost_connection(fault: faults.Hook) -> None:
     harness = warm(SHORT)
     harness.cluster.on(PRODUCE, fault, skip=2)
     deliveries = send_all(harness, 8)
@@ -400,7 +400,7 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
     assert harness.values() == [b"later"]
 
 
-def test_a_gap_among_batches_that_have_begun_again_begins_again() -> None:
+def test_gap_among_renumbered_batches_begins_a_new_epoch() -> None:
     """After the new epoch the first of them is given up; those behind it meet the gap that it leaves."""
     harness = warm(SHORT)
     harness.cluster.on(PRODUCE, faults.fail_with(45))
@@ -414,7 +414,7 @@ def test_a_gap_among_batches_that_have_begun_again_begins_again() -> None:
     assert harness.now_ms - start_ms < 2_000
 
 
-def test_a_gap_that_a_leader_has_lost_since_the_new_epoch_began_begins_another() -> None:
+def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
     """The first of those that have begun again is acknowledged, and the next leader does not have it."""
     harness = warm(SHORT)
     harness.cluster.on(PRODUCE, faults.fail_with(45))
@@ -439,7 +439,7 @@ def test_a_gap_that_a_leader_has_lost_since_the_new_epoch_began_begins_another()
     assert [epoch for epoch, _ in stored(harness)] == [0, 2, 2]
 
 
-def test_other_partitions_go_on_in_the_new_epoch_when_theirs_has_drained() -> None:
+def test_drained_partitions_go_on_in_the_new_epoch() -> None:
     harness = warm(topics={TOPIC: 2})
     first = harness.send(b"a", partition=1)
     harness.settle()
@@ -518,7 +518,7 @@ def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None
     assert stored(harness) == [(0, 0), (0, 1)]
 
 
-def test_several_in_flight_meet_an_unknown_producer_id_and_one_new_epoch_does() -> None:
+def test_several_unknown_producer_ids_begin_one_new_epoch() -> None:
     harness = warm()
     harness.cluster.on(PRODUCE, unknown_producer(5), times=5)
     deliveries = send_all(harness, 5)
@@ -541,7 +541,7 @@ def test_an_expired_producer_id_is_not_noticed() -> None:
 # ---- row 30: expiry in flight, wrap ----------------------------------------------------------------------------------
 
 
-def test_when_a_batch_in_flight_expires_nothing_new_goes_until_its_fate_is_known() -> None:
+def test_expired_batch_in_flight_holds_later_batches_back() -> None:
     """The request never arrived: the numbers are a gap, and a new epoch begins."""
     harness = warm({**SHORT, "request.timeout.ms": "9000"})
     harness.cluster.on(PRODUCE, faults.lose_request(), times=2)
@@ -555,7 +555,7 @@ def test_when_a_batch_in_flight_expires_nothing_new_goes_until_its_fate_is_known
     assert stored(harness)[1:] == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_nothing_new_follows_what_is_in_flight_behind_a_batch_given_up() -> None:
+def test_no_new_batch_follows_batches_behind_an_abandoned_one() -> None:
     harness = warm()
     send_all(harness, 1)  # which is acknowledged: not that is waited for
     harness.settle()
@@ -573,7 +573,7 @@ def test_nothing_new_follows_what_is_in_flight_behind_a_batch_given_up() -> None
     assert not identity.must_wait(new)
 
 
-def test_an_expired_batch_that_was_written_all_the_same_needs_no_new_epoch() -> None:
+def test_expired_batch_that_was_written_needs_no_new_epoch() -> None:
     harness = warm({**SHORT, "request.timeout.ms": "9000"})
     harness.network.held.add(0)
     first = harness.send(b"written")
@@ -592,7 +592,7 @@ def test_an_expired_batch_that_was_written_all_the_same_needs_no_new_epoch() -> 
     assert {epoch for epoch, _ in stored(harness)} == {0}
 
 
-def test_what_was_in_flight_behind_an_expired_batch_arrives_once_in_order() -> None:
+def test_batches_behind_an_expired_one_arrive_once_in_order() -> None:
     """The first was refused again and again; the second meets the gap."""
     harness = warm(SHORT)
     rejected = {b"0"}
@@ -614,7 +614,7 @@ def test_what_was_in_flight_behind_an_expired_batch_arrives_once_in_order() -> N
 
 
 def test_an_error_that_comes_at_the_delivery_timeout_leaves_no_gap() -> None:
-    """The answer and the expiry meet in one poll: the answer is seen first, and it counts as given up all the same."""
+    """The answer and the expiry meet in one poll: the answer is read first, but the batch counts as abandoned."""
     harness = warm(SHORT)
     deadline_ms = harness.now_ms + 10_000
     late = faults.fail_with(19)
@@ -637,7 +637,7 @@ def test_an_error_that_comes_at_the_delivery_timeout_leaves_no_gap() -> None:
     assert harness.values() == [b"second"]
 
 
-def test_a_late_acknowledgement_does_not_count_in_the_epoch_that_has_begun_since() -> None:
+def test_late_acknowledgement_does_not_count_in_a_newer_epoch() -> None:
     harness = warm({**SHORT, "request.timeout.ms": "9000"})
     identity = identity_of(harness)
     send_all(harness, 5)
@@ -661,7 +661,7 @@ def test_a_late_acknowledgement_does_not_count_in_the_epoch_that_has_begun_since
     assert entry.last_acked_sequence == 1
 
 
-def test_retries_that_are_used_up_leave_no_gap() -> None:
+def test_exhausted_retries_leave_no_gap() -> None:
     harness = warm({**ONE_EACH, "retries": "1"})
     harness.cluster.on(PRODUCE, faults.fail_with(7), times=2)
     first = harness.send(b"first")
@@ -721,7 +721,7 @@ def test_retries_keep_their_order_across_the_wrap() -> None:
 
 
 @pytest.mark.parametrize("error_code", [10, 18, 32, 87, -1])
-def test_a_batch_given_up_leaves_no_gap_and_what_followed_arrives_once(error_code: int) -> None:
+def test_abandoned_batch_leaves_no_gap_and_later_ones_arrive_once(error_code: int) -> None:
     harness = warm()
     harness.cluster.on(PRODUCE, faults.fail_with(error_code))
     deliveries = send_all(harness, 5)
@@ -734,7 +734,7 @@ def test_a_batch_given_up_leaves_no_gap_and_what_followed_arrives_once(error_cod
     assert errors(later) == [None] * 3
 
 
-def test_an_error_that_may_hide_a_success_doubles_nothing() -> None:
+def test_error_that_may_hide_a_success_duplicates_nothing() -> None:
     """UNKNOWN_SERVER_ERROR for the first, which was written; the second was written too and its answer lost."""
     harness = warm(SHORT)
 
@@ -777,7 +777,7 @@ def test_sequences_outlive_a_topic_that_vanishes_and_returns() -> None:
 
 
 @pytest.mark.parametrize("metadata_version", [13, 9], ids=["topic ids", "brokers before 2.8"])
-def test_a_topic_deleted_and_made_again_is_written_to(metadata_version: int) -> None:
+def test_recreated_topic_is_written_to(metadata_version: int) -> None:
     """Row 18: another id, fewer partitions, a lower leader epoch."""
     cluster = ScriptedCluster(versions={**KAFKA_4_1, METADATA: (0, metadata_version)})
     harness = warm(topics={TOPIC: 3}, cluster=cluster)
@@ -800,7 +800,7 @@ def test_a_topic_deleted_and_made_again_is_written_to(metadata_version: int) -> 
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for(refusals: int) -> None:
+def test_exhausted_epochs_request_a_new_producer_id(refusals: int) -> None:
     harness = warm(topics={TOPIC: 2})
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=refusals)
     identity = identity_of(harness)
@@ -821,7 +821,7 @@ def test_when_the_epochs_are_used_up_a_new_producer_id_is_asked_for(refusals: in
 # ---- after a fatal error ---------------------------------------------------------------------------------------------
 
 
-def test_after_a_fatal_error_nothing_is_asked_for_any_more() -> None:
+def test_fatal_error_ends_requests_for_a_producer_id() -> None:
     identity = ProducerIdentity(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
     error = KafkaError("over")
     identity.fail(error)
@@ -831,7 +831,7 @@ def test_after_a_fatal_error_nothing_is_asked_for_any_more() -> None:
     assert error.fatal
 
 
-def test_last_fatal_error_is_the_one_that_is_told() -> None:
+def test_last_fatal_error_is_raised() -> None:
     identity = ProducerIdentity(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
     identity.fail(KafkaError("over"))
     identity.fail(KafkaError("again"))

@@ -73,7 +73,7 @@ def test_whichever_batch_ends_the_others_stay_in_flight_in_their_order() -> None
     assert entry.in_flight == []
 
 
-def test_what_is_acknowledged_only_moves_on() -> None:
+def test_last_acknowledged_sequence_never_decreases() -> None:
     entry = entry_at()
     assert not entry.has_acknowledged
     entry.acknowledge(4)
@@ -91,7 +91,7 @@ def test_acknowledgements_move_on_across_the_wrap() -> None:
     assert entry.last_acked_sequence == 2
 
 
-def test_beginning_again_numbers_what_is_in_flight_from_0() -> None:
+def test_new_epoch_numbers_batches_in_flight_from_0() -> None:
     entry = entry_at(40)
     first, second = taken(entry, 3, 2)
     entry.acknowledge(39)
@@ -143,7 +143,7 @@ def test_the_table_makes_entries_and_keeps_them() -> None:
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_back_is_queued_by_its_first_send() -> None:
+def test_returned_batch_is_queued_by_its_first_send() -> None:
     entry = entry_at(MAX_SEQUENCE - 1)
     one, two, three = taken(entry, 1, 1, 1)  # the third's sequence is 0
     queue, new = PartitionQueue(PLACE), batch_of(1)
@@ -153,7 +153,7 @@ def test_what_comes_back_is_queued_by_its_first_send() -> None:
     assert list(queue.batches) == [one, two, three, new]
 
 
-def test_without_sequences_what_comes_back_goes_first() -> None:
+def test_returned_batch_without_sequence_goes_first() -> None:
     queue = PartitionQueue(PLACE)
     old, new = batch_of(1), batch_of(1)
     queue.batches.append(new)

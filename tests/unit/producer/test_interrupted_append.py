@@ -87,7 +87,7 @@ def lingering() -> ProducerHarness:
     return harness
 
 
-def test_wherever_the_interrupt_comes_everything_ends_and_all_memory_comes_back() -> None:
+def test_interrupt_at_any_place_ends_everything_and_frees_memory() -> None:
     for at in count():
         harness = lingering()
         interrupt = Interrupt(at)
@@ -114,7 +114,7 @@ def test_wherever_the_interrupt_comes_everything_ends_and_all_memory_comes_back(
 
 
 @pytest.mark.parametrize("before", ["nothing", "a row", "columns", "a full batch"])
-def test_wherever_a_send_is_interrupted_the_records_before_and_after_it_are_delivered(before: str) -> None:
+def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None:
     for at in count():
         harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"})
         harness.warm_up()
@@ -141,7 +141,7 @@ def test_wherever_a_send_is_interrupted_the_records_before_and_after_it_are_deli
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns", "partitions_for"])
-def test_wherever_a_call_is_interrupted_no_lock_stays_taken(call: str) -> None:
+def test_interrupted_call_leaves_no_lock_taken(call: str) -> None:
     arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS), "partitions_for": (TOPIC,)}[call]
     harness = lingering()
     for at in count():
@@ -177,7 +177,7 @@ class InterruptedLock:
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns"])
-def test_memory_comes_back_from_a_send_that_is_interrupted_as_it_has_it(call: str) -> None:
+def test_interrupted_send_gives_back_its_memory(call: str) -> None:
     arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
     harness = lingering()
     in_use = harness.memory_in_use
@@ -189,7 +189,7 @@ def test_memory_comes_back_from_a_send_that_is_interrupted_as_it_has_it(call: st
     assert harness.memory_in_use == in_use
 
 
-def test_memory_comes_back_wherever_the_functions_of_send_columns_are_interrupted_as_they_begin() -> None:
+def test_interrupted_send_columns_gives_back_its_memory() -> None:
     for at in count():
         harness = lingering()
         interrupt = CallInterrupt(at)
@@ -203,7 +203,7 @@ def test_memory_comes_back_wherever_the_functions_of_send_columns_are_interrupte
     assert at > 20, "the interrupts come where functions begin"
 
 
-def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() -> None:
+def test_interrupted_wait_for_memory_does_not_block_others() -> None:
     for at in count():
         gate = Lock()
         gate.acquire()
@@ -232,7 +232,7 @@ def test_wherever_a_wait_for_memory_is_interrupted_others_get_memory_after_it() 
     assert at > 5, "the interrupts come where functions begin"
 
 
-def test_wherever_the_wait_for_a_batch_is_interrupted_it_says_so() -> None:
+def test_interrupted_wait_for_a_batch_raises() -> None:
     for at in count():
         result = BatchResult(TopicPartition(TOPIC, 0))
         interrupt = CallInterrupt(at)
@@ -243,7 +243,7 @@ def test_wherever_the_wait_for_a_batch_is_interrupted_it_says_so() -> None:
         assert result._waiting == [], interrupt.where
 
 
-def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -> None:
+def test_interrupted_wait_for_a_transaction_frees_its_lock() -> None:
     result = OperationResult("commit_transaction")
     result.finish()
     for at in count():
@@ -258,7 +258,7 @@ def test_wherever_the_wait_for_a_transaction_is_interrupted_its_lock_is_free() -
         assert not result._condition._is_owned(), interrupt.where
 
 
-def test_rows_that_cannot_be_encoded_wake_the_sender_for_the_batch_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_encoding_wakes_the_sender_for_later_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = lingering()
     woken: list[bool] = []
 
@@ -277,9 +277,7 @@ def test_rows_that_cannot_be_encoded_wake_the_sender_for_the_batch_behind_them(m
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns"])
-def test_wherever_a_call_is_interrupted_the_sender_is_woken_for_what_is_in(
-    monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_interrupted_call_wakes_the_sender_for_appended_records(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
     for at in count():
         harness = ProducerHarness(topics={TOPIC: 3})
@@ -296,7 +294,7 @@ def test_wherever_a_call_is_interrupted_the_sender_is_woken_for_what_is_in(
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns"])
-def test_wherever_a_call_is_interrupted_no_transaction_waits_for_it(call: str) -> None:
+def test_no_transaction_waits_for_an_interrupted_call(call: str) -> None:
     arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
     joined = 0
     for at in count():
@@ -311,7 +309,7 @@ def test_wherever_a_call_is_interrupted_no_transaction_waits_for_it(call: str) -
     assert joined > 5, "the interrupts come after it has joined, too"
 
 
-def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
+def test_batch_without_its_bytes_does_not_wake_the_sender() -> None:
     harness = lingering()
     harness.clock.advance(7)
     harness.send(b"later", partition=2)
@@ -324,7 +322,7 @@ def test_a_batch_that_is_still_being_filled_is_nothing_to_wake_for() -> None:
     assert harness.accumulator.next_expiry_ms() == FOREVER_MS
 
 
-def test_records_that_shared_a_batch_with_rows_not_taken_over_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_in_a_batch_with_failed_rows_get_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = lingering()
     first = harness.deliveries[0]
 
@@ -339,7 +337,7 @@ def test_records_that_shared_a_batch_with_rows_not_taken_over_are_told_why(monke
     assert harness.memory_in_use == 0
 
 
-def test_ctrl_c_in_a_callback_on_the_callers_thread_is_heard_once_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_callback_is_raised_after_all_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: it was logged as the callback's failure and lost, as on the Sender's thread, which hears none."""
     harness = lingering()
 
@@ -361,7 +359,7 @@ def test_ctrl_c_in_a_callback_on_the_callers_thread_is_heard_once_all_is_told(mo
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_transaction_that_lost_a_record_so_is_not_committed(
+def test_transaction_that_lost_a_record_is_not_committed(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     harness = TransactionHarness(2, {"linger.ms": "1000"}).started()

@@ -78,7 +78,7 @@ def warm(settings: dict[str, Any] | None = None, **more: Any) -> ProducerHarness
         ({"timestamp_ms": 2**63}, "timestamp_ms is 9223372036854775808"),
     ],
 )
-def test_what_is_no_record_is_refused_before_anything_counts_on_it(arguments: dict[str, Any], text: str) -> None:
+def test_invalid_record_is_refused_before_the_append(arguments: dict[str, Any], text: str) -> None:
     harness = warm()
     with pytest.raises(SerializationError, match=text):
         harness.producer.send(TOPIC, **arguments)
@@ -86,7 +86,7 @@ def test_what_is_no_record_is_refused_before_anything_counts_on_it(arguments: di
     assert not harness.accumulator.has_incomplete
 
 
-def test_keys_values_and_headers_arrive_as_they_were_given() -> None:
+def test_keys_values_and_headers_arrive_unchanged() -> None:
     harness = warm()
     harness.send("text", key=bytearray(b"k"), headers=[("a", b"1"), ("b", None), ("c", "3")], timestamp_ms=17)
     harness.send(memoryview(b"view"))
@@ -136,7 +136,14 @@ def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[s
     assert delivery.place == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
 
 
-def test_a_send_wakes_the_sender_for_a_new_batch_and_for_a_full_one_and_not_in_between() -> None:
+def test_a_callback_of_a_record_for_a_missing_partition_names_that_partition() -> None:
+    harness = warm({**AT_ONCE, "max.block.ms": "100"}, topics={TOPIC: 3})
+    delivery = harness.send(b"v", partition=7)
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert delivery.place == RecordMetadata(TOPIC, 7, -1, -1, -1, -1)
+
+
+def test_send_wakes_the_sender_only_for_new_and_full_batches() -> None:
     harness = warm({"linger.ms": "1000", "batch.size": "200"})
     woken: list[int] = []
     harness.client.wakeup = lambda: woken.append(1)
@@ -150,7 +157,7 @@ def test_a_send_wakes_the_sender_for_a_new_batch_and_for_a_full_one_and_not_in_b
 # ---- which partition -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_decides_the_partition_as_in_java_unless_it_is_to_be_ignored() -> None:
+def test_key_decides_the_partition_unless_it_is_ignored() -> None:
     harness = warm(topics={TOPIC: 5})
     keys = [b"%d" % index for index in range(20)]
     deliveries = [harness.send(b"v", key=key) for key in keys]
@@ -162,7 +169,7 @@ def test_a_key_decides_the_partition_as_in_java_unless_it_is_to_be_ignored() -> 
     assert len({d.metadata.partition for d in deliveries if d.metadata}) == 1
 
 
-def test_a_partition_that_is_given_wins_over_the_key() -> None:
+def test_given_partition_goes_before_the_key() -> None:
     harness = warm(topics={TOPIC: 5})
     other = (partition_for_key(b"k", 5) + 1) % 5
     delivery = harness.send(b"v", key=b"k", partition=other)
@@ -184,7 +191,7 @@ def test_without_a_key_records_stay_with_a_partition_for_batch_size_bytes() -> N
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def test_columns_go_where_each_row_says_in_their_order() -> None:
+def test_rows_of_columns_go_to_their_partitions_in_order() -> None:
     harness = warm(topics={TOPIC: 3})
     values = [b"%03d" % index for index in range(300)]
     delivery = harness.send_columns(RecordColumns.from_rows(values, partitions=[index % 3 for index in range(300)]))
@@ -245,7 +252,7 @@ def test_many_rows_go_in_blocks() -> None:
     assert len(harness.values()) == rows
 
 
-def test_a_row_that_asks_for_a_partition_below_0_is_refused_by_its_topic_and_column() -> None:
+def test_partition_below_0_is_refused_with_topic_and_column() -> None:
     harness = warm(topics={TOPIC: 3})
     text = f"Row 1 asks for partition -1; topic {TOPIC} has 0 to 2: change the column partition"
     with pytest.raises(SerializationError, match=text):
@@ -253,7 +260,7 @@ def test_a_row_that_asks_for_a_partition_below_0_is_refused_by_its_topic_and_col
     assert not harness.accumulator.has_incomplete
 
 
-def test_rows_of_more_bytes_than_a_block_should_take_are_cut_before_anything_is_done_with_them(
+def test_oversized_rows_are_cut_into_blocks_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes: list[int] = []
@@ -286,7 +293,7 @@ def test_a_row_too_large_is_refused_with_its_limit_and_takes_no_memory() -> None
 
 @pytest.mark.parametrize("setting", ["max.request.size", "buffer.memory"])
 @pytest.mark.parametrize("headers", [None, [("trace", b"1")]])
-def test_columns_take_the_record_that_send_takes_and_none_that_is_larger(
+def test_columns_and_send_have_the_same_size_limit(
     setting: str, headers: list[tuple[str, bytes | None]] | None
 ) -> None:
     value = b"v" * 1_000
@@ -305,7 +312,7 @@ def test_columns_take_the_record_that_send_takes_and_none_that_is_larger(
     assert isinstance(harness.send(value + b"v", headers=headers).error, RecordTooLargeError)
 
 
-def test_a_row_of_many_is_named_by_its_place_among_all() -> None:
+def test_refused_row_is_named_by_its_place_in_the_call() -> None:
     harness = warm()
     partitions = [0] * 70_001
     partitions[70_000] = -5
@@ -313,7 +320,7 @@ def test_a_row_of_many_is_named_by_its_place_among_all() -> None:
         harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"v"] * 70_001, partitions=partitions))
 
 
-def test_columns_without_a_callback_are_sent_all_the_same() -> None:
+def test_columns_without_a_callback_are_sent() -> None:
     harness = warm()
     harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", b"b"]))
     harness.run_until(lambda: not harness.accumulator.has_incomplete)
@@ -321,7 +328,7 @@ def test_columns_without_a_callback_are_sent_all_the_same() -> None:
     assert harness.memory_in_use == 0
 
 
-def test_rows_that_fail_one_by_one_are_told_in_stretches() -> None:
+def test_single_failed_rows_are_reported_in_stretches() -> None:
     harness = warm()
 
     def refuse(cluster: Any, exchange: Any, proceed: Any) -> Any:
@@ -376,7 +383,7 @@ def test_topics_that_are_looked_up_together_are_asked_for_in_one_request() -> No
     assert all(delivery.error is None for delivery in harness.deliveries)
 
 
-def test_a_topic_that_is_refused_fails_its_own_send_alone_however_it_was_looked_up() -> None:
+def test_refused_topic_fails_only_its_own_send() -> None:
     harness = warm()
     harness.cluster.create_topic("new", 1)
     harness.producer.look_up(["new", "missing"])
@@ -387,7 +394,7 @@ def test_a_topic_that_is_refused_fails_its_own_send_alone_however_it_was_looked_
     assert isinstance(missing.error, KafkaTimeoutError)
 
 
-def test_a_topic_that_does_not_come_up_fails_at_max_block_ms_and_says_so() -> None:
+def test_missing_topic_fails_at_max_block_ms() -> None:
     """Row 18."""
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})
     delivery = harness.send(topic="missing")
@@ -424,7 +431,7 @@ def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> 
     assert isinstance(delivery.error.__cause__, UnknownTopicOrPartitionError)
 
 
-def test_who_waits_for_metadata_wakes_the_sender() -> None:
+def test_wait_for_metadata_wakes_the_sender() -> None:
     harness = ProducerHarness(AT_ONCE)
     woken: list[int] = []
     harness.client.wakeup = lambda: woken.append(1)
@@ -432,7 +439,7 @@ def test_who_waits_for_metadata_wakes_the_sender() -> None:
     assert woken
 
 
-def test_a_topic_that_comes_up_meanwhile_is_sent_to() -> None:
+def test_topic_that_appears_meanwhile_gets_the_record() -> None:
     harness = warm()
     harness.selector.at(harness.now_ms + 700, lambda: harness.cluster.create_topic("late", 1))
     delivery = harness.send(topic="late")
@@ -464,7 +471,7 @@ def test_columns_with_a_timestamp_that_no_record_can_have_are_refused(stamp: int
     assert harness.memory_in_use == 0
 
 
-def test_likely_seconds_are_warned_of_once_by_send_and_by_columns(caplog: pytest.LogCaptureFixture) -> None:
+def test_timestamps_probably_in_seconds_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     for is_columns_first in (True, False):
         harness = warm()
         caplog.clear()
@@ -488,7 +495,7 @@ def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"), [("partition", 0.0), ("partition", "0"), ("timestamp_ms", 1.5), ("timestamp_ms", "1")]
 )
-def test_a_number_that_is_not_whole_is_refused_and_harms_no_other_record(name: str, wrong: Any) -> None:
+def test_fraction_is_refused_without_harm_to_other_records(name: str, wrong: Any) -> None:
     """Bug: partition 0.0 failed what was sent to partition 0 after it, a timestamp its whole batch."""
     harness = ProducerHarness({"linger.ms": "50"})
     first = harness.send(b"first", partition=0)
@@ -532,8 +539,19 @@ def test_a_send_renews_the_idle_time_of_its_topic() -> None:
     assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
 
 
+def test_a_topic_that_a_send_waits_for_is_not_forgotten_meanwhile() -> None:
+    """The wait may last longer than metadata.max.idle.ms."""
+    harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000", "max.block.ms": "20000"}, topics={TOPIC: 1})
+    harness.selector.at(harness.now_ms + 8_000, lambda: harness.cluster.add_partitions(TOPIC, 1))
+    delivery = harness.send(b"x", partition=1)
+    harness.settle()
+    assert delivery.error is None
+    asked = [exchange.request.topics for exchange in harness.cluster.requests_of(METADATA)]
+    assert all([str(topic.name) for topic in topics] == [TOPIC] for topics in asked)
+
+
 @pytest.mark.parametrize("topic", ["x" * 32_768, "é" * 16_384])
-def test_a_topic_that_is_too_long_for_a_request_fails_at_once_and_is_not_asked_for_with_others(topic: str) -> None:
+def test_topic_too_long_for_a_request_fails_at_once(topic: str) -> None:
     """A broker hangs up on such a request, and on the next one with all that it asks for."""
     harness = warm()
     harness.producer.look_up([topic])
@@ -545,7 +563,7 @@ def test_a_topic_that_is_too_long_for_a_request_fails_at_once_and_is_not_asked_f
 
 
 @pytest.mark.parametrize("topic", [b"flights", None, 7, ["flights"], "half a pair \ud800"])
-def test_a_topic_that_is_no_text_fails_at_once_and_others_flow_also_after_the_next_metadata(topic: Any) -> None:
+def test_topic_that_is_no_text_fails_without_harm_to_others(topic: Any) -> None:
     harness = ProducerHarness()
     assert isinstance(harness.send(topic=topic).error, InvalidTopicError)
     with pytest.raises(InvalidTopicError):
@@ -579,7 +597,7 @@ def refuse_topic(name: str, error_code: int) -> Callable[[dict[str, Any]], dict[
     return change
 
 
-def test_no_broker_at_all_is_told_with_the_addresses() -> None:
+def test_error_without_any_broker_names_the_addresses() -> None:
     harness = ProducerHarness({**AT_ONCE, "max.block.ms": "1500"})
     harness.network.stop(0)
     delivery = harness.send()
@@ -597,7 +615,7 @@ def test_partitions_for_asks_for_the_topic() -> None:
 # ---- row 45: memory full ---------------------------------------------------------------------------------------------
 
 
-def test_a_full_buffer_blocks_up_to_max_block_ms_then_fails_and_flows_again_later() -> None:
+def test_full_buffer_fails_after_max_block_ms_and_recovers() -> None:
     harness = warm({**AT_ONCE, "buffer.memory": "5000", "max.block.ms": "2000", "batch.size": "500"})
     harness.network.stalled.add(0)
     sent = [harness.send(bytes(400)) for _ in range(13)]
@@ -636,7 +654,7 @@ def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | No
     assert 2_000 <= harness.now_ms - began_ms <= 2_010
 
 
-def test_max_block_ms_is_for_each_block_so_that_many_rows_pass_a_slow_broker_and_none_waits_for_a_silent_one() -> None:
+def test_max_block_ms_limits_each_block_of_a_call() -> None:
     settings = {"buffer.memory": "60000", "batch.size": "9000", "max.request.size": "20000", "linger.ms": "0"}
     harness = warm({**settings, "max.block.ms": "5000", "enable.idempotence": "false"})
     harness.cluster.on(PRODUCE, faults.delay(1500), times=None)
@@ -663,14 +681,14 @@ def test_max_block_ms_is_for_each_block_so_that_many_rows_pass_a_slow_broker_and
     assert (blocked_ms[-1], max(blocked_ms)) == (5_000, 5_000)
 
 
-def test_who_waits_for_memory_makes_lingering_batches_go() -> None:
+def test_wait_for_memory_ends_the_linger() -> None:
     harness = warm({"linger.ms": "30000", "delivery.timeout.ms": "90000", "buffer.memory": "2000"})
     deliveries = [harness.send(bytes(400)) for _ in range(12)]
     assert all(delivery.error is None for delivery in deliveries)
     assert harness.now_ms - deliveries[0].sent_ms < 1_000
 
 
-def test_who_waits_for_memory_wakes_a_sender_that_sleeps_until_a_batch_has_lingered() -> None:
+def test_wait_for_memory_wakes_a_lingering_sender() -> None:
     settings = {"linger.ms": "8000", "buffer.memory": "2000", "batch.size": "100000", "max.request.size": "1900"}
     harness = warm({**settings, "max.block.ms": "5000"})
     deliveries = [harness.send(bytes(900), partition=0) for _ in range(2)]
@@ -693,7 +711,7 @@ def test_who_waits_for_memory_wakes_a_sender_that_sleeps_until_a_batch_has_linge
 # ---- flush -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_flush_sends_what_lingers_and_returns_when_every_callback_has_run() -> None:
+def test_flush_sends_lingering_batches_and_returns_after_callbacks() -> None:
     harness = warm({"linger.ms": "60000"})
     deliveries = [harness.send(b"%d" % index) for index in range(5)]
     start_ms = harness.now_ms
@@ -714,7 +732,7 @@ def test_a_flush_sends_what_lingers_and_returns_when_every_callback_has_run() ->
     assert harness.now_ms - start_ms < 100
 
 
-def test_a_flush_that_takes_too_long_says_so() -> None:
+def test_flush_that_takes_too_long_raises_a_timeout() -> None:
     harness = warm({"linger.ms": "1000"})
     harness.send()
     with pytest.raises(KafkaTimeoutError, match="flush of 0 ms"):
@@ -762,14 +780,14 @@ def test_a_close_with_a_negative_timeout_is_refused_and_closes_nothing(timeout: 
     assert harness.values() == [b"after"]
 
 
-def test_a_send_that_waits_for_metadata_hears_of_the_close() -> None:
+def test_send_waiting_for_metadata_ends_with_the_close() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.clock.on_wait = lambda timeout_ms: harness.close()
     with pytest.raises(ProducerClosedError):
         harness.producer.send("nowhere", b"v")
 
 
-def test_a_send_that_waits_for_memory_hears_of_the_close() -> None:
+def test_send_waiting_for_memory_ends_with_the_close() -> None:
     harness = warm({**AT_ONCE, "buffer.memory": "1000"})
     harness.network.stalled.add(0)
     harness.send(bytes(700))
@@ -778,7 +796,7 @@ def test_a_send_that_waits_for_memory_hears_of_the_close() -> None:
         harness.producer.send(TOPIC, bytes(700))
 
 
-def test_after_a_fork_the_producer_is_the_parents_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_cannot_use_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 43. Bug: its repr waited for ever for a lock that was taken at the fork."""
     harness = warm()
     parent = os.getpid()
@@ -847,7 +865,7 @@ def test_close_leaves_no_thread() -> None:
     assert not producer.has_failed
 
 
-def test_a_close_with_a_limit_forces_what_is_left() -> None:
+def test_close_with_a_limit_fails_the_remaining_records() -> None:
     producer = threaded()
     append_unsendable(producer)
     producer.close(timeout=0.02)
@@ -934,7 +952,7 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
 
 
 @pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])
-def test_a_callback_that_sends_waits_for_nothing_that_its_own_thread_would_bring(missing: str) -> None:
+def test_send_in_a_callback_does_not_wait_for_its_own_thread(missing: str) -> None:
     producer = threaded(**{"max.block.ms": "8000", "buffer.memory": "1000"})
     outcomes: list[BaseException | None] = []
     done = threading.Event()
@@ -966,7 +984,7 @@ def test_metadata_is_made_from_the_settings() -> None:
     assert metadata.fetch().is_bootstrap_configured
 
 
-def test_metadata_keeps_to_the_backoff_and_the_ages_that_are_set() -> None:
+def test_metadata_uses_the_configured_backoff_and_ages() -> None:
     ages = {"retry.backoff.ms": "70", "metadata.max.age.ms": "7000", "metadata.max.idle.ms": "9000"}
     config = ProducerConfig.from_mapping({"bootstrap.servers": "127.0.0.1:1", **ages})
     clock = FakeClock()

@@ -52,7 +52,7 @@ def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarn
 
 
 class Moved:
-    """What became of the totals since this was made."""
+    """The change of the totals since this was made."""
 
     def __init__(self, harness: ProducerHarness) -> None:
         self._harness = harness
@@ -80,7 +80,7 @@ def wire_sizes(harness: ProducerHarness) -> list[int]:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_names_are_kafkas_and_one_of_ours() -> None:
+def test_names_are_kafkas_with_one_exception() -> None:
     both = ("rate", "total")
     spread = ("avg", "max")
     expected = {
@@ -101,7 +101,7 @@ def test_the_names_are_kafkas_and_one_of_ours() -> None:
     assert {type(value) for value in metrics.values()} == {float}
 
 
-def test_before_anything_happened_totals_and_rates_are_0_and_averages_and_ages_are_not_numbers() -> None:
+def test_without_events_totals_are_0_and_averages_nan() -> None:
     metrics = ProducerHarness({"buffer.memory": "5000"}).producer.metrics()
     for name, value in metrics.items():
         if name.endswith(("-avg", "-max")) or name == "metadata-age":
@@ -153,7 +153,7 @@ def test_rates_are_per_second_of_the_window() -> None:
     assert metrics["byte-rate"] == pytest.approx(sum(wire_sizes(harness)) / 45, rel=0.001)
 
 
-def test_what_is_long_ago_leaves_rates_averages_and_maxima_and_stays_in_the_totals() -> None:
+def test_old_events_count_in_totals_only() -> None:
     harness = warm()
     harness.send(bytes(5_000))
     harness.settle()
@@ -181,7 +181,7 @@ def test_what_is_long_ago_leaves_rates_averages_and_maxima_and_stays_in_the_tota
 
 
 @pytest.mark.parametrize("acks", ["1", "0"])
-def test_a_batch_counts_as_acknowledged_when_it_is_settled_and_not_when_it_is_sent(acks: str) -> None:
+def test_batch_counts_as_acknowledged_when_it_is_settled(acks: str) -> None:
     harness = warm({**AT_ONCE, "acks": acks, "enable.idempotence": "false"})
     harness.network.held.add(0)
     moved = Moved(harness)
@@ -194,7 +194,7 @@ def test_a_batch_counts_as_acknowledged_when_it_is_settled_and_not_when_it_is_se
     assert moved["batch-send-total"] == 1
 
 
-def test_the_requests_for_a_producer_id_are_requests_too() -> None:
+def test_requests_for_a_producer_id_count_as_requests() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.send()
     harness.settle()
@@ -217,7 +217,7 @@ def test_record_sizes_of_rows_are_those_of_their_bytes() -> None:
     assert 1_000 < metrics["record-size-max"] <= record_size_upper_bound(None, bytes(1_000))
 
 
-def test_record_sizes_of_columns_are_known_without_looking_at_the_rows() -> None:
+def test_record_sizes_of_columns_are_known_without_reading_rows() -> None:
     harness = warm(topics={TOPIC: 2})
     values = [bytes(size) for size in (10, 1_000, 100, 20)]
     harness.send_columns(RecordColumns.from_rows(values, partitions=[0, 1, 0, 1]))
@@ -286,7 +286,7 @@ def test_the_latency_is_that_of_produce_requests() -> None:
     assert metrics["request-latency-max"] == pytest.approx(302, abs=1)
 
 
-def test_what_compression_takes_is_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_does_not_count_as_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: it began before the batches of the turn were compressed, which gzip takes longer for than a broker."""
     harness = warm()
     seal = ProducerBatch.seal
@@ -307,7 +307,7 @@ def test_a_request_without_an_answer_has_no_latency() -> None:
     harness.send()
     harness.settle()
     metrics = harness.producer.metrics()
-    assert metrics["request-latency-max"] < 10  # that of the second attempt alone
+    assert metrics["request-latency-max"] < 10  # only that of the second attempt
     assert metrics["records-per-request-avg"] == 1
 
 
@@ -325,7 +325,7 @@ def test_throttle_times_are_those_that_brokers_ask_for_zero_included() -> None:
     assert metrics["produce-throttle-time-max"] == 400
 
 
-def test_requests_in_flight_are_those_of_now() -> None:
+def test_requests_in_flight_are_the_current_ones() -> None:
     harness = warm({**AT_ONCE, "batch.size": "1"})
     harness.network.held.add(0)
     for _ in range(3):
@@ -375,7 +375,7 @@ def test_the_age_of_metadata_is_in_seconds_since_the_last_full_update() -> None:
 # ---- retries, errors, splits -----------------------------------------------------------------------------------------
 
 
-def test_records_that_are_sent_again_are_retries_and_sent_twice() -> None:
+def test_retried_records_count_as_retries_and_sent_twice() -> None:
     harness = warm({"linger.ms": "5"})
     harness.cluster.on(PRODUCE, faults.fail_with(NOT_LEADER), times=2)
     moved = Moved(harness)
@@ -420,7 +420,7 @@ def test_records_that_expire_unsent_are_errors_and_were_never_sent() -> None:
     assert moved.totals() == {"record-error": 1}
 
 
-def test_records_that_expire_in_flight_are_errors_once_whatever_is_answered_later() -> None:
+def test_records_expired_in_flight_count_as_errors_once() -> None:
     harness = warm({**AT_ONCE, "delivery.timeout.ms": "10000", "request.timeout.ms": "9000"})
     harness.network.held.add(0)
     moved = Moved(harness)
@@ -499,7 +499,7 @@ def test_memory_that_is_taken_is_not_available() -> None:
     assert harness.producer.metrics()["buffer-available-bytes"] == 5_000
 
 
-def test_waiting_for_memory_is_told_while_it_lasts_and_measured_when_it_ends() -> None:
+def test_wait_for_memory_is_visible_and_then_measured() -> None:
     harness = warm({**AT_ONCE, "buffer.memory": "1000", "max.block.ms": "20000"})
     harness.network.held.add(0)
     harness.send(bytes(900))
@@ -522,7 +522,7 @@ def test_waiting_for_memory_is_told_while_it_lasts_and_measured_when_it_ends() -
     assert harness.producer.metrics()["bufferpool-wait-time-ns-total"] == waited_ms * 1_000_000
 
 
-def test_a_wait_in_vain_is_an_exhausted_buffer_and_an_error() -> None:
+def test_failed_wait_for_memory_counts_as_exhausted_buffer_and_error() -> None:
     harness = warm({**AT_ONCE, "buffer.memory": "1000", "max.block.ms": "2000"})
     harness.network.held.add(0)
     harness.send(bytes(900))
@@ -562,7 +562,7 @@ def test_the_calls_of_a_transaction_are_measured_each_by_itself(version: int) ->
     spent = dict.fromkeys(TIMED_CALLS, 0)
     begin = harness.manager.begin_transaction
 
-    def begin_slowly() -> None:  # it asks nobody: only a lock could hold it up
+    def begin_slowly() -> None:  # no request: only a lock could delay it
         harness.clock.advance(3)
         begin()
 
@@ -596,7 +596,7 @@ _METHODS = {
 }
 
 
-def test_a_commit_that_does_not_end_in_time_is_measured_when_it_is_called_again_and_returns() -> None:
+def test_timed_out_commit_is_measured_when_its_repeat_returns() -> None:
     harness = TransactionHarness(2).started()
     harness.send(b"x", partition=0)
     harness.cluster.on(END_TXN, faults.delay(8_000))
@@ -618,7 +618,7 @@ def assert_rate_fits_total(metrics: Mapping[str, float], name: str) -> None:
     assert total > 0, name
 
 
-def test_topics_are_counted_apart_and_come_to_what_the_producer_did() -> None:
+def test_topics_are_counted_separately_and_add_up() -> None:
     harness = warm({"linger.ms": "5", "compression.type": "gzip"})
     harness.cluster.create_topic("other", partitions=1)
     for _ in range(3):
@@ -672,7 +672,7 @@ def test_idle_topic_and_node_are_forgotten_after_an_hour() -> None:
     assert harness.producer.node_metrics() == {}
 
 
-def test_nodes_are_counted_apart_and_come_to_what_all_took() -> None:
+def test_nodes_are_counted_separately_and_add_up() -> None:
     harness = warm(AT_ONCE)
     harness.network.latency_ms = lambda: 50
     harness.send()

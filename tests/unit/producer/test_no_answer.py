@@ -1,4 +1,4 @@
-"""What a request that was not answered is told as."""
+"""The error of a request without an answer."""
 
 from __future__ import annotations
 

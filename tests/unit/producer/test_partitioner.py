@@ -45,14 +45,14 @@ def draws(made: StickyPartitioner, cluster: Cluster, count: int, size: int = 100
     return Counter(made.take(size, cluster, len(cluster.partitions)) for _ in range(count))
 
 
-def test_it_stays_for_so_many_bytes_and_then_goes_elsewhere() -> None:
+def test_partition_changes_after_batch_size_bytes() -> None:
     made, cluster = partitioner(100), cluster_of(True, True, True)
     taken = [made.take(50, cluster, 3) for _ in range(40)]
     assert taken[0::2] == taken[1::2]
     assert all(one != two for one, two in pairwise(taken[0::2]))
 
 
-def test_it_stays_longer_where_batches_hold_more() -> None:
+def test_partition_stays_longer_if_batches_hold_more() -> None:
     class Learning(BatchSizes):
         def capacity(self, topic: str) -> int:
             assert topic == TOPIC
@@ -68,7 +68,7 @@ def test_it_stays_longer_where_batches_hold_more() -> None:
     assert [end - start for _, start, end in partitioner(100).assign(block, cluster, 3)] == [1] * 9
 
 
-def test_it_leaves_after_twice_batch_size_though_the_open_batch_has_room() -> None:
+def test_partition_changes_after_twice_batch_size() -> None:
     """As it may have where batches held more as it was opened (BuiltInPartitioner.updatePartitionInfo)."""
     cluster = cluster_of(True, True, True)
     made = partitioner(100, room_of=lambda _: 10_000)
@@ -79,6 +79,14 @@ def test_it_leaves_after_twice_batch_size_though_the_open_batch_has_room() -> No
     groups = partitioner(100, room_of=lambda _: 10_000).assign(block, cluster, 3)
     most = max(block.size(start, end) for _, start, end in groups)
     assert 100 < most < 200 + block.size(0, 1)
+
+
+@pytest.mark.parametrize(("room", "is_kept"), [(0, False), (59, False), (60, True), (10_000, True)])
+def test_a_record_beyond_batch_size_stays_where_it_fits_the_open_batch(room: int, is_kept: bool) -> None:
+    """The second half of KIP-794."""
+    made, cluster = partitioner(100, room_of=lambda _: room), cluster_of(True, True)
+    first = made.take(60, cluster, 2)
+    assert (made.take(60, cluster, 2) == first) is is_kept
 
 
 def test_the_choice_is_uniform_without_loads() -> None:
@@ -96,13 +104,13 @@ def test_partitions_without_a_leader_are_avoided_and_left_at_once() -> None:
     assert len(taken) == 1
 
 
-def test_with_no_leader_at_all_any_partition_will_do_and_is_kept() -> None:
+def test_without_any_leader_any_partition_is_chosen_and_kept() -> None:
     made, cluster = partitioner(1_000), cluster_of(False, False)
     assert len(draws(made, cluster, 20, size=10)) == 1
     assert set(draws(partitioner(), cluster, 100)) == {0, 1}
 
 
-def test_a_choice_looks_at_few_partitions_however_many_there_are() -> None:
+def test_choice_reads_few_of_many_partitions() -> None:
     class Many(tuple[PartitionInfo, ...]):
         looks = 0
 
@@ -125,7 +133,7 @@ def test_a_choice_looks_at_few_partitions_however_many_there_are() -> None:
     assert Many.looks < 200 * 20
 
 
-def test_each_of_the_others_is_as_likely() -> None:
+def test_every_other_partition_is_equally_likely() -> None:
     """Also where some have no leader, so that places among those that have one are no partitions."""
     cluster = cluster_of(False, True, True, False, True, True)
     made = partitioner()
@@ -140,14 +148,14 @@ def test_a_single_partition_is_kept() -> None:
     assert draws(partitioner(), cluster_of(True), 10) == {0: 10}
 
 
-def test_a_partition_that_is_gone_is_left() -> None:
+def test_deleted_partition_is_left() -> None:
     made = partitioner(1_000_000)
     big = cluster_of(False, False, True)
     assert made.take(1, big, 3) == 2
     assert made.take(1, cluster_of(True, True), 2) in {0, 1}
 
 
-def test_a_partition_that_is_gone_is_left_also_while_no_other_has_a_leader() -> None:
+def test_deleted_partition_is_left_without_any_other_leader() -> None:
     """As of a topic made again a moment ago: records for a partition that it does not have could only expire."""
     made = partitioner(1_000_000)
     assert made.take(1, cluster_of(False, False, True), 3) == 2
@@ -186,7 +194,7 @@ def test_loads_steer_the_choice() -> None:
     assert counts[0] > 1_900
 
 
-def test_level_loads_steer_nothing() -> None:
+def test_equal_loads_do_not_change_the_choice() -> None:
     made = partitioner()
     made.update_loads({0: 0, 1: 99}, 2)
     made.update_loads({0: 4, 1: 4}, 2)
@@ -195,7 +203,7 @@ def test_level_loads_steer_nothing() -> None:
     assert made._loads is None
 
 
-def test_a_partition_that_is_passed_over_is_not_drawn_even_when_queues_are_level() -> None:
+def test_skipped_partition_is_not_drawn_with_equal_queues() -> None:
     made = partitioner()
     made.update_loads({0: 1, 2: 1}, 3)
     assert set(draws(made, cluster_of(True, True, True), 300)) == {0, 2}
@@ -203,13 +211,13 @@ def test_a_partition_that_is_passed_over_is_not_drawn_even_when_queues_are_level
     assert set(draws(made, cluster_of(True, True, True), 300)) == {1}
 
 
-def test_without_adaptive_choice_loads_are_passed_over() -> None:
+def test_loads_are_ignored_without_adaptive_partitioning() -> None:
     made = partitioner(is_adaptive=False)
     made.update_loads({0: 0, 1: 99}, 2)
     assert draws(made, cluster_of(True, True), 100)[1] > 30
 
 
-def test_a_choice_by_old_loads_that_has_lost_its_leader_falls_back_on_those_that_have_one() -> None:
+def test_leaderless_choice_by_old_loads_falls_back_to_a_leader() -> None:
     made = partitioner()
     made.update_loads({1: 0}, 2)
     assert set(draws(made, cluster_of(True, False), 20)) == {0}
@@ -237,7 +245,7 @@ def test_a_row_that_does_not_fit_goes_to_the_next_partition() -> None:
     assert all(group[0] != following[0] for group, following in pairwise(groups))
 
 
-def test_the_next_block_goes_on_where_the_last_one_stayed() -> None:
+def test_next_block_continues_with_the_same_partition() -> None:
     block = Block(RecordColumns.from_rows([bytes(40)] * 3), 0, 1)
     one = block.size(0, 1)
     made = partitioner(one * 4, room_of=lambda _: one)
@@ -256,7 +264,7 @@ def test_a_row_larger_than_batch_size_is_a_group_of_its_own() -> None:
 # ---- which brokers keep up -------------------------------------------------------------------------------------------
 
 
-def test_a_node_is_not_available_once_it_took_nothing_for_so_long() -> None:
+def test_node_is_unavailable_after_the_timeout() -> None:
     availability = NodeAvailability(500)
     availability.update(1, False, 1_000)
     availability.update(1, False, 1_400)
@@ -267,7 +275,7 @@ def test_a_node_is_not_available_once_it_took_nothing_for_so_long() -> None:
     assert 1 not in availability.unavailable(9_000)
 
 
-def test_a_node_for_which_nothing_waits_any_more_may_be_tried_again() -> None:
+def test_node_without_waiting_records_is_available_again() -> None:
     availability = NodeAvailability(500)
     availability.update(1, False, 1_000)
     availability.update(2, False, 1_000)
@@ -282,7 +290,7 @@ def test_no_time_limit_means_always_available() -> None:
     assert 1 not in availability.unavailable(10**9)
 
 
-def test_a_topic_has_one_partitioner_and_none_before_it_is_asked_for() -> None:
+def test_topic_has_one_partitioner_made_on_demand() -> None:
     made = Partitioners(BatchSizes(100), True, random.Random(3), nothing_open)
     made.update_loads(TOPIC, {0: 5, 1: 0}, 2)
     assert not made
@@ -290,7 +298,7 @@ def test_a_topic_has_one_partitioner_and_none_before_it_is_asked_for() -> None:
     assert made[TOPIC] is not made["others"]
 
 
-def test_the_loads_of_a_topic_are_told_to_its_partitioner() -> None:
+def test_loads_of_a_topic_go_to_its_partitioner() -> None:
     made, cluster = Partitioners(BatchSizes(100), True, random.Random(3), nothing_open), cluster_of(True, True)
     of_topic = made[TOPIC]
     made.update_loads(TOPIC, {1: 0}, 2)

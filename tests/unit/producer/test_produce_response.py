@@ -1,4 +1,4 @@
-"""A fault of the producer's own while an answer is settled: every batch of the answer ends at once, and is told."""
+"""A fault of the producer while it settles an answer: every batch of the answer ends at once, with its callbacks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Ex
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])
-def test_no_memory_for_a_split_costs_its_batch_only(
+def test_no_memory_for_a_split_fails_only_its_batch(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
 ) -> None:
     """Bug: the other batches of the answer had no outcome until delivery.timeout.ms, and memory was lost."""
@@ -110,6 +110,9 @@ def test_no_memory_for_a_split_costs_its_batch_only(
     assert deliveries[DOUBLE][0].error is None
     assert deliveries[REFUSED][0].error.error_code == 87
     assert deliveries[RETRIED][0].error is None
+    rows_refused = 3
+    failed = [each for each in harness.deliveries if isinstance(each, Delivery) and each.error is not None]
+    assert harness.producer.metrics()["record-error-total"] == len(failed) + rows_refused
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])
@@ -130,7 +133,7 @@ def test_after_a_fault_later_records_are_still_written_once(
 def test_records_that_a_node_took_do_not_fail_with_a_fault(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
 ) -> None:
-    """They are in the log: whoever was told of a failure would write them again."""
+    """They are in the log: a caller that got a failure would write them again."""
     harness, deliveries = before_an_answer(settings)
 
     def no_memory(_: int) -> None:
@@ -197,7 +200,7 @@ class Fault:
     def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
         code = frame.f_code
         is_of_tests = "/tests/" in code.co_filename or "monkeypatch" in code.co_filename
-        # A lock that cannot be let go of is none that memory runs out for.
+        # Lack of memory does not keep a lock from being released.
         if event not in self._events or is_of_tests or (event == "c_call" and called.__name__ in OF_LOCKS):
             return
         self._left -= 1
@@ -287,7 +290,7 @@ def test_a_fault_in_any_call_that_expires_a_batch_leaves_nothing_behind(
 
 @pytest.mark.usefixtures("no_log")
 @pytest.mark.parametrize("fault", [MemoryError, IllegalStateError])
-def test_a_fault_in_any_call_that_sends_fails_what_was_drained_at_once(fault: type[Exception]) -> None:
+def test_fault_while_sending_fails_drained_batches_at_once(fault: type[Exception]) -> None:
     """Bug: the records waited for delivery.timeout.ms, and their memory for the close."""
     met: list[str] = []
     while not met or met[-1]:
@@ -371,7 +374,7 @@ def test_no_memory_for_a_split_leaves_the_transaction_to_be_aborted(
 
 
 @both_versions
-def test_a_state_that_cannot_be_in_a_refused_batch_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_impossible_state_in_a_refused_batch_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     """Bug: each commit timed out, and each abort said that the state forbids it."""
     harness = in_a_transaction(version)
     harness.cluster.on(PRODUCE, faults.fail_with(87))
@@ -385,7 +388,7 @@ def test_a_state_that_cannot_be_in_a_refused_batch_is_fatal(monkeypatch: pytest.
 
 
 @both_versions
-def test_a_state_that_cannot_be_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_impossible_state_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     """Also where every batch of the answer could be settled."""
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
@@ -397,7 +400,7 @@ def test_a_state_that_cannot_be_in_an_answer_is_fatal(monkeypatch: pytest.Monkey
 
 
 @both_versions
-def test_a_state_that_cannot_be_at_the_end_of_a_commit_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_impossible_state_at_the_end_of_a_commit_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
     raise_once(monkeypatch, harness.manager, "_on_end", IllegalStateError("cannot become one"))
@@ -408,7 +411,7 @@ def test_a_state_that_cannot_be_at_the_end_of_a_commit_is_fatal(monkeypatch: pyt
 
 
 @both_versions
-def test_a_state_that_cannot_be_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_impossible_state_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
     raise_once(monkeypatch, harness.manager, "_enqueue_new_partitions", IllegalStateError("cannot become one"))
@@ -419,7 +422,7 @@ def test_a_state_that_cannot_be_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPat
     assert_nothing_is_left(harness)
 
 
-def test_a_fault_in_the_answer_with_a_producer_id_fails_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_in_the_producer_id_answer_fails_waiting_records(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ProducerHarness(SETTINGS)
     delivery = harness.send(b"v")
     raise_once(monkeypatch, harness.producer._identity, "_restart_partitions", MemoryError("no more"))

@@ -56,7 +56,7 @@ def test_room_is_what_is_left_of_batch_size() -> None:
     assert batch.is_full
 
 
-def test_the_first_record_has_room_however_large_it_is() -> None:
+def test_first_record_of_any_size_has_room() -> None:
     assert ProducerBatch(PLACE, 0, 100, 0).has_room_for(5_000)
 
 
@@ -89,7 +89,7 @@ def test_runs_may_be_filled_in_any_order_and_keep_their_places() -> None:
     assert check_batch(data).max_timestamp == 1_800
 
 
-def test_a_callback_is_told_once_of_runs_that_follow_one_another() -> None:
+def test_callback_is_called_once_for_consecutive_runs() -> None:
     told: dict[str, list[RunMetadata]] = {"a": [], "b": []}
     a, b = (lambda run, _, calls=calls: calls.append(run) for calls in told.values())
     batch = ProducerBatch(PLACE, 0, 10_000, 0)
@@ -102,7 +102,7 @@ def test_a_callback_is_told_once_of_runs_that_follow_one_another() -> None:
     assert runs == {"a": [(100, 5, 70), (106, 1, 7), (111, 2, 14), (114, 1, 5)], "b": [(105, 1, 9)]}
 
 
-def test_a_callback_is_told_the_bytes_that_its_rows_took_and_not_their_bound() -> None:
+def test_callback_gets_exact_bytes_of_its_rows() -> None:
     told: list[int] = []
     batch = ProducerBatch(PLACE, 0, 10_000, 0)
 
@@ -147,7 +147,7 @@ def test_a_batch_is_sealed_once_and_kept_for_retries() -> None:
     assert not header.is_transactional
 
 
-def test_a_compressed_batch_lets_go_of_the_records_it_was_made_of() -> None:
+def test_compressed_batch_frees_its_records() -> None:
     value = b"".join([b"a row of ", b"send"])  # no constant, which others hold
     held = sys.getrefcount(value)
     batch = batch_of(value)
@@ -203,7 +203,7 @@ def test_the_last_sequence_wraps() -> None:
 # ---- time and retries ------------------------------------------------------------------------------------------------
 
 
-def test_it_waits_from_its_making_and_then_from_its_last_attempt() -> None:
+def test_wait_counts_from_creation_then_from_the_last_attempt() -> None:
     batch = batch_of(b"a", at_ms=1_000)
     assert batch.waited_ms(1_030) == 30
     assert batch.waited_ms(900) == 0
@@ -211,7 +211,7 @@ def test_it_waits_from_its_making_and_then_from_its_last_attempt() -> None:
     assert batch.waited_ms(1_130) == 30
 
 
-def test_the_delivery_timeout_counts_from_its_making_through_all_attempts() -> None:
+def test_delivery_timeout_counts_from_creation_through_all_attempts() -> None:
     batch = batch_of(b"a", at_ms=1_000)
     batch.mark_attempt(KafkaError("x"), 1_400, 1_500)
     assert not batch.has_reached_delivery_timeout(500, 1_499)
@@ -271,7 +271,7 @@ def test_futures_are_done_after_the_callbacks_have_run() -> None:
     assert future.result(0).offset == 9
 
 
-def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their_size() -> None:
+def test_deallocated_batch_frees_its_bytes_and_knows_their_size() -> None:
     batch = batch_of(b"a", b"b")
     first, second = (batch.reserve_run(1, 60, free_memory(), None) for _ in range(2))
     run = encode_rows([None], [b"x"], [()], [50], 2, 50)
@@ -291,7 +291,7 @@ def test_a_batch_that_gives_its_memory_back_lets_go_of_its_bytes_and_knows_their
     assert sealed.wire_size == size
 
 
-def test_a_compressed_batch_holds_what_it_takes_now_and_a_block_is_freed_by_its_last_batch() -> None:
+def test_compressed_batch_holds_only_its_compressed_bytes() -> None:
     pool = BufferPool(10_000, FakeClock())
     grant = Grant()
     pool.allocate(4_000, 0, grant)
@@ -316,7 +316,7 @@ def test_a_compressed_batch_holds_what_it_takes_now_and_a_block_is_freed_by_its_
     assert pool.available_memory == 10_000
 
 
-def test_a_batch_that_is_not_compressed_holds_its_records_memory_on() -> None:
+def test_uncompressed_batch_keeps_the_memory_of_its_records() -> None:
     pool = BufferPool(10_000, FakeClock())
     grant = Grant()
     pool.allocate(2_000, 0, grant)

@@ -1,4 +1,4 @@
-"""What is learnt of compression: how much a batch may hold, and what it is expected to take of a request."""
+"""The learnt compression: the capacity of a batch, and its expected size in a request."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def learn(sizes: BatchSizes, noise: float, size: int = BATCH_SIZE, topic: str = 
     return batch.wire_size / batch.size
 
 
-def test_nothing_is_expected_before_something_is_learnt() -> None:
+def test_no_compression_is_expected_at_first() -> None:
     sizes = BatchSizes(BATCH_SIZE)
     assert sizes.capacity("flights") == BATCH_SIZE
     assert sizes.on_wire(batch_of(5_000)) == 5_000 + HEADER_SIZE
 
 
-def test_what_compresses_better_is_believed_by_halves_and_what_compresses_worse_at_once() -> None:
+def test_better_ratio_counts_by_half_and_worse_at_once() -> None:
     sizes = BatchSizes(BATCH_SIZE)
     ratio = learn(sizes, 0.5)
     assert 0.45 < ratio < 0.55
@@ -56,7 +56,7 @@ def test_what_compresses_better_is_believed_by_halves_and_what_compresses_worse_
     assert sizes.capacity("flights") == int(BATCH_SIZE / (worse * 1.05))
 
 
-def test_a_batch_takes_of_a_request_what_is_expected_and_when_it_is_sealed_what_it_takes() -> None:
+def test_size_in_a_request_is_expected_until_sealed_then_exact() -> None:
     sizes = BatchSizes(BATCH_SIZE)
     for _ in range(20):
         ratio = learn(sizes, 0.5)
@@ -66,7 +66,7 @@ def test_a_batch_takes_of_a_request_what_is_expected_and_when_it_is_sealed_what_
     assert sizes.on_wire(batch) == batch.wire_size > 7_000
 
 
-def test_small_batches_say_nothing() -> None:
+def test_small_batches_are_not_learnt_from() -> None:
     sizes = BatchSizes(BATCH_SIZE)
     learn(sizes, 0.0, size=BATCH_SIZE // 4 - 100)
     assert sizes.capacity("flights") == BATCH_SIZE
@@ -74,13 +74,13 @@ def test_small_batches_say_nothing() -> None:
     assert sizes.capacity("flights") > BATCH_SIZE
 
 
-def test_every_topic_is_learnt_by_itself() -> None:
+def test_ratio_is_learnt_for_each_topic() -> None:
     sizes = BatchSizes(BATCH_SIZE)
     learn(sizes, 0.0, topic="flights")
     assert sizes.capacity("flights") > sizes.capacity("noise") == BATCH_SIZE
 
 
-def test_after_a_batch_that_was_too_large_nothing_more_is_expected_of_its_topic() -> None:
+def test_no_compression_is_expected_after_a_too_large_batch() -> None:
     sizes = BatchSizes(BATCH_SIZE)
     learn(sizes, 0.0)
     sizes.refused("flights")
@@ -90,7 +90,7 @@ def test_after_a_batch_that_was_too_large_nothing_more_is_expected_of_its_topic(
     assert sizes.on_wire(batch_of(5_000)) == 5_000 + HEADER_SIZE
 
 
-def test_a_batch_of_the_default_size_is_within_the_brokers_limit_even_if_it_does_not_compress() -> None:
+def test_incompressible_batch_of_default_size_fits_the_brokers_limit() -> None:
     sizes = BatchSizes(ProducerConfig.from_mapping({"bootstrap.servers": "unused:1"}).batch_size)
     for _ in range(30):
         learn(sizes, 0.0, size=250_000)
@@ -103,7 +103,7 @@ def test_a_batch_of_the_default_size_is_within_the_brokers_limit_even_if_it_does
 
 
 @given(st.lists(st.floats(0, 1), max_size=30))
-def test_a_batch_holds_never_less_than_batch_size_nor_more_than_it_and_a_third_would_let_it(
+def test_capacity_lies_between_batch_size_and_the_least_share(
     noises: list[float],
 ) -> None:
     sizes = BatchSizes(1_000)

@@ -52,14 +52,14 @@ def test_parts_hold_the_records_in_order_in_about_half_the_bytes(codec: str) -> 
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_batch_may_be_larger_than_what_is_decompressed_of_others(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+def test_split_accepts_a_batch_above_the_usual_decompression_limit(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     monkeypatch.setattr(decode_batches, "__defaults__", (BatchLimits(1_000, 3),))
     values = [bytes(500)] * 4
     batch, _ = sealed_batch(values, codec)
     assert [record.value for record in all_records(split_batch(batch, 0), codec)] == values
 
 
-def test_splitting_again_and_again_comes_to_single_records() -> None:
+def test_repeated_splits_end_with_single_records() -> None:
     batches = [sealed_batch([bytes(10)] * 11)[0]]
     rounds = 0
     while any(batch.record_count > 1 for batch in batches):
@@ -119,7 +119,7 @@ def test_futures_follow_their_records() -> None:
     assert [future.result(0).offset for future in futures] == [100, 101, 102, 500, 501, 502]
 
 
-def test_a_run_across_the_cut_is_told_of_in_both_parts() -> None:
+def test_run_across_the_cut_is_reported_in_both_parts() -> None:
     batch = ProducerBatch(PLACE, 0, 10**6, 0)
     allocation = SharedAllocation(lambda: None, "its append")
     runs: list[RunMetadata] = []

@@ -114,7 +114,7 @@ def test_an_answer_to_an_older_question_leaves_the_newer_one_open() -> None:
     assert metadata.update_requested()
 
 
-def test_a_topic_is_forgotten_when_nobody_wrote_to_it_for_so_long() -> None:
+def test_topic_is_forgotten_after_the_idle_time() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("idle", clock.now_ms())
@@ -141,7 +141,7 @@ def test_a_topic_that_has_not_been_answered_is_kept_however_old() -> None:
     assert not metadata.retain_topic("stranger", clock.now_ms())
 
 
-def test_an_answer_with_a_topic_nobody_asked_for_is_not_kept() -> None:
+def test_unrequested_topic_in_an_answer_is_not_kept() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -193,7 +193,7 @@ def test_a_wait_that_wakes_early_waits_for_the_rest() -> None:
     assert waits == [250, 150, 50]
 
 
-def test_a_node_that_refused_us_before_metadata_came_from_another_fails_no_later_wait() -> None:
+def test_refusal_before_metadata_of_another_node_fails_no_later_wait() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -213,7 +213,7 @@ def test_a_wait_raises_the_fatal_error() -> None:
         metadata.await_update(metadata.update_version, 1_000)
 
 
-def test_a_wait_hears_of_the_close() -> None:
+def test_wait_ends_with_the_close() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     clock.on_wait = lambda timeout_ms: metadata.close()
@@ -223,7 +223,7 @@ def test_a_wait_hears_of_the_close() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told before", "not told yet"])
 @pytest.mark.parametrize("code", [17, 29])
-def test_what_a_topic_was_refused_with_is_no_answer_to_who_asks_again(code: int, is_told: bool) -> None:
+def test_old_refusal_of_a_topic_is_no_answer_to_a_new_request(code: int, is_told: bool) -> None:
     """Bug: the answer about another topic brought it again, to a send that came once it was allowed."""
     clock = FakeClock()
     metadata = metadata_at(clock)
@@ -243,7 +243,7 @@ def test_what_a_topic_was_refused_with_is_no_answer_to_who_asks_again(code: int,
         metadata.maybe_raise_error_for_topic("refused")
 
 
-def test_the_last_answer_tells_the_error_of_a_topic() -> None:
+def test_error_of_a_topic_is_from_the_last_answer() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     refused = MetadataResponse({0: NODE}, (TopicMetadata("a", 3, None, ()),), "cluster", 0)

@@ -36,7 +36,7 @@ LINGER_MS = 10
 DELIVERY_TIMEOUT_MS = 3_000
 RETRY_BACKOFF_MS = 100
 ONE_RECORD = 100
-"""What `append` counts for a record here."""
+"""The bytes that `append` counts for a record here."""
 
 
 def place(partition: int) -> TopicPartition:
@@ -176,8 +176,8 @@ def test_without_memory_an_append_fails_and_leaves_no_batch() -> None:
     assert not rig.accumulator.has_undrained
 
 
-def test_a_batch_that_waited_for_memory_is_as_old_as_its_memory() -> None:
-    """Else its linger and its delivery time-out would run while there is nothing to send."""
+def test_age_of_a_batch_begins_with_its_memory() -> None:
+    """Else its linger and its delivery timeout would run while there is nothing to send."""
     rig = Rig(memory=150, batch_size=1)
     rig.append()
     first = rig.drain_one()
@@ -238,6 +238,22 @@ def append_block(rig: Rig, values: list[bytes], partitions: list[int], runs: lis
     return block, rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
 
 
+def test_room_is_that_of_the_batch_that_takes_records() -> None:
+    rig = Rig(batch_size=3 * ONE_RECORD)
+    assert rig.accumulator.room(place(0)) == 0
+    rig.append()
+    assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD
+    for _ in range(3):
+        rig.append()
+    assert len(rig.accumulator._queues[place(0)].batches) == 2
+    assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD, "of the second batch: the first is closed"
+    assert rig.accumulator.room(place(1)) == 0
+    rig.drain(cluster_of(0))
+    rig.clock.advance(LINGER_MS)
+    rig.drain(cluster_of(0))
+    assert rig.accumulator.room(place(0)) == 0
+
+
 def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     rig = Rig(batch_size=300)
     values = [b"%02d" % index + bytes(40) for index in range(20)]
@@ -271,7 +287,7 @@ def test_a_row_larger_than_a_batch_gets_one_alone() -> None:
     assert counts == [1, 1, 1]
 
 
-def test_the_memory_of_a_block_goes_back_when_the_last_batch_with_rows_of_it_has_ended() -> None:
+def test_memory_of_a_block_goes_back_with_its_last_batch() -> None:
     rig = Rig()
     runs: list[tuple[RunMetadata, object]] = []
     block, _ = append_block(rig, [b"a", b"b", b"c"], [0, 1, 1], runs)
@@ -286,7 +302,7 @@ def test_the_memory_of_a_block_goes_back_when_the_last_batch_with_rows_of_it_has
     assert [(run.partition, run.base_offset, run.record_count) for run, _ in runs] == [(0, 100, 1), (1, 200, 2)]
 
 
-def test_rows_of_several_blocks_in_one_batch_are_told_of_once() -> None:
+def test_rows_of_several_blocks_in_a_batch_are_reported_once() -> None:
     rig = Rig()
     told: list[tuple[int, int, int]] = []
 
@@ -301,7 +317,7 @@ def test_rows_of_several_blocks_in_one_batch_are_told_of_once() -> None:
     assert sorted(told) == [(0, 100, 2), (1, 100, 4)]
 
 
-def test_a_batch_whose_rows_are_still_being_encoded_is_neither_ready_nor_drained_nor_expired() -> None:
+def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> None:
     rig = Rig(batch_size=60)
     seen: list[object] = []
     block = Block(RecordColumns.from_rows([b"a" * 50]), 0, 1)
@@ -441,7 +457,7 @@ def test_lingering_begins_again_when_the_flush_is_over() -> None:
     assert rig.ready(cluster_of(0)).ready_nodes == {}
 
 
-def test_batches_without_a_leader_are_told_by_topic() -> None:
+def test_batches_without_a_leader_are_reported_by_topic() -> None:
     rig = Rig(batch_size=1)
     rig.append(partition=0)
     rig.append(partition=1)
@@ -483,7 +499,7 @@ def test_loads_are_counted_by_topic_in_whatever_order_partitions_come() -> None:
     assert check.waiting_nodes == {0}
 
 
-def test_the_nodes_that_something_waits_for_are_told_whether_they_are_ready_or_not() -> None:
+def test_nodes_with_waiting_batches_are_reported_ready_or_not() -> None:
     rig = Rig(batch_size=1)
     for partition in (0, 0, 1, 2):
         rig.append(partition)
@@ -584,7 +600,7 @@ def test_node_that_leads_no_partition_is_drained_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("compressible_percent", [1, 10, 50, 90, 99])
-def test_hardly_a_batch_is_too_large_however_well_records_compress(compressible_percent: int) -> None:
+def test_few_batches_are_too_large_at_any_compression_ratio(compressible_percent: int) -> None:
     """RecordAccumulatorTest.testSplitFrequency: fewer than one batch in ten exceeds batch.size."""
     rig, codec, rng = Rig(batch_size=1_024), codec_for("gzip"), random.Random(compressible_percent)
     sizes: list[int] = []
@@ -613,7 +629,7 @@ def test_hardly_a_batch_is_too_large_however_well_records_compress(compressible_
     assert too_large / len(sizes) < 0.1
 
 
-def test_what_the_rules_hold_back_stays_and_holds_no_other_partition_back() -> None:
+def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
     rules = Rules()
     rig = Rig(batch_size=1, rules=rules)
     rig.append(0)
@@ -668,7 +684,7 @@ def test_the_backoff_grows_with_the_attempts() -> None:
     assert pauses == [100, 200, 400, 800, 1_000]
 
 
-def test_a_batch_that_comes_back_goes_before_those_never_sent() -> None:
+def test_returned_batch_goes_before_batches_never_sent() -> None:
     rig = Rig(batch_size=1)
     rig.append(value=b"a")
     first = rig.drain_one()
@@ -701,7 +717,7 @@ def test_parts_of_a_split_batch_stand_in_its_place_and_hold_its_memory() -> None
     assert not rig.accumulator.has_incomplete
 
 
-def test_once_the_parts_of_a_split_batch_have_ended_the_first_batch_is_the_first_to_expire_again(
+def test_first_batch_expires_first_after_split_parts_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each turn of the Sender asks; a look at all of 10,000 takes milliseconds."""
@@ -720,7 +736,7 @@ def test_once_the_parts_of_a_split_batch_have_ended_the_first_batch_is_the_first
     assert len(looked_at) == 1
 
 
-def test_the_empty_queue_of_a_topic_that_metadata_has_forgotten_is_let_go() -> None:
+def test_empty_queue_of_a_forgotten_topic_is_removed() -> None:
     rig = Rig(batch_size=1)
     for partition in range(4):
         rig.append(partition)
@@ -734,7 +750,7 @@ def test_the_empty_queue_of_a_topic_that_metadata_has_forgotten_is_let_go() -> N
     assert rig.drain_one(cluster_of(0)) is not in_flight
 
 
-def test_what_is_known_of_a_partition_that_waits_for_its_first_batch_is_kept() -> None:
+def test_muted_partition_without_batches_keeps_its_queue() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
     rig.drain_one(cluster_of(0))
@@ -839,7 +855,7 @@ def test_parts_of_a_split_batch_expire_when_it_would_have() -> None:
 # ---- flush, abort, close ---------------------------------------------------------------------------------------------
 
 
-def test_a_flush_waits_for_what_was_there_and_for_the_parts_of_what_is_split() -> None:
+def test_flush_waits_for_present_batches_and_their_parts() -> None:
     rig = Rig(batch_size=10_000)
     for value in (b"a", b"b"):
         rig.append(0, value=value)
@@ -872,7 +888,7 @@ def test_aborting_everything_fails_what_is_queued_and_what_is_in_flight() -> Non
     assert not rig.accumulator.has_undrained
 
 
-def test_aborting_the_undrained_leaves_what_was_ever_sent() -> None:
+def test_abort_of_undrained_batches_keeps_sent_ones() -> None:
     rig = Rig(batch_size=1)
     sent, retried, queued = rig.append(0), rig.append(1), rig.append(0)
     (first, second) = rig.drain(cluster_of(0, 0))[0]
@@ -886,7 +902,7 @@ def test_aborting_the_undrained_leaves_what_was_ever_sent() -> None:
     assert first.topic_partition == place(0)
 
 
-def test_it_tells_how_much_is_queued_and_incomplete() -> None:
+def test_repr_shows_queued_and_incomplete_batches() -> None:
     rig = Rig(batch_size=1)
     rig.append()
     rig.append()

@@ -51,7 +51,7 @@ def test_an_int_of_thousands_of_digits_is_refused_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("headers", [{"id": b"7"}, {"origin": b"7"}, ["id"], [("id",)], [7]])
-def test_headers_that_are_no_pairs_are_refused_by_send(headers: Any) -> None:
+def test_headers_that_are_not_pairs_are_refused_by_send(headers: Any) -> None:
     with pytest.raises(SerializationError, match=r"headers? of a record (is|are) a"):
         checked_headers(headers)
 
@@ -136,7 +136,9 @@ def timestamps(*numbers: int | None) -> RecordColumns:
 
 
 @pytest.mark.parametrize("by_columns", [True, False])
-def test_likely_seconds_are_warned_of_once_by_a_producer(by_columns: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_timestamps_probably_in_seconds_are_warned_of_once_per_producer(
+    by_columns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     watch = TimestampWatch()
     with caplog.at_level(logging.WARNING):
         for stamp in (None, 0, 86_400_000, 1_764_000_000_000, 1_764_000_000, 1_764_000_001):
@@ -157,7 +159,7 @@ def test_likely_seconds_are_warned_of_once_by_a_producer(by_columns: bool, caplo
         (1_764_000_000_000_000, "looks like microseconds: divide it by 1000"),
     ],
 )
-def test_a_timestamp_that_no_record_can_have_is_refused_of_columns_and_records(stamp: int, text: str) -> None:
+def test_impossible_timestamp_is_refused_in_columns_and_records(stamp: int, text: str) -> None:
     with pytest.raises(SerializationError, match=rf"A timestamp_ms for topic flights is {stamp}.*{text}"):
         TimestampWatch().of_columns("flights", timestamps(1_764_000_000_000, stamp))
     with pytest.raises(SerializationError, match=rf"^timestamp_ms is {stamp}.*{text}"):

@@ -110,7 +110,7 @@ def test_a_turn_that_sent_something_does_not_wait() -> None:
     assert (polls, harness.now_ms) == ([0], before_ms)
 
 
-def test_a_node_that_is_not_ready_is_connected_to_and_the_poll_wakes_when_it_may_be_tried_again() -> None:
+def test_unready_node_is_connected_and_the_poll_wakes_for_its_retry() -> None:
     harness = warm({**AT_ONCE, "reconnect.backoff.ms": "1000"}, node_count=2, topics={TOPIC: 2})
     harness.network.cut(0)
     harness.network.refusing.add(0)
@@ -142,7 +142,7 @@ def test_requests_stay_within_max_request_size() -> None:
     assert [len(each.request.topic_data[0].partition_data) for each in produce_attempts(harness)] == [2, 2]
 
 
-def test_at_most_max_in_flight_requests_are_under_way_to_a_node() -> None:
+def test_at_most_max_in_flight_requests_go_to_a_node() -> None:
     harness = warm({**AT_ONCE, "max.in.flight.requests.per.connection": "3", "batch.size": "1"})
     harness.network.held.add(0)
     for index in range(6):
@@ -157,7 +157,7 @@ def test_at_most_max_in_flight_requests_are_under_way_to_a_node() -> None:
 @pytest.mark.parametrize(
     ("codec", "least", "most"), [("none", 48_000, 60_000), ("gzip", 200, 2_000), ("lz4", 200, 2_000)]
 )
-def test_what_is_under_way_takes_the_memory_of_its_bytes_on_the_wire(codec: str, least: int, most: int) -> None:
+def test_batch_in_flight_holds_the_memory_of_its_sent_bytes(codec: str, least: int, most: int) -> None:
     harness = warm({**AT_ONCE, "compression.type": codec})
     harness.network.held.add(0)
     for _ in range(5):
@@ -171,7 +171,7 @@ def test_what_is_under_way_takes_the_memory_of_its_bytes_on_the_wire(codec: str,
     assert harness.memory_in_use == 0
 
 
-def test_more_than_buffer_memory_may_be_under_way_where_it_compresses_well() -> None:
+def test_more_than_buffer_memory_is_in_flight_if_it_compresses_well() -> None:
     harness = warm({**AT_ONCE, "buffer.memory": "20000", "compression.type": "gzip", "max.block.ms": "1000"})
     harness.network.held.add(0)
     for _ in range(4):
@@ -183,7 +183,7 @@ def test_more_than_buffer_memory_may_be_under_way_where_it_compresses_well() -> 
     assert harness.memory_in_use == 0
 
 
-def test_with_one_request_in_flight_a_partition_is_muted_until_its_answer_and_order_is_kept() -> None:
+def test_one_request_in_flight_mutes_its_partition_until_the_answer() -> None:
     settings = {
         **AT_ONCE,
         "enable.idempotence": "false",
@@ -202,7 +202,7 @@ def test_with_one_request_in_flight_a_partition_is_muted_until_its_answer_and_or
 
 
 @pytest.mark.parametrize(("setting", "acks"), [("0", 0), ("1", 1), ("all", -1), ("-1", -1)])
-def test_acks_go_to_the_broker_as_they_are_set(setting: str, acks: int) -> None:
+def test_acks_go_to_the_broker_as_configured(setting: str, acks: int) -> None:
     harness = warm({**AT_ONCE, "acks": setting})
     harness.send(b"x")
     harness.settle()
@@ -264,7 +264,7 @@ def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
     assert delivery.error is None
 
 
-def test_batches_that_cannot_be_encoded_fail_alone() -> None:
+def test_batch_that_cannot_be_encoded_fails_without_the_others() -> None:
     harness = warm(topics={TOPIC: 2})
     bad, good = harness.send(b"bad", partition=0), harness.send(b"good", partition=1)
     (batch,) = harness.accumulator._queues[(TOPIC, 0)].batches
@@ -282,7 +282,7 @@ def test_batches_that_cannot_be_encoded_fail_alone() -> None:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_log_append_time_takes_the_place_of_the_records_own() -> None:
+def test_log_append_time_replaces_the_times_of_records() -> None:
     harness = warm()
 
     def stamp(values: dict[str, Any]) -> Mapping[str, Any]:
@@ -302,7 +302,7 @@ def test_log_append_time_takes_the_place_of_the_records_own() -> None:
     assert (stamped.metadata.timestamp_ms, own.metadata.timestamp_ms) == (1_700_000_000_123, 6)
 
 
-def test_records_whose_acknowledgement_was_lost_keep_their_own_times() -> None:
+def test_records_with_a_lost_acknowledgement_keep_their_times() -> None:
     """Leaders call the latest timestamp of a batch that they have already the time when it was appended."""
     harness = warm({"linger.ms": "5"})
     harness.cluster.on(PRODUCE, faults.close_after(), times=1)
@@ -317,7 +317,7 @@ def test_records_whose_acknowledgement_was_lost_keep_their_own_times() -> None:
 
 
 @pytest.mark.parametrize("error_code", [2, 3, 5, 6, 7, 19, 20, 56, 74, 100])
-def test_retriable_errors_are_tried_again(error_code: int) -> None:
+def test_retriable_errors_are_retried(error_code: int) -> None:
     """Rows 16, 23, 26."""
     harness = warm()
     delivery = refused(harness, error_code, times=2)
@@ -329,7 +329,7 @@ def test_retriable_errors_are_tried_again(error_code: int) -> None:
 @pytest.mark.parametrize(
     ("error_code", "asks"), [(3, True), (5, True), (6, True), (56, True), (74, True), (2, False), (7, False)]
 )
-def test_errors_of_the_invalid_metadata_kind_ask_for_metadata(error_code: int, asks: bool) -> None:
+def test_invalid_metadata_errors_request_metadata(error_code: int, asks: bool) -> None:
     harness = warm()
     refused(harness, error_code)
     harness.run_for(500)
@@ -346,14 +346,14 @@ def test_a_refusal_is_logged_once_for_all_partitions_that_met_it(caplog: pytest.
     assert re.fullmatch(r"Node 0 refused the batch for flights-\d and 2 more partitions: .* time limit\.", told)
 
 
-def test_a_retry_waits_its_backoff_out() -> None:
+def test_retry_waits_for_its_backoff() -> None:
     harness = warm({**AT_ONCE, "retry.backoff.ms": "400"})
     refused(harness, 7)
     first, second = produce_attempts(harness)
     assert 320 <= second.now_ms - first.now_ms <= 490
 
 
-def test_the_new_leader_that_an_answer_names_is_tried_at_once() -> None:
+def test_new_leader_named_in_an_answer_is_tried_at_once() -> None:
     """Row 16 with a new leader; KIP-951."""
     harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
     for leader in (1, 0, 1):  # so that the epoch is not the leader's id
@@ -366,8 +366,8 @@ def test_the_new_leader_that_an_answer_names_is_tried_at_once() -> None:
     assert harness.values() == [b"x"]
 
 
-def test_without_a_named_leader_it_is_asked_for_and_the_backoff_waited_out() -> None:
-    """Row 16 without one: metadata tells the leader."""
+def test_unnamed_leader_is_requested_and_the_retry_waits() -> None:
+    """Row 16 without a leader in the answer: metadata has the leader."""
     harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
     harness.run_for(1_000)  # past the pause since the last metadata
     harness.cluster.has_leader_hints = False
@@ -379,7 +379,7 @@ def test_without_a_named_leader_it_is_asked_for_and_the_backoff_waited_out() -> 
     assert delivery.error is None
 
 
-def test_an_error_for_good_fails_the_record_at_once_and_names_the_place() -> None:
+def test_permanent_error_fails_the_record_at_once_with_its_place() -> None:
     harness = warm()
     delivery = refused(harness, 18)  # row 22: larger than segment.bytes
     assert isinstance(delivery.error, RecordBatchTooLargeError)
@@ -396,14 +396,14 @@ def test_an_authorization_error_names_the_topic() -> None:
     assert error.topic == "flights"
 
 
-def test_a_code_that_is_not_known_fails_the_record_and_is_told() -> None:
+def test_unknown_code_fails_the_record_and_is_named() -> None:
     error = refused(warm(), 8).error
     assert isinstance(error, BrokerError)
     assert error.error_code == 8
 
 
 def test_a_corrupt_message_is_sent_again_until_the_delivery_timeout() -> None:
-    """Row 23: once → two requests; always → the delivery time-out, which tells why."""
+    """Row 23: once → two requests; always → the delivery timeout, with the cause."""
     harness = warm(SHORT)
     assert refused(harness, 2).error is None
     assert len(produce_attempts(harness)) == 2
@@ -428,7 +428,7 @@ def test_too_few_replicas_are_waited_for_until_they_return() -> None:
     assert NotEnoughReplicasError.sentence in str(delivery.error)
 
 
-def test_retries_are_limited_where_that_is_asked_for() -> None:
+def test_retries_are_limited_by_the_setting() -> None:
     harness = warm({**AT_ONCE, "retries": "2"})
     delivery = refused(harness, 7, times=None)
     assert isinstance(delivery.error, RequestTimedOutError)  # what the last attempt met, and not that time is over
@@ -443,7 +443,7 @@ def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() ->
     harness.settle()
     assert delivery.error is None
     assert 3_000 <= delivery.settled_ms - delivery.sent_ms <= 4_000
-    assert harness.values() == [b"x"]  # the broker knew the second for the first's double
+    assert harness.values() == [b"x"]  # the broker recognized the second as a duplicate
     assert harness.cluster.log(TOPIC, 0).duplicates == 1
 
 
@@ -459,7 +459,7 @@ def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() ->
         faults.frame_length(-1),
     ],
 )
-def test_a_connection_lost_or_garbled_costs_a_retry_and_nothing_else(fault: faults.Hook) -> None:
+def test_lost_or_garbled_connection_costs_one_retry(fault: faults.Hook) -> None:
     harness = warm(SHORT)
     harness.cluster.on(PRODUCE, fault)
     deliveries = [harness.send(b"a"), harness.send(b"b")]
@@ -491,7 +491,7 @@ def test_a_partition_left_out_of_an_answer_is_sent_again() -> None:
     assert harness.cluster.log(TOPIC, 0).duplicates == 1
 
 
-def test_an_answer_for_a_partition_that_was_not_sent_is_logged_and_passed_over(
+def test_answer_for_an_unsent_partition_is_logged_and_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Row 14."""
@@ -503,7 +503,7 @@ def test_an_answer_for_a_partition_that_was_not_sent_is_logged_and_passed_over(
     assert "flights-77" in caplog.text
 
 
-def test_answer_for_many_strangers_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_answer_for_many_unsent_partitions_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """Bug: a broker could write a line of the log for each few bytes that it sent."""
     harness = warm()
     strange = [{"index": 1_000 + index, "error_code": 7 if index % 2 else 10} for index in range(500)]
@@ -574,7 +574,7 @@ def test_a_refused_timestamp_says_what_to_change() -> None:
         assert str(delivery.error).count("must be in milliseconds since 1970, not in micro") == 1
 
 
-def test_the_other_records_of_a_refused_batch_are_told_its_code() -> None:
+def test_other_records_of_a_refused_batch_get_its_code() -> None:
     def refuse(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         answer = record_errors(cluster, exchange, proceed)
         for topic in (answer.values or {})["responses"]:
@@ -616,7 +616,7 @@ def random_bytes(seed: int, count: int) -> bytes:
     return random.Random(seed).randbytes(count)
 
 
-def test_a_split_takes_none_of_the_retries_of_its_parts() -> None:
+def test_split_does_not_count_as_a_retry() -> None:
     harness = warm({"linger.ms": "50", "retries": "1"})
     harness.cluster.topics[TOPIC].max_message_bytes = 300
     values = [b"%d" % index * 30 for index in range(8)]
@@ -627,7 +627,7 @@ def test_a_split_takes_none_of_the_retries_of_its_parts() -> None:
     assert harness.values() == values
 
 
-def test_what_follows_a_split_batch_stays_behind_it() -> None:
+def test_batches_after_a_split_batch_stay_behind_its_parts() -> None:
     harness = warm({"linger.ms": "0", "batch.size": "1000"})
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     values = [b"%03d" % index + bytes(90) for index in range(40)]
@@ -638,7 +638,7 @@ def test_what_follows_a_split_batch_stays_behind_it() -> None:
 
 
 @pytest.mark.parametrize(("codec", "grows"), [("none", False), ("gzip", True), ("zstd", True)])
-def test_batches_grow_with_what_their_codec_saves(codec: str, grows: bool) -> None:
+def test_batches_grow_with_their_compression(codec: str, grows: bool) -> None:
     harness = warm({**AT_ONCE, "batch.size": "2000", "compression.type": codec})
     counts = []
     for _ in range(20):
@@ -651,7 +651,7 @@ def test_batches_grow_with_what_their_codec_saves(codec: str, grows: bool) -> No
     assert harness.memory_in_use == 0
 
 
-def test_a_topic_that_takes_no_large_batches_is_sent_small_ones_after_the_first_refusal() -> None:
+def test_topic_gets_small_batches_after_the_first_refusal() -> None:
     harness = warm({**AT_ONCE, "batch.size": "2000", "compression.type": "gzip"})
     harness.cluster.topics[TOPIC].max_message_bytes = 1_000
     values = [bytes(60) + random_bytes(index, 30) for index in range(2_000)]
@@ -662,7 +662,7 @@ def test_a_topic_that_takes_no_large_batches_is_sent_small_ones_after_the_first_
     assert 1 <= harness.producer.metrics()["batch-split-total"] <= 3  # those that were full already
 
 
-def test_batches_that_are_too_large_one_after_the_other_are_warned_of_once_until_less_is_too_large(
+def test_consecutive_too_large_batches_are_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     harness = warm({**AT_ONCE, "batch.size": "2000", "max.in.flight.requests.per.connection": "1"})
@@ -684,7 +684,7 @@ def test_batches_that_are_too_large_one_after_the_other_are_warned_of_once_until
     assert harness.memory_in_use == 0
 
 
-def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
+def test_rows_of_a_split_batch_are_reported_by_its_parts() -> None:
     harness = warm({"linger.ms": "0"})
     harness.cluster.topics[TOPIC].max_message_bytes = 600
     delivery = harness.send_columns(RecordColumns.from_rows([bytes(90)] * 10))
@@ -697,7 +697,7 @@ def test_rows_of_columns_that_are_split_are_told_of_by_their_parts() -> None:
 
 
 @pytest.mark.parametrize("error_code", [2, 19], ids=["corrupt", "not enough replicas"])
-def test_a_record_that_is_too_large_fails_alone_though_its_batch_was_refused_before(error_code: int) -> None:
+def test_too_large_record_of_a_refused_batch_fails_without_others(error_code: int) -> None:
     """Bug: the gap that it left was taken for a sign that the whole batch might be in the log, which a leader that
     refuses it at once does not take.
     """
@@ -713,8 +713,8 @@ def test_a_record_that_is_too_large_fails_alone_though_its_batch_was_refused_bef
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-def test_parts_of_a_batch_whose_first_answer_was_lost_are_not_in_the_log_a_second_time(splits: int) -> None:
-    """No leader knows a part for a double of the batch that it has, and none tells that from a gap."""
+def test_parts_of_a_batch_with_a_lost_answer_are_not_duplicated(splits: int) -> None:
+    """No leader recognizes a part as a duplicate of its batch; to the leader it looks like a gap."""
     harness = warm({"linger.ms": "20", "max.in.flight.requests.per.connection": "5"})
 
     def append_and_lower_the_limit(
@@ -739,7 +739,7 @@ def test_parts_of_a_batch_whose_first_answer_was_lost_are_not_in_the_log_a_secon
     assert harness.values() == [*values, b"after"]
 
 
-def test_a_single_record_too_large_fails_and_what_follows_goes_on() -> None:
+def test_too_large_record_fails_and_later_ones_go_on() -> None:
     harness = warm({**AT_ONCE, "batch.size": "1"})
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     deliveries = [harness.send(value) for value in (b"a", bytes(600), b"b", b"c")]
@@ -767,7 +767,7 @@ def test_an_expired_batch_is_not_split() -> None:
 # ---- expiry ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_sent_fails_at_the_delivery_timeout_and_says_why() -> None:
+def test_unsent_records_fail_at_the_delivery_timeout_with_the_cause() -> None:
     harness = warm(SHORT)
     harness.network.stop(0)
     harness.run_for(10)
@@ -780,7 +780,7 @@ def test_what_cannot_be_sent_fails_at_the_delivery_timeout_and_says_why() -> Non
     assert harness.memory_in_use == 0
 
 
-def test_records_that_expire_while_no_broker_can_be_reached_are_not_told_of_a_partition_without_a_leader() -> None:
+def test_expiry_without_any_broker_does_not_blame_the_leader() -> None:
     harness = warm(SHORT)
     harness.network.stop(0)
     harness.run_for(10)
@@ -789,7 +789,7 @@ def test_records_that_expire_while_no_broker_can_be_reached_are_not_told_of_a_pa
     assert "no broker of bootstrap.servers answered: Connection to node -1 lost" in str(delivery.error)
 
 
-def test_records_that_expire_while_their_broker_alone_cannot_be_reached_say_so() -> None:
+def test_expiry_with_an_unreachable_broker_names_it() -> None:
     harness = warm(SHORT, node_count=2, topics={TOPIC: 2})
     harness.network.cut(0)
     harness.network.refusing.add(0)
@@ -799,7 +799,7 @@ def test_records_that_expire_while_their_broker_alone_cannot_be_reached_say_so()
     assert str(delivery.error).endswith(": they could not be sent; is its broker reachable?")
 
 
-def test_records_in_flight_that_expire_under_a_quota_say_so() -> None:
+def test_expiry_in_flight_under_a_quota_names_the_throttle() -> None:
     harness = warm({**SHORT, "max.in.flight.requests.per.connection": "5"})
     harness.cluster.on(PRODUCE, faults.lose_response(), skip=1)  # a throttled client's second request is not read
     first = harness.send(b"a")
@@ -811,7 +811,7 @@ def test_records_in_flight_that_expire_under_a_quota_say_so() -> None:
     assert "they were sent and not answered. It asked to be left alone for 12000 ms" in str(second.error)
 
 
-def test_records_that_expire_while_their_broker_throttles_us_say_so() -> None:
+def test_expiry_during_throttling_names_the_throttle() -> None:
     harness = warm(SHORT)
     harness.cluster.throttle_ms = 12_000
     harness.send(b"a")
@@ -829,7 +829,7 @@ def test_records_that_expire_while_their_broker_throttles_us_say_so() -> None:
     assert "quota" not in str(later.error)
 
 
-def test_what_expired_while_the_process_slept_is_not_sent_after_it_was_told_so() -> None:
+def test_records_expired_during_a_pause_are_not_sent() -> None:
     harness = warm({**SHORT, "connections.max.idle.ms": "-1"})
     delivery = harness.send(b"late")
     harness.clock.advance(10_000)
@@ -842,7 +842,7 @@ def test_what_expired_while_the_process_slept_is_not_sent_after_it_was_told_so()
     assert harness.values() == [b"after"]
 
 
-def test_a_partition_that_never_has_a_leader_says_so() -> None:
+def test_expiry_without_a_leader_names_the_partition() -> None:
     harness = warm(SHORT)
     harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
     harness.metadata.request_update()
@@ -855,7 +855,7 @@ def test_a_partition_that_never_has_a_leader_says_so() -> None:
 @pytest.mark.parametrize(
     ("left", "why"), [(1, "the topic has 1 partitions now"), (0, "does not show the topic any more")]
 )
-def test_records_for_a_partition_that_is_gone_say_so_when_they_expire(left: int, why: str) -> None:
+def test_expiry_for_a_deleted_partition_says_so(left: int, why: str) -> None:
     harness = warm({**SHORT, "linger.ms": "300"}, topics={TOPIC: 2})
     delivery = harness.send(b"x", partition=1)
     harness.cluster.delete_topic(TOPIC)
@@ -866,7 +866,7 @@ def test_records_for_a_partition_that_is_gone_say_so_when_they_expire(left: int,
     assert why in str(delivery.error)
 
 
-def test_records_in_flight_expire_in_time_and_keep_their_memory_until_the_request_has_ended() -> None:
+def test_expired_records_in_flight_keep_memory_until_the_request_ends() -> None:
     """Rows 9 and 10: the socket takes nothing."""
     harness = warm(SHORT | {"request.timeout.ms": "10000"})
     harness.network.stalled.add(0)
@@ -882,10 +882,10 @@ def test_records_in_flight_expire_in_time_and_keep_their_memory_until_the_reques
     assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 10_100
     assert in_use == [before, before]
     harness.run_until(lambda: harness.memory_in_use == 0, 20_000)
-    assert harness.now_ms - delivery.sent_ms >= 15_000  # the request's own time-out
+    assert harness.now_ms - delivery.sent_ms >= 15_000  # the timeout of the request
 
 
-def test_an_answer_after_the_expiry_changes_nothing_but_frees_the_memory() -> None:
+def test_answer_after_the_expiry_only_frees_the_memory() -> None:
     harness = warm(SHORT | {"request.timeout.ms": "9000"})
     harness.network.held.add(0)
     first = harness.send(b"x")
@@ -920,7 +920,7 @@ def test_a_fatal_error_fails_everything_pending_with_its_cause() -> None:
     assert harness.memory_in_use == 0
 
 
-def test_what_was_in_flight_at_a_fatal_error_is_not_sent_again() -> None:
+def test_batches_in_flight_at_a_fatal_error_are_not_retried() -> None:
     harness = warm({**AT_ONCE, "batch.size": "1"})
     harness.cluster.on(PRODUCE, faults.fail_with(31))
     slow = faults.fail_with(7)
@@ -934,7 +934,7 @@ def test_what_was_in_flight_at_a_fatal_error_is_not_sent_again() -> None:
     assert harness.memory_in_use == 0
 
 
-def test_a_broker_too_old_for_idempotence_is_fatal_and_told() -> None:
+def test_broker_too_old_for_idempotence_is_fatal_and_named() -> None:
     old = {key: ranges for key, ranges in KAFKA_2_1.items() if key != INIT_PRODUCER_ID}
     harness = ProducerHarness(AT_ONCE, cluster=ScriptedCluster(versions=old))
     delivery = harness.send(b"x")
@@ -955,7 +955,7 @@ def test_a_version_that_the_broker_lacks_fails_the_records(is_idempotent: bool) 
     assert harness.memory_in_use == 0
 
 
-def test_a_failing_turn_is_logged_and_the_loop_lives_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_turn_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     harness = warm()
     delivery = harness.send(b"x")
     poll, calls = harness.client.poll, []
@@ -972,7 +972,7 @@ def test_a_failing_turn_is_logged_and_the_loop_lives_on(caplog: pytest.LogCaptur
     assert delivery.error is None
 
 
-def test_close_sends_what_there_is_without_lingering() -> None:
+def test_close_sends_queued_records_without_lingering() -> None:
     harness = warm({"linger.ms": "60000"})
     delivery = harness.send(b"x")
     start_ms = harness.now_ms
@@ -991,7 +991,7 @@ def test_a_close_ends_the_poll_that_waits() -> None:
     assert woken == ["poll"]
 
 
-def test_a_forced_close_fails_what_is_incomplete_and_leaves_no_connection() -> None:
+def test_forced_close_fails_incomplete_batches_and_closes_connections() -> None:
     """Row 52."""
     harness = warm({**AT_ONCE, "batch.size": "1"})
     harness.network.held.add(0)
@@ -1027,7 +1027,7 @@ def test_callbacks_run_in_order_within_a_partition() -> None:
     assert order == list(range(20))
 
 
-def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_callback_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     harness = warm()
 
     def broken(metadata: object, error: KafkaError | None) -> None:
@@ -1045,7 +1045,7 @@ def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -
 # ---- throttling and loads --------------------------------------------------------------------------------------------
 
 
-def test_a_throttled_node_is_left_alone_that_long() -> None:
+def test_throttled_node_gets_no_request_meanwhile() -> None:
     """Row 25."""
     harness = warm(SHORT)
     harness.cluster.throttle_ms = 2_000
@@ -1060,7 +1060,7 @@ def test_a_throttled_node_is_left_alone_that_long() -> None:
     assert 1_990 <= two.now_ms - one.now_ms <= 2_100
 
 
-def test_records_in_flight_are_not_sent_again_because_metadata_is_wanted_of_brokers_that_throttle() -> None:
+def test_waiting_for_metadata_of_throttling_brokers_retries_no_batch() -> None:
     """Without idempotence they would be doubled."""
     harness = warm({**SHORT, "acks": "1"})
     harness.cluster.on(PRODUCE, faults.change(lambda values: {**values, "throttle_time": 1_000}))
@@ -1076,7 +1076,7 @@ def test_records_in_flight_are_not_sent_again_because_metadata_is_wanted_of_brok
     assert len(produce_attempts(harness)) == 2
 
 
-def test_the_partition_of_a_broker_that_takes_nothing_is_passed_over() -> None:
+def test_partition_of_an_unavailable_broker_is_skipped() -> None:
     """KIP-794, partitioner.availability.timeout.ms."""
     settings = {**AT_ONCE, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}
     harness = warm(settings, node_count=2, topics={TOPIC: 2})
@@ -1102,7 +1102,7 @@ def test_the_partition_of_a_broker_that_takes_nothing_is_passed_over() -> None:
     assert used == {0, 1}
 
 
-def test_a_broker_for_which_nothing_waits_any_more_is_tried_again() -> None:
+def test_broker_without_waiting_records_is_tried_again() -> None:
     """Else it would be passed over for ever: records without a key come only where the broker keeps up."""
     harness = warm(
         {**SHORT, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}, node_count=2, topics={TOPIC: 2}
@@ -1127,7 +1127,7 @@ def test_a_broker_for_which_nothing_waits_any_more_is_tried_again() -> None:
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
 def test_records_whose_leader_is_forgotten_fail_when_the_first_nodes_refuse_us(is_idempotent: bool) -> None:
-    """As where credentials are revoked: the session ends, and whoever could name the leader takes us no more."""
+    """As after revoked credentials: the session ends, and the nodes that could name the leader refuse us."""
     harness = warm(AT_ONCE | {"enable.idempotence": str(is_idempotent).lower()})
     refusal = SaslAuthenticationError("revoked")
     delivery = harness.send(b"v")
@@ -1157,7 +1157,7 @@ def test_records_for_a_node_that_refuses_us_fail_at_once(is_idempotent: bool) ->
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
 @pytest.mark.parametrize("do_records_wait", [True, False])
-def test_a_producer_that_was_refused_is_not_to_be_used_again(is_idempotent: bool, do_records_wait: bool) -> None:
+def test_refused_producer_is_not_used_again(is_idempotent: bool, do_records_wait: bool) -> None:
     """Bug: a pooled producer was kept with the certificate that had expired, though its file had been renewed, and all
     tasks of its worker were refused: an idempotent one whose refusal a wait for metadata met, any other always.
     """

@@ -50,7 +50,7 @@ LOADING, NOT_COORDINATOR, CONCURRENT = 14, 16, 51
 # ---- one operation at a time, and its outcome kept until its caller hears it -----------------------------------------
 
 
-def test_a_result_is_waited_for_until_it_comes_or_time_is_up() -> None:
+def test_wait_for_a_result_ends_with_it_or_the_time_limit() -> None:
     clock = FakeClock()
     result = OperationResult("commit_transaction")
     began_ms = clock.now_ms()
@@ -79,7 +79,7 @@ def test_the_first_outcome_counts() -> None:
     assert result.error is first
 
 
-def test_an_operation_under_way_is_joined_by_the_same_and_refused_to_others() -> None:
+def test_operation_in_progress_is_joined_by_the_same_call_only() -> None:
     pending = PendingOperation()
     assert pending.joined("commit_transaction") is None
     result = pending.begin("commit_transaction")
@@ -92,7 +92,7 @@ def test_an_operation_under_way_is_joined_by_the_same_and_refused_to_others() ->
     assert not pending.is_under_way("abort_transaction")
 
 
-def test_the_same_operation_with_other_arguments_is_another() -> None:
+def test_same_operation_with_other_arguments_is_refused() -> None:
     pending = PendingOperation()
     result = pending.begin("send_offsets_to_transaction", {"a": 1})
     assert pending.joined("send_offsets_to_transaction", {"a": 1}) is result
@@ -106,7 +106,7 @@ def test_the_same_operation_with_other_arguments_is_another() -> None:
 
 
 @pytest.mark.parametrize("error", [None, KafkaError("refused")])
-def test_an_outcome_that_nobody_heard_is_told_to_who_asks_again(error: KafkaError | None) -> None:
+def test_unread_outcome_goes_to_the_repeated_call(error: KafkaError | None) -> None:
     pending = PendingOperation()
     result = pending.begin("commit_transaction")
     assert not result.wait(FakeClock(), 10)
@@ -117,7 +117,7 @@ def test_an_outcome_that_nobody_heard_is_told_to_who_asks_again(error: KafkaErro
     pending.ensure_none("begin_transaction")
 
 
-def test_nothing_else_begins_before_a_success_is_heard() -> None:
+def test_no_operation_begins_before_a_success_is_read() -> None:
     pending = PendingOperation()
     pending.begin("commit_transaction").finish()
     with pytest.raises(IllegalStateError, match="call that again"):
@@ -126,7 +126,7 @@ def test_nothing_else_begins_before_a_success_is_heard() -> None:
         pending.ensure_none("begin_transaction")
 
 
-def test_after_a_failure_anything_may_begin() -> None:
+def test_any_operation_may_begin_after_a_failure() -> None:
     pending = PendingOperation()
     pending.begin("commit_transaction").finish(KafkaError("refused"))
     assert pending.joined("abort_transaction") is None
@@ -144,7 +144,7 @@ def test_an_abort_overtakes_offsets_and_nothing_else_does() -> None:
         pending.joined("abort_transaction")
 
 
-def test_what_was_last_refused_is_forgotten_with_the_next_operation() -> None:
+def test_last_refusal_is_forgotten_with_the_next_operation() -> None:
     pending = PendingOperation()
     pending.give_up(KafkaError("nothing to give up"))
     pending.last_refusal = KafkaError("not yet")
@@ -152,7 +152,7 @@ def test_what_was_last_refused_is_forgotten_with_the_next_operation() -> None:
     assert pending.last_refusal is None
 
 
-def test_who_comes_after_the_close_is_told_by_an_error_of_its_own() -> None:
+def test_operation_after_the_close_gets_its_own_error() -> None:
     pending = PendingOperation()
     error = KafkaError("closed")
     pending.close(error)
@@ -187,7 +187,7 @@ def test_every_code_has_its_action(action: Action, error_codes: list[int]) -> No
     assert {code: action_for(code) for code in error_codes} == dict.fromkeys(error_codes, action)
 
 
-def test_the_gravest_action_counts_most() -> None:
+def test_most_severe_action_counts() -> None:
     assert sorted(Action) == [Action.RETRY, Action.FIND_COORDINATOR, Action.ABORT, Action.FAIL]
 
 
@@ -195,7 +195,7 @@ def test_the_gravest_action_counts_most() -> None:
     ("error_code", "error_class"),
     [(29, TopicAuthorizationError), (30, GroupAuthorizationError), (53, TransactionalIdAuthorizationError)],
 )
-def test_a_refusal_names_its_place_and_what_the_broker_said(error_code: int, error_class: type[Exception]) -> None:
+def test_refusal_has_its_place_and_the_brokers_text(error_code: int, error_class: type[Exception]) -> None:
     plain, told = (Refusal(error_code, "place", text).error("EndTxn", "1") for text in (None, "ask Ada"))
     assert type(plain) is type(told) is error_class
     assert str(plain).startswith("place: ")
@@ -208,7 +208,7 @@ def test_a_code_without_a_class_keeps_its_number() -> None:
     assert Refusal(89, "place").error("EndTxn", "1").error_code == 89
 
 
-def test_a_code_that_is_not_known_is_told_with_its_request_and_node() -> None:
+def test_unknown_code_is_named_with_request_and_node() -> None:
     error = Refusal(999, "place", "odd").error("EndTxn", "1")
     assert isinstance(error, UnknownServerError)
     assert error.error_code == 999
@@ -239,7 +239,7 @@ def test_every_request_goes_to_its_coordinator_in_its_turn() -> None:
     assert (offsets.coordinator, offsets.priority) == ((TRANSACTION, "t"), Priority.ADD_PARTITIONS_OR_OFFSETS)
 
 
-def test_what_adds_and_what_may_be_late() -> None:
+def test_requests_that_add_or_may_arrive_late_are_marked() -> None:
     found = all_requests()
     assert [each for each in Priority if found[each].adds_to_transaction] == [Priority.ADD_PARTITIONS_OR_OFFSETS]
     assert [each for each in Priority if found[each].may_be_late] == [
@@ -250,7 +250,7 @@ def test_what_adds_and_what_may_be_late() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_coordinator_is_found_or_why_not(version: int) -> None:
+def test_coordinator_is_found_or_the_reason_given(version: int) -> None:
     request = requests.find_coordinator(TRANSACTION, "t", done, RESULT)
 
     def said(error_code: int, key: str = "t", text: str | None = None) -> list[Refusal]:
@@ -267,7 +267,7 @@ def test_a_coordinator_is_found_or_why_not(version: int) -> None:
     assert list(group.refusals(answer(10, 3, body))) == [Refusal(30, "group g")]
 
 
-def test_a_producer_id_carries_the_one_held() -> None:
+def test_request_for_a_producer_id_has_the_present_one() -> None:
     request = requests.init_producer_id("t", 12_000, PRODUCER, done, RESULT)
     built = request.request.build(4)
     assert (built.transactional_id, built.producer_id, built.producer_epoch) == ("t", 1000, 3)
@@ -322,7 +322,7 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
 
 
 def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
-    """Not those of records, which the error's own sentence tells of."""
+    """Not for records, because the sentence of the error is about them."""
     request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
     topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": 29}]}]
     (refusal,) = request.refusals(answer(28, 4, {"topics": topics}))
@@ -333,7 +333,7 @@ def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
 
 @pytest.mark.parametrize(("transaction_version", "latest"), [(1, 4), (2, 5)])
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_end_says_which_and_in_the_version_of_its_transaction(
+def test_end_has_its_outcome_and_the_version_of_its_transaction(
     transaction_version: int, latest: int, committed: bool
 ) -> None:
     request = requests.end_txn(OPEN._replace(transaction_version=transaction_version), committed, done, RESULT)
@@ -385,7 +385,7 @@ def test_requests_go_by_priority_and_in_their_order(queue: TransactionQueue) -> 
     assert queue.first() is None
 
 
-def test_a_request_in_flight_is_not_waiting_any_more(queue: TransactionQueue) -> None:
+def test_request_in_flight_is_not_waiting(queue: TransactionQueue) -> None:
     request = add()
     queue.add(request)
     assert request in queue
@@ -426,7 +426,7 @@ def test_a_coordinator_is_forgotten_for_all_its_requests(queue: TransactionQueue
     queue.forget_coordinator(lookup())  # goes to any node: nothing to forget
 
 
-def test_coordinators_of_names_that_never_come_again_are_not_kept_for_ever(queue: TransactionQueue) -> None:
+def test_number_of_remembered_coordinators_is_limited(queue: TransactionQueue) -> None:
     for number in range(20_000):
         request = requests.add_partitions(V1._replace(transactional_id=f"id-{number}"), [PLACE], done, RESULT)
         asked, _ = queue.with_coordinator(request)
@@ -448,7 +448,7 @@ def test_a_request_waits_longer_each_time(queue: TransactionQueue) -> None:
     assert waits == [100, 200, 400, 800, 1_000, 1_000]
 
 
-def test_the_end_of_the_transaction_before_is_waited_for_in_short_steps(queue: TransactionQueue) -> None:
+def test_previous_transaction_is_waited_for_in_short_steps(queue: TransactionQueue) -> None:
     request = add()
     waits = []
     for _ in range(8):
@@ -465,7 +465,7 @@ def test_a_request_that_still_waits_is_not_queued_twice(queue: TransactionQueue)
     assert queue.first() is None
 
 
-def test_the_delay_is_that_of_the_first_that_may_go(queue: TransactionQueue) -> None:
+def test_delay_is_that_of_the_earliest_request(queue: TransactionQueue) -> None:
     assert queue.delay_ms(0) == FOREVER_MS
     early, late = add(), end()
     early.not_before_ms, late.not_before_ms = 300, 500
@@ -475,7 +475,7 @@ def test_the_delay_is_that_of_the_first_that_may_go(queue: TransactionQueue) -> 
     assert queue.delay_ms(400) == 0
 
 
-def test_an_abort_forgets_all_but_what_may_have_begun_the_transaction(queue: TransactionQueue) -> None:
+def test_abort_keeps_only_requests_that_may_have_begun_the_transaction(queue: TransactionQueue) -> None:
     sent, unsent, offsets, ending, finding = add(), add(), commit_offsets(), end(), lookup()
     for request in (sent, offsets, ending, finding):
         queue.again(request, NOT_COORDINATOR, 0)

@@ -177,7 +177,7 @@ def test_an_abort_drops_what_was_not_sent_and_hides_what_was(version: int) -> No
 
 @both_versions
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
-def test_nothing_is_asked_of_a_broker_for_a_transaction_with_nothing_in_it(version: int, end: str) -> None:
+def test_empty_transaction_sends_no_request(version: int, end: str) -> None:
     harness = TransactionHarness(version).started()
     getattr(harness.producer, end)()
     assert harness.calls() == []
@@ -186,7 +186,7 @@ def test_nothing_is_asked_of_a_broker_for_a_transaction_with_nothing_in_it(versi
 
 
 @both_versions
-def test_no_offsets_are_nothing(version: int) -> None:
+def test_sending_no_offsets_does_nothing(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.producer.send_offsets_to_transaction({}, GROUP)
     harness.producer.commit_transaction()
@@ -194,7 +194,7 @@ def test_no_offsets_are_nothing(version: int) -> None:
 
 
 @both_versions
-def test_offsets_alone_make_a_transaction_and_go_with_it(version: int) -> None:
+def test_transaction_of_offsets_only_is_committed(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.producer.send_offsets_to_transaction({PLACE: (1, None)}, GROUP)
     harness.producer.abort_transaction()
@@ -250,7 +250,7 @@ def test_a_record_outside_a_transaction_is_misuse(version: int) -> None:
 
 
 @both_versions
-def test_calls_out_of_order_say_what_the_producer_does(version: int) -> None:
+def test_calls_out_of_order_are_refused_with_the_state(version: int) -> None:
     harness = TransactionHarness(version)
     producer = harness.producer
     for call in (producer.begin_transaction, producer.commit_transaction, producer.abort_transaction):
@@ -307,7 +307,7 @@ def test_a_callback_cannot_end_a_transaction(version: int) -> None:
 
 @both_versions
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_a_commit_that_timed_out_is_called_again_for_its_outcome(version: int, has_ended: bool) -> None:
+def test_repeated_commit_after_a_timeout_gets_the_outcome(version: int, has_ended: bool) -> None:
     harness = TransactionHarness(version).started()
     harness.cluster.on(END_TXN, faults.delay(7_000))
     harness.send(b"a", partition=0)
@@ -330,7 +330,7 @@ def test_a_commit_that_timed_out_is_called_again_for_its_outcome(version: int, h
 
 
 @both_versions
-def test_a_time_out_tells_the_last_answer(version: int) -> None:
+def test_timeout_has_the_last_answer(version: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
     with pytest.raises(KafkaTimeoutError, match=rf"init_transactions of .* last answer was: transactional\.id {ID}: "):
@@ -342,7 +342,7 @@ def test_a_time_out_tells_the_last_answer(version: int) -> None:
 
 
 @both_versions
-def test_offsets_for_a_topic_that_is_not_there_time_out_and_can_be_aborted(version: int) -> None:
+def test_offsets_for_a_missing_topic_time_out_and_can_be_aborted(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     offsets = {TopicPartition("nowhere", 4): (1, None)}
@@ -360,7 +360,7 @@ def test_offsets_for_a_topic_that_is_not_there_time_out_and_can_be_aborted(versi
 
 
 @both_versions
-def test_closing_aborts_what_is_open(version: int) -> None:
+def test_close_aborts_the_open_transaction(version: int) -> None:
     harness = TransactionHarness(version).started()
     delivery = harness.send(b"a", partition=0)
     harness.settle()
@@ -371,7 +371,7 @@ def test_closing_aborts_what_is_open(version: int) -> None:
 
 
 @both_versions
-def test_closing_brings_a_commit_that_has_begun_to_its_end(version: int) -> None:
+def test_close_completes_a_commit_in_progress(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     result = harness.manager.begin_commit()
@@ -383,10 +383,8 @@ def test_closing_brings_a_commit_that_has_begun_to_its_end(version: int) -> None
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("is_forced", [True, False])
-def test_an_end_has_succeeded_though_the_producer_closes_before_the_epoch_after_it(
-    committed: bool, is_forced: bool
-) -> None:
-    """Bug: it was told as a ProducerClosedError, and who writes a committed transaction anew has it twice."""
+def test_end_succeeds_if_the_producer_closes_before_the_next_epoch(committed: bool, is_forced: bool) -> None:
+    """Bug: it raised ProducerClosedError, and a caller that writes a committed transaction again has it twice."""
     harness = TransactionHarness(1).started()
     harness.send(b"a", partition=0)
     harness.settle()
@@ -402,7 +400,7 @@ def test_an_end_has_succeeded_though_the_producer_closes_before_the_epoch_after_
 
 
 @both_versions
-def test_closing_aborts_a_transaction_of_which_the_commit_fails_meanwhile(version: int) -> None:
+def test_close_aborts_a_transaction_with_a_failed_commit(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     harness.settle()
@@ -414,7 +412,7 @@ def test_closing_aborts_a_transaction_of_which_the_commit_fails_meanwhile(versio
 
 
 @both_versions
-def test_a_forced_close_tells_who_waits(version: int) -> None:
+def test_forced_close_fails_waiting_calls(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.network.held.add(0)
     delivery = harness.send(b"a", partition=0)

@@ -56,9 +56,7 @@ def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:
         (-1, KafkaError),
     ],
 )
-def test_a_batch_that_fails_costs_the_transaction_and_no_more(
-    version: int, error_code: int, error_class: type[KafkaError]
-) -> None:
+def test_failed_batch_costs_only_its_transaction(version: int, error_code: int, error_class: type[KafkaError]) -> None:
     harness = warm(version)
     harness.cluster.on(PRODUCE, faults.fail_with(error_code))
     refused = harness.send(b"refused", partition=0)
@@ -127,7 +125,7 @@ def test_under_version_1_an_abort_after_a_failed_batch_takes_another_epoch(versi
 
 
 @both_versions
-def test_the_first_error_is_the_one_that_is_told(version: int) -> None:
+def test_first_error_is_raised(version: int) -> None:
     harness = warm(version)
     harness.cluster.on(PRODUCE, faults.fail_with(29))
     harness.cluster.on(PRODUCE, faults.fail_with(120))
@@ -151,7 +149,7 @@ def test_the_first_error_is_the_one_that_is_told(version: int) -> None:
         (90, ProducerFencedError),
     ],
 )
-def test_what_a_leader_says_of_the_producer_for_good_is_fatal(
+def test_permanent_error_about_the_producer_is_fatal(
     version: int, error_code: int, error_class: type[KafkaError]
 ) -> None:
     harness = warm(version)
@@ -167,7 +165,7 @@ def test_what_a_leader_says_of_the_producer_for_good_is_fatal(
 
 
 @both_versions
-def test_what_waits_behind_a_failed_batch_fails_at_once_and_is_not_sent(version: int) -> None:
+def test_batches_behind_a_failed_one_fail_unsent(version: int) -> None:
     harness = warm(version, {"batch.size": "100", "linger.ms": "5000"})
     harness.cluster.on(PRODUCE, faults.fail_with(29))
     lingering = harness.send(b"lingering", partition=1)
@@ -194,7 +192,7 @@ def test_a_commit_that_waits_for_a_batch_that_fails_raises_its_error(version: in
 
 @both_versions
 @pytest.mark.parametrize("error_code", [2, 6, 7, 19, 51])
-def test_a_batch_that_may_be_sent_again_costs_nothing(version: int, error_code: int) -> None:
+def test_retriable_batch_does_not_cost_the_transaction(version: int, error_code: int) -> None:
     harness = warm(version)
     harness.cluster.on(PRODUCE, faults.fail_with(error_code), skip=1, times=2)
     deliveries = send_all(harness, 6)
@@ -205,7 +203,7 @@ def test_a_batch_that_may_be_sent_again_costs_nothing(version: int, error_code: 
 
 
 @both_versions
-def test_a_batch_that_is_not_the_oldest_waits_out_a_gap(version: int) -> None:
+def test_later_batch_waits_until_the_gap_is_closed(version: int) -> None:
     harness = warm(version)
     harness.cluster.on(PRODUCE, faults.fail_with(7))
     deliveries = send_all(harness, 4)  # the others meet OUT_OF_ORDER_SEQUENCE
@@ -216,7 +214,7 @@ def test_a_batch_that_is_not_the_oldest_waits_out_a_gap(version: int) -> None:
 
 @both_versions
 @pytest.mark.parametrize("fault", [faults.close_after(), faults.lose_response(), faults.lose_request()])
-def test_a_lost_answer_doubles_nothing(version: int, fault: faults.Hook) -> None:
+def test_lost_answer_duplicates_nothing(version: int, fault: faults.Hook) -> None:
     harness = warm(version, {**SMALL, "request.timeout.ms": "1000"})
     harness.cluster.on(PRODUCE, fault, skip=1)
     send_all(harness, 4)
@@ -335,7 +333,7 @@ def test_a_record_too_large_for_the_broker_costs_the_transaction(version: int) -
 
 
 @both_versions
-def test_a_call_of_a_transaction_raises_an_error_of_its_own(version: int) -> None:
+def test_each_call_of_a_transaction_raises_its_own_error(version: int) -> None:
     """Bug: it raised that of the batch, which every future of the batch raised too: each added to its traceback."""
     harness = warm(version)
     harness.cluster.on(PRODUCE, faults.fail_with(29))

@@ -1,4 +1,4 @@
-"""What is in a transaction, under both versions, and which calls its end waits for."""
+"""The contents of a transaction, under both versions, and the calls that its end waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def begun(version: int) -> CurrentTransaction:
     return content
 
 
-def test_under_version_1_a_partition_is_asked_for_once_and_then_in() -> None:
+def test_under_version_1_a_partition_is_added_once() -> None:
     content = begun(1)
     content.add(A)
     content.add(A)
@@ -39,7 +39,7 @@ def test_under_version_1_a_partition_is_asked_for_once_and_then_in() -> None:
     assert content.ask_for_new() == {B}
 
 
-def test_under_version_1_nothing_is_to_be_ended_before_the_coordinator_took_a_partition() -> None:
+def test_under_version_1_only_an_added_partition_needs_an_end() -> None:
     content = begun(1)
     content.add(A)
     assert content.is_empty
@@ -49,7 +49,7 @@ def test_under_version_1_nothing_is_to_be_ended_before_the_coordinator_took_a_pa
     assert not content.is_empty
 
 
-def test_under_version_2_the_first_record_puts_its_partition_in() -> None:
+def test_under_version_2_the_first_record_adds_its_partition() -> None:
     content = begun(2)
     content.add(A)
     assert A in content
@@ -58,14 +58,14 @@ def test_under_version_2_the_first_record_puts_its_partition_in() -> None:
     assert content.ask_for_new() == frozenset()
 
 
-def test_what_is_not_a_record_starts_it_too() -> None:
+def test_offsets_start_the_transaction_too() -> None:
     content = begun(1)
     assert content.is_empty
     content.start()
     assert not content.is_empty
 
 
-def test_one_that_may_have_started_is_to_be_ended_and_in_doubt_until_something_is_in_it() -> None:
+def test_possibly_started_transaction_must_be_ended() -> None:
     content = begun(1)
     content.may_have_started()
     content.may_have_started()
@@ -78,7 +78,7 @@ def test_one_that_may_have_started_is_to_be_ended_and_in_doubt_until_something_i
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_next_transaction_begins_with_nothing(version: int) -> None:
+def test_next_transaction_begins_empty(version: int) -> None:
     content = begun(version)
     content.add(A)
     content.give_in(content.ask_for_new())
@@ -108,7 +108,7 @@ def test_only_an_own_transaction_of_version_1_with_a_gap_needs_the_next_epoch(
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_a_resumed_transaction_has_the_version_and_content_that_it_was_prepared_with(is_empty: bool) -> None:
+def test_resumed_transaction_keeps_its_version_and_content(is_empty: bool) -> None:
     content = begun(1)
     content.resume(PreparedTransaction(OpenTransaction("id", 1000, 0, 2), is_empty))
     assert (content.version, content.is_resumed, content.is_empty) == (2, True, is_empty)
@@ -118,7 +118,7 @@ def test_a_resumed_transaction_has_the_version_and_content_that_it_was_prepared_
 
 
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_a_closed_transaction_takes_records_of_sends_that_joined_before_only(state: State) -> None:
+def test_closed_transaction_takes_records_of_joined_sends_only(state: State) -> None:
     machine = StateMachine()
     sends = JoinedSends(machine)
     machine.state = State.IN_TRANSACTION
@@ -132,7 +132,7 @@ def test_a_closed_transaction_takes_records_of_sends_that_joined_before_only(sta
             sends.join("after")
 
 
-def test_a_send_that_leaves_is_waited_for_no_longer() -> None:
+def test_send_that_left_is_not_waited_for() -> None:
     machine = StateMachine()
     sends = JoinedSends(machine)
     machine.state = State.IN_TRANSACTION

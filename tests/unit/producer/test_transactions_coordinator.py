@@ -65,7 +65,7 @@ def test_every_request_is_sent_until_it_passes(step: str, fault: faults.Hook) ->
     [faults.fail_with(15), faults.fail_with(16), faults.close_before()],
     ids=["not-available", "not-coordinator", "cut"],
 )
-def test_the_coordinator_is_looked_up_again_when_it_is_not_there(step: str, fault: faults.Hook) -> None:
+def test_missing_coordinator_is_looked_up_again(step: str, fault: faults.Hook) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, fault)
@@ -94,7 +94,7 @@ def test_a_coordinator_that_is_loading_is_not_looked_up_again(step: str, error_c
         (2, TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
     ],
 )
-def test_what_an_answer_leaves_out_is_asked_for_again(version: int, api_key: int, answer: dict[str, Any]) -> None:
+def test_partition_missing_in_an_answer_is_requested_again(version: int, api_key: int, answer: dict[str, Any]) -> None:
     harness = TransactionHarness(version).started()
     harness.cluster.on(api_key, lambda *_: Answer(answer))
     delivery = harness.send(b"v", partition=0)
@@ -156,7 +156,7 @@ def test_concurrent_transactions_are_asked_again_after_20_ms(version: int) -> No
 
 
 @both_versions
-def test_markers_that_come_late_do_not_hold_a_transaction_up_for_long(version: int) -> None:
+def test_late_markers_delay_a_transaction_only_shortly(version: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.transactions.marker_delay_ms = 30
     harness.producer.init_transactions()
@@ -171,7 +171,7 @@ def test_markers_that_come_late_do_not_hold_a_transaction_up_for_long(version: i
 
 @both_versions
 @pytest.mark.parametrize("runs_ms", [0, 20], ids=["before it is sent", "once it is refused"])
-def test_what_begins_before_the_last_markers_are_written_can_be_aborted(version: int, runs_ms: int) -> None:
+def test_transaction_begun_before_the_last_markers_can_be_aborted(version: int, runs_ms: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.transactions.marker_delay_ms = 100
     harness.producer.init_transactions()
@@ -203,9 +203,7 @@ def test_a_lookup_is_repeated_until_there_is_a_coordinator(version: int) -> None
 @both_versions
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before(), faults.fail_with(-1)])
-def test_an_end_without_an_answer_is_sent_again_with_the_same_outcome(
-    version: int, committed: bool, fault: faults.Hook
-) -> None:
+def test_unanswered_end_is_retried_with_the_same_outcome(version: int, committed: bool, fault: faults.Hook) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     harness.settle()
@@ -221,7 +219,7 @@ def test_an_end_without_an_answer_is_sent_again_with_the_same_outcome(
 
 @pytest.mark.parametrize("lost", [ADD_PARTITIONS, ADD_OFFSETS, TXN_OFFSET_COMMIT, END_TXN])
 @pytest.mark.parametrize("committed", [True, False])
-def test_under_version_1_a_copy_that_comes_late_meets_another_epoch(lost: int, committed: bool) -> None:
+def test_under_version_1_a_late_copy_meets_another_epoch(lost: int, committed: bool) -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(lost, faults.close_before())
     harness.send(b"a", partition=0)
@@ -272,7 +270,7 @@ def test_under_version_2_a_lost_answer_takes_no_further_epoch() -> None:
     assert harness.manager.identity.producer == (1000, 1)
 
 
-def test_a_commit_has_succeeded_though_the_epoch_after_it_is_refused() -> None:
+def test_commit_succeeds_if_the_next_epoch_is_refused() -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(END_TXN, faults.close_after())
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(90))
@@ -303,7 +301,7 @@ def test_an_abort_while_a_partition_is_being_added_leaves_nothing_open(fault: fa
     finish(harness)
 
 
-def test_an_abort_after_a_refusal_that_comes_late_is_no_more_than_an_abort() -> None:
+def test_abort_after_a_late_refusal_only_aborts() -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(
         ADD_PARTITIONS,

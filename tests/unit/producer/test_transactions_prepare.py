@@ -41,7 +41,7 @@ def end(harness: TransactionHarness, committed: bool) -> None:
 
 
 @both_versions
-def test_what_is_prepared_says_all_that_another_needs(version: int) -> None:
+def test_prepared_transaction_has_all_that_another_producer_needs(version: int) -> None:
     harness, prepared = prepared_by_another(version, b"a")
     assert prepared == PreparedTransaction(OpenTransaction(ID, 1000, 0, version), is_empty=False)
     assert pickle.loads(pickle.dumps(prepared)) == prepared
@@ -52,7 +52,7 @@ def test_what_is_prepared_says_all_that_another_needs(version: int) -> None:
 
 @both_versions
 @both_ends
-def test_another_producer_ends_what_was_prepared(version: int, committed: bool) -> None:
+def test_another_producer_ends_a_prepared_transaction(version: int, committed: bool) -> None:
     task, prepared = prepared_by_another(version, b"a", b"b")
     driver = TransactionHarness(version, beside=task)
     driver.producer.resume_transaction(prepared)
@@ -75,7 +75,7 @@ def test_the_producer_that_prepared_may_end_it_itself_and_go_on(version: int, co
 
 @both_versions
 @both_ends
-def test_an_end_may_be_repeated_and_not_turned_round(version: int, committed: bool) -> None:
+def test_end_may_be_repeated_but_not_reversed(version: int, committed: bool) -> None:
     task, prepared = prepared_by_another(version, b"a")
     for _ in range(2):
         driver = TransactionHarness(version, beside=task)
@@ -89,7 +89,7 @@ def test_an_end_may_be_repeated_and_not_turned_round(version: int, committed: bo
 
 
 @both_versions
-def test_what_was_prepared_with_offsets_goes_with_them(version: int) -> None:
+def test_prepared_transaction_commits_its_offsets(version: int) -> None:
     task = TransactionHarness(version).started()
     task.producer.send_offsets_to_transaction({PLACE: (12, "rows=3")}, GROUP)
     prepared = task.producer.prepare_transaction()
@@ -102,7 +102,7 @@ def test_what_was_prepared_with_offsets_goes_with_them(version: int) -> None:
 
 @both_versions
 @both_ends
-def test_of_a_transaction_with_nothing_in_it_no_broker_is_told(version: int, committed: bool) -> None:
+def test_empty_prepared_transaction_sends_no_request(version: int, committed: bool) -> None:
     task, prepared = prepared_by_another(version)
     assert prepared.is_empty
     driver = TransactionHarness(version, beside=task)
@@ -115,7 +115,7 @@ def test_of_a_transaction_with_nothing_in_it_no_broker_is_told(version: int, com
 
 
 @both_versions
-def test_who_resumed_has_no_id_of_its_own_and_may_resume_the_next_or_get_one(version: int) -> None:
+def test_resuming_producer_may_resume_the_next_or_get_an_id(version: int) -> None:
     task, first = prepared_by_another(version, b"a")
     driver = TransactionHarness(version, beside=task)
     driver.producer.resume_transaction(first)
@@ -145,7 +145,7 @@ def test_a_new_init_after_preparing_goes_on_when_another_has_ended_it(version: i
 
 
 @both_versions
-def test_a_new_init_aborts_what_nobody_ended_and_fences_who_would(version: int) -> None:
+def test_new_init_aborts_an_unended_transaction_and_fences_others(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     task.producer.init_transactions()
     driver = TransactionHarness(version, beside=task)
@@ -157,7 +157,7 @@ def test_a_new_init_aborts_what_nobody_ended_and_fences_who_would(version: int) 
 
 
 @both_versions
-def test_a_prepared_transaction_takes_no_more(version: int) -> None:
+def test_prepared_transaction_takes_no_more_records(version: int) -> None:
     harness, _ = prepared_by_another(version, b"a")
     with pytest.raises(IllegalStateError, match="has a prepared transaction"):
         harness.send(b"more")
@@ -171,7 +171,7 @@ def test_a_prepared_transaction_takes_no_more(version: int) -> None:
 
 
 @both_versions
-def test_what_failed_cannot_be_prepared(version: int) -> None:
+def test_failed_transaction_cannot_be_prepared(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.cluster.on(PRODUCE, faults.fail_with(29))
     harness.send(b"a", partition=0)
@@ -181,7 +181,7 @@ def test_what_failed_cannot_be_prepared(version: int) -> None:
     harness.producer.abort_transaction()
 
 
-def test_what_has_offsets_on_their_way_cannot_be_prepared() -> None:
+def test_transaction_with_unanswered_offsets_cannot_be_prepared() -> None:
     harness = TransactionHarness(2, {"max.block.ms": "100"}).started()
     harness.cluster.on(28, faults.delay(2_000))
     with pytest.raises(KafkaTimeoutError):
@@ -206,7 +206,7 @@ def test_closing_leaves_a_prepared_transaction_open(version: int) -> None:
 
 
 @both_versions
-def test_only_a_producer_of_the_same_id_with_nothing_of_its_own_resumes(version: int) -> None:
+def test_only_an_idle_producer_of_the_same_id_resumes(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     stranger = TransactionHarness(version, {"transactional.id": "other"}, beside=task)
     with pytest.raises(IllegalStateError, match=f"{ID} cannot be resumed by other"):
@@ -225,7 +225,7 @@ def test_only_a_producer_of_the_same_id_with_nothing_of_its_own_resumes(version:
 
 
 @both_versions
-def test_what_was_prepared_ends_in_its_own_version(version: int) -> None:
+def test_prepared_transaction_ends_in_its_own_version(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     task.cluster.finalized_features["transaction.version"] = 3 - version
     driver = TransactionHarness(3 - version, beside=task)
@@ -263,7 +263,7 @@ def test_no_epoch_is_asked_for_after_an_end_that_was_resumed() -> None:
 
 
 @both_versions
-def test_the_next_is_not_resumed_before_the_outcome_of_the_last_is_heard(version: int) -> None:
+def test_next_transaction_is_not_resumed_before_the_last_outcome(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     driver = TransactionHarness(version, {"max.block.ms": "100"}, beside=task)
     driver.cluster.on(END_TXN, faults.delay(500))
@@ -288,10 +288,8 @@ def test_preparing_waits_until_every_record_is_acknowledged(version: int, monkey
 
 
 @both_versions
-def test_what_is_interrupted_as_it_is_prepared_is_aborted_by_a_close(
-    version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bug: it counted as prepared, which a close leaves open, and stood in front of readers until its time-out."""
+def test_close_aborts_a_transaction_interrupted_while_preparing(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it counted as prepared, which a close leaves open, and blocked readers until its timeout."""
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     harness.settle()
@@ -309,7 +307,7 @@ def test_what_is_interrupted_as_it_is_prepared_is_aborted_by_a_close(
     assert harness.coordinated.state == "CompleteAbort"
 
 
-def test_what_is_prepared_stays_so_when_it_is_prepared_again() -> None:
+def test_preparing_again_keeps_the_prepared_transaction() -> None:
     harness, prepared = prepared_by_another(2, b"a")
     with pytest.raises(IllegalStateError):
         harness.producer.prepare_transaction()
@@ -321,7 +319,7 @@ def test_what_is_prepared_stays_so_when_it_is_prepared_again() -> None:
 
 
 @both_versions
-def test_a_producer_goes_on_under_another_id_and_leaves_what_it_prepared(version: int) -> None:
+def test_producer_with_another_id_leaves_its_prepared_transaction(version: int) -> None:
     harness, prepared = prepared_by_another(version, b"first id")
     harness.cluster.requests.clear()
     harness.producer.init_transactions("another-id")
@@ -344,7 +342,7 @@ def test_a_producer_goes_on_under_another_id_and_leaves_what_it_prepared(version
 
 
 @both_versions
-def test_the_current_transaction_is_told_before_its_records_are_written(version: int) -> None:
+def test_current_transaction_is_known_before_its_records_are_written(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     current = harness.producer.current_transaction
@@ -353,7 +351,7 @@ def test_the_current_transaction_is_told_before_its_records_are_written(version:
 
 
 @both_versions
-def test_another_id_is_not_taken_within_a_transaction(version: int) -> None:
+def test_another_id_is_refused_within_a_transaction(version: int) -> None:
     harness = TransactionHarness(version).started()
     with pytest.raises(IllegalStateError):
         harness.producer.init_transactions("another-id")
@@ -377,7 +375,7 @@ def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda
 
 @both_versions
 @pytest.mark.parametrize("partition", [0, 1])
-def test_what_another_thread_sends_as_a_transaction_is_prepared_is_waited_for(version: int, partition: int) -> None:
+def test_preparing_waits_for_sends_of_other_threads(version: int, partition: int) -> None:
     task = TransactionHarness(version).started()
     task.send(b"first", partition=0)
     late: list[Delivery] = []
@@ -412,7 +410,7 @@ def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: i
 
 
 @both_versions
-def test_of_send_columns_that_joined_before_all_rows_are_in_the_prepared_transaction(version: int) -> None:
+def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: int) -> None:
     """Its later blocks may be of other partitions."""
     task = TransactionHarness(version).started()
     flush_by_turns(task)

@@ -67,7 +67,7 @@ def test_an_abort_takes_back_the_request_that_is_about_to_be_sent() -> None:
     ends_in_peace(harness)
 
 
-def test_records_dropped_by_an_abort_after_an_error_tell_that_error() -> None:
+def test_records_dropped_by_an_abort_have_the_earlier_error() -> None:
     harness = TransactionHarness(2).started()
     delivery = harness.send(b"a", partition=0)
     harness.manager.handle_refused_record(TopicAuthorizationError("of another record"), None)
@@ -163,7 +163,7 @@ def test_a_transaction_does_not_end_before_a_send_that_joined_it(version: int, c
 
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_of_send_columns_that_an_end_overtakes_all_rows_are_in_the_transaction_or_none(version: int, end: str) -> None:
+def test_overtaken_send_columns_has_all_rows_or_none_in_the_transaction(version: int, end: str) -> None:
     def then_ends(*arguments: object) -> None:
         monkey.undo()
         harness.accumulator.append_block(*arguments)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_no_transaction_waits_for_a_send_that_came_too_late() -> None:
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("call", ["append_row", "append_block"])
 def test_a_commit_fails_with_a_send_that_a_close_ends(monkeypatch: pytest.MonkeyPatch, call: str, version: int) -> None:
-    """Of its rows some may be in the transaction."""
+    """Some of its rows may be in the transaction."""
 
     def late(*arguments: object) -> object:
         harness.manager.begin_commit()  # as another thread

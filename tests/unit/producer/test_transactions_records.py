@@ -82,7 +82,7 @@ def test_columns_that_were_taken_in_part_are_not_committed(version: int) -> None
 
 
 @both_versions
-def test_misuse_costs_no_transaction(version: int) -> None:
+def test_misuse_does_not_cost_the_transaction(version: int) -> None:
     harness = warm(version)
     with pytest.raises(KafkaError):
         harness.send(3.5, partition=0)  # type: ignore[arg-type]
@@ -107,9 +107,7 @@ def test_misuse_costs_no_transaction(version: int) -> None:
         ({PLACE: (5, None)}, GroupMetadata(GROUP, 1, "member", "half a pair \ud800")),
     ],
 )
-def test_offsets_or_a_group_that_are_none_are_refused_at_once_and_the_transaction_goes_on(
-    version: int, offsets: Any, group: Any
-) -> None:
+def test_invalid_offsets_or_group_are_refused_without_harm(version: int, offsets: Any, group: Any) -> None:
     harness = TransactionHarness(version).started()
     before_ms = harness.now_ms
     with pytest.raises(SerializationError):
@@ -174,7 +172,7 @@ def test_whether_something_is_lost_or_completing_follows_from_the_state(state: S
         assert ID in str(manager.lost_transaction)
 
 
-def test_an_id_is_told_with_its_records() -> None:
+def test_producer_id_is_sent_with_its_records() -> None:
     manager = TransactionManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0)  # type: ignore[arg-type]
     assert manager.transactional_id == ID
     assert manager.identity.is_transactional

@@ -1,4 +1,4 @@
-"""What coordinators refuse: fatal, or the end of one transaction, with the resource named."""
+"""Refusals of coordinators: fatal, or the end of one transaction, with the name of the resource."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_records_that_expire_before_their_partition_is_in_the_transaction_say_so
     finish(harness)
 
 
-def test_a_refusal_that_is_over_explains_nothing_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_past_refusal_explains_no_later_error(caplog: pytest.LogCaptureFixture) -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(ADD_PARTITIONS, faults.fail_with(51))
     harness.send(b"a", partition=0)
@@ -106,7 +106,7 @@ def test_an_abort_does_not_wait_for_a_partition_that_is_gone(first_attempt: faul
 @pytest.mark.parametrize(
     ("error_code", "error_class"), [(90, ProducerFencedError), (47, ProducerFencedError), (48, InvalidTxnStateError)]
 )
-def test_a_coordinator_that_fences_is_believed(step: str, error_code: int, error_class: type[KafkaError]) -> None:
+def test_fencing_by_a_coordinator_is_fatal(step: str, error_code: int, error_class: type[KafkaError]) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, faults.fail_with(error_code))
@@ -151,7 +151,7 @@ def test_an_init_without_a_right_to_the_cluster_may_be_repeated(version: int) ->
 
 
 @both_versions
-def test_an_id_that_may_not_be_looked_up_is_named(version: int) -> None:
+def test_id_without_lookup_permission_is_named(version: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.on(FIND_COORDINATOR, faults.fail_with(53))
     with pytest.raises(TransactionalIdAuthorizationError, match=rf"transactional\.id {ID}: "):
@@ -160,7 +160,7 @@ def test_an_id_that_may_not_be_looked_up_is_named(version: int) -> None:
 
 
 @both_versions
-def test_a_time_out_beyond_the_brokers_is_fatal_and_says_what_to_change(version: int) -> None:
+def test_timeout_above_the_brokers_limit_is_fatal_with_the_remedy(version: int) -> None:
     harness = TransactionHarness(version, {"transaction.timeout.ms": "900001"})
     with pytest.raises(InvalidTransactionTimeoutError, match=rf"{ID}.*transaction\.max\.timeout\.ms"):
         harness.producer.init_transactions()
@@ -186,7 +186,7 @@ def test_a_time_out_beyond_the_brokers_is_fatal_and_says_what_to_change(version:
         (1, END_TXN, 49, InvalidPidMappingError, ID),
     ],
 )
-def test_what_costs_the_transaction_is_named_and_aborted(
+def test_abortable_error_is_named_and_aborted(
     version: int, api_key: int, error_code: int, error_class: type[KafkaError], place: str
 ) -> None:
     harness = TransactionHarness(version)
@@ -205,7 +205,7 @@ def test_what_costs_the_transaction_is_named_and_aborted(
     finish(harness)
 
 
-def test_an_abort_that_is_refused_leaves_the_producer_no_way_on() -> None:
+def test_refused_abort_is_fatal() -> None:
     harness = TransactionHarness(2).started()
     harness.send(b"a", partition=0)
     harness.settle()
@@ -264,7 +264,7 @@ def test_under_version_1_a_producer_id_that_is_not_known_is_followed_by_another_
 
 
 @both_versions
-def test_the_gravest_of_several_errors_counts(version: int) -> None:
+def test_most_severe_of_several_errors_counts(version: int) -> None:
     harness = TransactionHarness(version).started()
 
     def two_errors(values: dict[str, object]) -> dict[str, object]:
@@ -292,7 +292,7 @@ def test_a_second_producer_fences_the_first(version: int) -> None:
 
 
 @both_versions
-def test_a_producer_that_is_fenced_while_it_sends_hears_of_it(version: int) -> None:
+def test_producer_fenced_while_sending_gets_the_error(version: int) -> None:
     old = TransactionHarness(version).started()
     old.send(b"old", partition=0)
     old.settle()
@@ -308,7 +308,7 @@ def test_a_producer_that_is_fenced_while_it_sends_hears_of_it(version: int) -> N
 
 
 @both_versions
-def test_a_transaction_that_outlived_its_time_out_is_not_committed(version: int) -> None:
+def test_transaction_past_its_timeout_is_not_committed(version: int) -> None:
     harness = TransactionHarness(version, {"transaction.timeout.ms": "1000"}).started()
     harness.send(b"a", partition=0)
     harness.settle()
@@ -343,7 +343,7 @@ def test_a_node_that_refuses_us_is_fatal() -> None:
 
 
 @both_versions
-def test_an_init_that_is_told_to_abort_works_after_an_abort(version: int) -> None:
+def test_init_refused_as_abortable_works_after_an_abort(version: int) -> None:
     """Java's TransactionManagerTest.testTransactionAbortableExceptionInInitProducerId."""
     harness = TransactionHarness(version)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
@@ -362,7 +362,7 @@ def test_an_init_that_is_told_to_abort_works_after_an_abort(version: int) -> Non
 
 
 @both_versions
-def test_an_abort_after_a_refused_init_asks_as_often_as_it_must(version: int) -> None:
+def test_abort_after_a_refused_init_retries_until_it_works(version: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120), times=3)
     with pytest.raises(TransactionAbortableError):
@@ -377,7 +377,7 @@ def test_an_abort_after_a_refused_init_asks_as_often_as_it_must(version: int) ->
     harness.close()
 
 
-def test_an_abort_that_ended_is_one_where_the_next_epoch_takes_another_abort() -> None:
+def test_finished_abort_succeeds_though_the_next_epoch_is_refused() -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(PRODUCE, faults.fail_with(87))
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))

@@ -1,4 +1,4 @@
-"""An error code that this client does not know is told with its number, the request, and the partition or node."""
+"""An error code that this client does not know is named with its request, and its partition or node."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_of_a_topics_metadata() -> None:
     ],
 )
 def test_of_a_transactional_request(api_key: int, api: str, call: str) -> None:
-    """These are sent again; the timeout tells of the last answer."""
+    """These are sent again; the timeout has the last answer."""
     harness = TransactionHarness(1, {"max.block.ms": "2000"})
     if call == "commit_transaction":
         harness.started()

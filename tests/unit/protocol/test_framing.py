@@ -29,7 +29,7 @@ OLDEST = [
 
 
 def full_entity(entity_type: object) -> object:
-    """Of many random ones, the one that takes most bytes: it has every kind of part."""
+    """Return the largest of many random messages, which has every kind of part."""
     candidates = [random_entity(entity_type, Random(seed)) for seed in range(20)]
     return max(candidates, key=lambda entity: min(600, len(response_payload(entity, 1))))
 

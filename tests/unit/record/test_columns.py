@@ -336,7 +336,7 @@ def test_a_row_that_is_no_bytes_is_refused_with_its_place(rows: dict[str, Any], 
 
 def test_headers_above_32_bit_offsets_are_refused_by_name() -> None:
     headers = pa.array([{"key": "h", "value": b""}], HEADER_TYPE.value_type)
-    offsets = pa.py_buffer(np.array([0, 2**31, 1], np.int64))  # Arrow looks at the last one alone
+    offsets = pa.py_buffer(np.array([0, 2**31, 1], np.int64))  # Arrow checks only the last one
     column = pa.Array.from_buffers(pa.large_list(headers.type), 2, [None, offsets], children=[headers]).slice(0, 1)
     with pytest.raises(SerializationError, match=r"'headers' holds more than 2\^31 headers; hand over fewer rows"):
         RecordColumns(pa.array([b"v"]), headers=column)

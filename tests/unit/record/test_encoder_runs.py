@@ -125,7 +125,7 @@ def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
         pytest.param(
             RunInput(values(b"a", b"b"), np.array([0, 7], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="order"
         ),
-        pytest.param(  # there is a row behind the slice's last, which is none of its own
+        pytest.param(  # a row after the end of the slice
             RunInput(values(b"a", b"b", b"c").slice(0, 2), np.array([0, 2], np.intp), None, NOW, 300),
             runs((0, 2, 0, NOW)),
             id="behind",
@@ -155,7 +155,7 @@ def test_run_beyond_its_room_is_refused_before_the_write(given: RunInput, table:
             encode_by_kernel(given, table, None)
 
 
-# pyarrow looks at the first and the last one itself. That row alone, so that no other one is refused in its place.
+# pyarrow checks the first and the last row itself. Only this row is wrong, so the error is about it.
 @pytest.mark.parametrize("name", ["key", "value"])
 @pytest.mark.parametrize(("offsets", "lying_row"), [([0, 900, 4], 0), ([0, 9, 4], 0), ([0, -3, 4], 1), ([2, 1, 4], 0)])
 def test_offsets_that_do_not_fit_the_bytes_are_refused(name: str, offsets: list[int], lying_row: int) -> None:

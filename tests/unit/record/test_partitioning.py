@@ -1,4 +1,4 @@
-"""Which partition a row gets: its own, that of its key by murmur2 (by the kernel and by its twin), or any."""
+"""The partition of a row: its own, that of its key by murmur2 (by the kernel and by its twin), or any."""
 
 from __future__ import annotations
 

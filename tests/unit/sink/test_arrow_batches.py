@@ -134,9 +134,7 @@ def test_what_is_large_enough_is_not_copied() -> None:
         (100, [5, 5], [10]),
     ],
 )
-def test_batches_stay_as_they_are_where_joining_is_not_worth_it(
-    size: int, counts: list[int], becomes: list[int]
-) -> None:
+def test_batches_are_not_joined_if_not_worth_it(size: int, counts: list[int], becomes: list[int]) -> None:
     batches = rows_of(size, *counts)
     seen: list[pa.RecordBatch] = []
     asked: list[int] = []
@@ -194,7 +192,7 @@ def test_what_was_joined_or_handed_over_is_not_kept() -> None:
         del whole
 
 
-def test_a_batch_is_not_read_before_there_is_room_for_it() -> None:
+def test_batch_is_not_read_before_there_is_room() -> None:
     read: list[int] = []
 
     def reading() -> Iterator[pa.RecordBatch]:
@@ -224,7 +222,7 @@ class _Thread:
         self.properties[name] = value
 
 
-def test_ctrl_c_while_the_limits_are_set_leaves_none_to_the_threads_next_query() -> None:
+def test_interrupt_while_setting_limits_leaves_none_set() -> None:
     """Bug: the first one, no limit of bytes, stayed for all that the thread asked of Spark afterwards."""
     context: Any = _Thread()
     with (

@@ -30,7 +30,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def test_batches_are_sent_by_columns_and_reported_once_all_are_acknowledged() -> None:
+def test_batches_are_reported_after_all_acknowledgements() -> None:
     producer = ScriptedProducer()
     batches = [
         batch(value=pa.array(["a", "b"]), key=pa.array(["x", None])),
@@ -96,7 +96,7 @@ def test_a_topic_column_spreads_a_batch_over_its_topics() -> None:
     assert {sent.topic: sent.rows("value") for sent in producer.sent} == {"t2": [(b"a",), (b"c",)], "t1": [(b"b",)]}
 
 
-def test_the_topics_of_a_column_are_looked_up_together_with_the_second_send() -> None:
+def test_topics_of_a_column_are_looked_up_together() -> None:
     looked_up: list[list[str]] = []
     producer = ScriptedProducer(on_send=lambda _: looked_up.append(list(producer.looked_up)))
     names = [f"t{number}" for number in range(4)]
@@ -132,7 +132,7 @@ def test_a_row_of_which_nothing_is_heard_fails_the_task() -> None:
         list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
 
 
-def test_an_error_of_the_rows_themselves_is_passed_on_without_a_flush() -> None:
+def test_error_of_the_rows_is_raised_without_flush() -> None:
     producer = ScriptedProducer()
 
     def rows() -> Iterator[pa.RecordBatch]:

@@ -77,7 +77,7 @@ def test_spark_gets_arrow_writers() -> None:
     assert isinstance(source().streamWriter(schema(value=TEXT), False), DataSourceStreamArrowWriter)
 
 
-def test_the_module_that_spark_looks_for_is_installed_with_the_package() -> None:
+def test_front_module_is_installed_with_the_package() -> None:
     import pyspark_kafka_sink
 
     front = pyspark_kafka_sink.DefaultSource({"kafka.bootstrap.servers": "b:1", "topic": "orders"})
@@ -91,7 +91,7 @@ def test_the_module_that_spark_looks_for_is_installed_with_the_package() -> None
     assert setup["options"]["py_modules"].split() == ["pyspark_kafka_sink"]
 
 
-def test_what_spark_itself_puts_into_the_options_is_no_unknown_option() -> None:
+def test_options_added_by_spark_are_accepted() -> None:
     writer = source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
     assert writer._config.topic == "orders"
 
@@ -141,13 +141,13 @@ def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
     assert bare.streamWriter(schema(value=TEXT, topic=TEXT, other=IntegerType()), False)._config.topic is None
 
 
-def test_without_any_option_the_error_says_that_spark_keeps_those_of_a_table_to_itself() -> None:
+def test_missing_options_error_explains_table_options() -> None:
     """Bug: of a table made with OPTIONS it said that kafka.bootstrap.servers is missing, and to give it."""
     with pytest.raises(
         ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "
     ) as error:
         KafkaSinkDataSource({}).writer(schema(value=TEXT), False)
-    assert "TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them" in str(error.value)
+    assert "TEMPORARY VIEW. Do not put private keys into a view's OPTIONS, because Spark records" in str(error.value)
 
 
 def test_columns_that_are_not_written_may_be_anything() -> None:
@@ -155,7 +155,7 @@ def test_columns_that_are_not_written_may_be_anything() -> None:
     assert source().writer(given, False)
 
 
-def test_overwrite_is_refused_for_a_batch_and_is_output_mode_complete_for_a_stream() -> None:
+def test_overwrite_is_refused_only_for_a_batch() -> None:
     with pytest.raises(ConfigError, match=r"Save mode Overwrite not allowed for Kafka.*mode\(\"append\"\)"):
         source().writer(schema(value=TEXT), True)
     assert source().streamWriter(schema(value=TEXT), True)
@@ -169,7 +169,7 @@ def test_a_read_is_refused() -> None:
 # ---- in a task -----------------------------------------------------------------------------------------------------
 
 
-def test_a_task_writes_its_batches_by_columns_and_ignores_other_columns(producer: ScriptedProducer) -> None:
+def test_task_writes_columns_and_ignores_others(producer: ScriptedProducer) -> None:
     first = batch(more=pa.array([[1], [2]]), value=pa.array(["a", "b"], pa.large_string()), key=pa.array([b"k", None]))
     written = write(first, batch(more=pa.array([[3]]), value=pa.array(["c"]), key=pa.array([b"l"])))
     assert [sent.rows("value", "key") for sent in producer.sent] == [[(b"a", b"k"), (b"b", None)], [(b"c", b"l")]]
@@ -253,14 +253,14 @@ def message(partition: int, records: int, started_ms: int, ended_ms: int) -> Tas
     return pickle.loads(pickle.dumps(TaskWritten(tuple(zip(row)), started_ms, ended_ms)))
 
 
-def test_a_batch_lasts_from_the_first_start_to_the_last_end() -> None:
+def test_duration_is_from_first_start_to_last_end() -> None:
     report = report_of([message(0, 10, 1_000, 1_400), None, message(1, 30, 1_200, 3_000)])
     assert (report.records, report.bytes, report.batches, report.retries, report.duration) == (40, 400, 2, 1, 2.0)
     assert report.last_offsets == {TopicPartition("orders", 0): 9, TopicPartition("orders", 1): 29}
 
 
 @pytest.mark.usefixtures("producer")
-def test_tasks_of_machines_that_booted_at_other_times_are_told_by_the_time_of_day(
+def test_tasks_of_other_machines_compare_time_of_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = []
@@ -280,7 +280,7 @@ def test_a_clock_that_is_set_back_makes_no_negative_duration() -> None:
     assert report_of([message(0, 10, 3_000, 1_000)]).duration == 0
 
 
-def test_what_tasks_told_takes_the_driver_less_than_200_bytes_a_partition() -> None:
+def test_commit_messages_take_under_200_bytes_a_partition() -> None:
     """It holds what all have told at once: with 2,000 tasks and 200 partitions 400,000 times as much."""
     delivered = {TopicPartition("orders", each): Delivered(5_000, 500_000, 10**9 + each) for each in range(200)}
     told = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
@@ -309,7 +309,7 @@ def test_commit_says_what_was_written_and_abort_what_stays(caplog: pytest.LogCap
     stream.abort([*sent, None], 8)
     write_.abort([None])
     written = "1,000 records, 0.0 MB in 1 batches to 1 partitions of orders, 0 retries, 0.50 s, 2,000 records/s"
-    stays = f"what those wrote stays in Kafka ({written})"
+    stays = f"their rows stay in Kafka ({written})"
     advice = "Nothing is lost: every row is written again when this is run again."
     texts = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert texts[:2] == [("INFO", f"Batch 7: {written}"), ("INFO", f"Write: {written}")]

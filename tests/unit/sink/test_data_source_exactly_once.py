@@ -131,7 +131,7 @@ def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, pref
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
-def test_a_write_without_a_prefix_looks_for_no_decision_of_its_own(bench: CoordinatorBench, prefix: str | None) -> None:
+def test_write_without_prefix_reads_no_decision(bench: CoordinatorBench, prefix: str | None) -> None:
     """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
     place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
@@ -148,9 +148,7 @@ def test_a_streams_batch_counts_when_another_writer_commits_it(bench: Coordinato
     assert bench.state("orders/0") == "CompleteCommit"
 
 
-def test_a_batch_that_was_committed_before_is_said_to_be_skipped(
-    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_batch_committed_before_is_logged_as_skipped(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
     KafkaStreamWriter(CONFIG, PREFIX).commit(
         [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
     )
@@ -161,7 +159,7 @@ def test_a_batch_that_was_committed_before_is_said_to_be_skipped(
     assert f"{PREFIX}: the batch was committed before, and is skipped" in caplog.text
 
 
-def test_a_batch_that_comes_again_for_another_topic_is_not_skipped(bench: CoordinatorBench) -> None:
+def test_repeated_batch_for_another_topic_is_refused(bench: CoordinatorBench) -> None:
     KafkaStreamWriter(CONFIG, PREFIX).commit(
         [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
     )
@@ -172,7 +170,7 @@ def test_a_batch_that_comes_again_for_another_topic_is_not_skipped(bench: Coordi
         KafkaStreamWriter(other, PREFIX).commit([told], 0)
 
 
-def test_a_task_that_told_nothing_keeps_the_batch_from_being_decided(bench: CoordinatorBench) -> None:
+def test_missing_commit_message_prevents_the_decision(bench: CoordinatorBench) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
     with pytest.raises(IllegalStateError, match="1 of 2 tasks returned no commit message"):
         writer.commit([written(bench, writer._batch_start), None])
@@ -192,7 +190,7 @@ def test_task_reports_the_start_of_its_writer(bench: CoordinatorBench, monkeypat
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
-def test_a_batch_write_that_fails_before_any_task_ends_leaves_nothing_open(
+def test_write_failed_before_any_message_leaves_nothing_open(
     bench: CoordinatorBench, prefix: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, prefix))
@@ -202,7 +200,7 @@ def test_a_batch_write_that_fails_before_any_task_ends_leaves_nothing_open(
     assert "0 of 1 tasks had finished; their transactions were aborted." in caplog.text
 
 
-def test_failed_write_without_a_prefix_is_aborted_beside_half_a_decision(bench: CoordinatorBench) -> None:
+def test_failed_write_is_aborted_beside_an_open_decision(bench: CoordinatorBench) -> None:
     """Under version 1 the abort reads the decision, because a commit may run beside it; version 2 tells them apart."""
     writer = travelled(KafkaBatchWriter(CONFIG))
     leave_open(bench, writer._prefix)
@@ -216,7 +214,7 @@ def test_failed_write_without_a_prefix_is_aborted_beside_half_a_decision(bench: 
     assert bench.rig.now_ms - started_ms < (1_000 if is_told_apart else 120_000)
 
 
-def test_a_streams_batch_that_fails_is_aborted_by_another_writer_by_what_its_tasks_told(
+def test_failed_stream_batch_is_aborted_by_task_messages(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)
@@ -225,7 +223,7 @@ def test_a_streams_batch_that_fails_is_aborted_by_another_writer_by_what_its_tas
     assert "1 of 2 tasks had finished; their transactions were aborted." in caplog.text
 
 
-def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
+def test_failed_abort_log_says_what_ends_transactions(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: of a batch write under a prefix it was said that a start ends them, which writes all rows anew."""
@@ -240,12 +238,12 @@ def test_what_cannot_be_aborted_is_said_to_end_by_whom_it_can(
     for text, writer in ((prefixed, writers[0]), (one_off, writers[1])):
         assert "their transactions end with their timeout, or before by python -m" in text
         command = f"finish --prefix={writer._prefix} --bootstrap-servers HOST:PORT"
-        assert f"{command}. Where that says that batch 0 is committed, do" in text
+        assert f"{command}. If that says that batch 0 is committed, do" in text
         assert "started again" not in text, "to write it again is another write"
     assert "are finished or aborted when this is started again. If" in stream
 
 
-def test_the_command_that_a_failure_names_has_the_decision_topic_where_it_is_not_the_default(
+def test_command_in_failure_names_another_decision_topic(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: typed as it stood, it found nothing decided, and aborted what was."""
@@ -272,7 +270,7 @@ def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
     assert "their transactions end with their timeout, or before by python" in caplog.text
 
 
-def test_a_cluster_that_cannot_be_asked_leaves_the_report_of_the_failure(
+def test_failure_is_logged_if_cluster_cannot_be_reached(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG))

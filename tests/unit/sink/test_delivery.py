@@ -30,7 +30,7 @@ def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
     return TaskDelivery(config, ProducerPool(lambda _: producer, FakeClock()))
 
 
-def test_a_partition_has_the_records_and_bytes_of_its_runs_and_the_last_of_their_offsets() -> None:
+def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
     counts = RowCounts()
     for told in (run(0, 10, 5, 500), run(1, 0, 1, 70), run(0, 3, 2, 30)):  # a retry is told after what follows it
         counts(told, None)
@@ -41,13 +41,13 @@ def test_a_partition_has_the_records_and_bytes_of_its_runs_and_the_last_of_their
     assert counts.acknowledged == 8
 
 
-def test_an_offset_that_the_broker_does_not_tell_is_not_made_up() -> None:
+def test_unknown_offset_stays_unknown() -> None:
     counts = RowCounts()
     counts(run(0, -1, 5), None)
     assert counts.delivered[TopicPartition("t", 0)].last_offset == -1
 
 
-def test_of_several_errors_the_first_is_told() -> None:
+def test_first_of_several_errors_is_raised() -> None:
     counts = RowCounts()
     counts(run(3, -1, 1), RecordTooLargeError("one"))
     counts(run(4, -1, 1), NotEnoughReplicasError("two"))
@@ -57,7 +57,7 @@ def test_of_several_errors_the_first_is_told() -> None:
     assert (counts.acknowledged, counts.delivered) == (0, {})
 
 
-def test_a_delivery_begins_by_acknowledging_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_begins_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it Spark keeps a small task's rows for 40 ms."""
     told: list[Any] = []
     monkeypatch.setattr(delivery_module, "acknowledge_now", lambda: told.append("all"))

@@ -91,7 +91,7 @@ def test_the_writer_of_an_open_sink_does_not_travel() -> None:
         copy.process(Row(value="v"))
 
 
-def test_spark_takes_it_for_a_writer_and_not_for_a_function() -> None:
+def test_spark_takes_the_sink_as_a_writer() -> None:
     assert not callable(KafkaSink(OPTIONS))
 
 
@@ -124,7 +124,7 @@ def test_rows_are_acknowledged_before_write_partition_returns() -> None:
     assert sink.lent == 0
 
 
-def test_after_close_a_row_is_refused_and_another_close_does_nothing() -> None:
+def test_row_after_close_is_refused() -> None:
     sink = BenchSink()
     sink.open(0, 7)
     sink.process(ROWS[0])
@@ -135,7 +135,7 @@ def test_after_close_a_row_is_refused_and_another_close_does_nothing() -> None:
     assert sink.producer.flushes == 1
 
 
-def test_close_after_an_error_waits_for_nothing_and_adds_no_error_of_its_own() -> None:
+def test_close_after_an_error_neither_waits_nor_raises() -> None:
     def refuse(sent: Sent) -> None:
         sent.report(RecordTooLargeError("too large"))
 
@@ -157,7 +157,7 @@ def test_close_without_an_error_raises_the_deliverys() -> None:
     assert sink.lent == 0
 
 
-def test_an_open_without_a_close_before_gives_the_old_producer_back() -> None:
+def test_second_open_returns_the_first_producer() -> None:
     sink = BenchSink()
     sink.open(0, 7)
     sink.process_all()
@@ -244,9 +244,7 @@ FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType(
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
-def test_a_write_without_a_prefix_has_a_session_of_its_own_that_is_closed(
-    sessions: list[Session], is_failing: bool
-) -> None:
+def test_write_without_prefix_closes_its_own_session(sessions: list[Session], is_failing: bool) -> None:
     sink = ExactlyOnceSink(EXACTLY_ONCE)
     sink.is_failing = is_failing
     with pytest.raises(ZeroDivisionError) if is_failing else nullcontext():
@@ -257,7 +255,7 @@ def test_a_write_without_a_prefix_has_a_session_of_its_own_that_is_closed(
     assert session.is_closed
 
 
-def test_a_micro_batch_goes_to_its_querys_session_and_the_tasks_outcomes_to_the_driver(
+def test_micro_batch_goes_to_session_of_its_query(
     sessions: list[Session],
 ) -> None:
     sink = ExactlyOnceSink(EXACTLY_ONCE)

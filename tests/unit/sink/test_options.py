@@ -77,7 +77,7 @@ def test_an_unknown_producer_setting_names_the_nearest() -> None:
         parse(**{"kafka.lingr.ms": "5"})
 
 
-def test_a_transactional_id_is_refused_at_once_also_without_its_prefix() -> None:
+def test_transactional_id_is_refused_with_and_without_kafka_prefix() -> None:
     with pytest.raises(ConfigError, match=r"The option transactional\.id cannot be used here: "):
         parse(**{"transactional.id": "orders"})
 
@@ -129,7 +129,7 @@ def test_missing_bootstrap_servers_are_named_as_the_option() -> None:
         SinkConfig.from_options({"topic": "orders"})
 
 
-def test_exactly_once_has_a_longer_transaction_timeout_and_a_decision_topic() -> None:
+def test_exactly_once_sets_timeout_and_decision_topic() -> None:
     config = parse(topic="orders", **{"delivery.guarantee": "Exactly-Once"})
     assert config.is_exactly_once
     assert config.producer.transaction_timeout_ms == 900_000
@@ -196,7 +196,7 @@ def test_at_least_once_goes_without_idempotence() -> None:
 
 
 def test_another_guarantee_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at-least-once or exactly-once is wanted"):
+    with pytest.raises(ConfigError, match="must be at-least-once or exactly-once"):
         parse(**{"delivery.guarantee": "at-most-once"})
 
 

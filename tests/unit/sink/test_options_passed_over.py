@@ -56,6 +56,6 @@ def test_an_option_given_twice_is_refused_though_passed_over() -> None:
         KafkaSink({**SERVERS, "subscribe": "a", "Subscribe": "b"})
 
 
-def test_no_option_with_a_meaning_in_a_write_is_passed_over() -> None:
+def test_options_of_a_write_are_never_ignored() -> None:
     settings = {f"kafka.{key}" for key in (*ProducerConfig.keys(), *config._JAVA_ONLY)}
     assert PASSED_OVER.keys() & (settings | options._REFUSED.keys() | set(options._OPTIONS)) == set()

@@ -67,7 +67,7 @@ def test_equal_settings_share_and_different_ones_do_not() -> None:
     assert bench.pool.acquire(config(linger_ms=6)) is not first
 
 
-def test_a_producer_idle_for_ten_minutes_is_closed_when_the_next_task_comes() -> None:
+def test_idle_producer_is_closed_at_the_next_task() -> None:
     bench = Bench()
     bench.pool.release(bench.pool.acquire(config()))
     bench.clock.time_ms += IDLE_MS - 1
@@ -89,7 +89,7 @@ def test_a_release_looks_for_idle_ones_too() -> None:
     assert [producer.closed_with for producer in bench.made] == [[CLOSE_TIMEOUT_S], []]
 
 
-def test_a_producer_in_use_is_never_closed_however_long_it_takes() -> None:
+def test_producer_in_use_is_never_closed() -> None:
     bench = Bench()
     producer = bench.pool.acquire(config())
     bench.clock.time_ms += 10 * IDLE_MS
@@ -100,7 +100,7 @@ def test_a_producer_in_use_is_never_closed_however_long_it_takes() -> None:
     assert bench.made[0].closed_with == []
 
 
-def test_a_failed_producer_is_closed_at_its_release_and_not_given_again() -> None:
+def test_failed_producer_is_closed_at_release() -> None:
     bench = Bench()
     producer = bench.pool.acquire(config())
     bench.made[0].has_failed = True
@@ -109,7 +109,7 @@ def test_a_failed_producer_is_closed_at_its_release_and_not_given_again() -> Non
     assert bench.pool.acquire(config()) is bench.made[1]
 
 
-def test_a_producer_that_was_not_let_in_is_not_given_again() -> None:
+def test_producer_with_refused_login_is_not_used_again() -> None:
     """Bug: it held the certificate that it had read, and a worker whose certificate had expired stayed shut out."""
     made = [ProducerHarness(), ProducerHarness()]
     pool = ProducerPool(Mock(side_effect=[harness.producer for harness in made]), HandClock())
@@ -155,7 +155,7 @@ def test_what_cannot_be_made_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("take", ["acquire", "borrow"])
 @pytest.mark.parametrize("why", ["idle", "failed"])
-def test_a_producer_whose_turn_to_go_it_is_is_closed_also_where_the_next_cannot_be_made(take: str, why: str) -> None:
+def test_idle_producer_is_closed_if_creation_fails(take: str, why: str) -> None:
     bench = Bench()
     bench.pool.release(getattr(bench.pool, take)(config()))
     if why == "idle":
@@ -177,7 +177,7 @@ def _pool_in_child(answers: multiprocessing.SimpleQueue[tuple[bool, int, int]], 
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_a_forked_child_gets_a_pool_of_its_own_and_spares_the_collector_what_is_loaded() -> None:
+def test_forked_child_has_own_pool_and_frozen_modules() -> None:
     parent = process_pool()
     assert process_pool() is parent
     fork = multiprocessing.get_context("fork")
@@ -213,7 +213,7 @@ def test_a_discarded_producer_is_closed_and_not_lent_again() -> None:
     assert bench.pool.borrow(config()) is not producer
 
 
-def test_a_borrowed_producer_that_failed_is_closed_when_it_comes_back() -> None:
+def test_failed_borrowed_producer_is_closed_at_release() -> None:
     bench = Bench()
     producer = bench.pool.borrow(config())
     bench.made[0].has_failed = True
@@ -229,7 +229,7 @@ def test_a_borrowed_producer_that_nobody_used_for_long_is_closed() -> None:
     assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
 
 
-def test_what_is_closed_is_no_longer_told_of() -> None:
+def test_closed_producers_are_not_listed() -> None:
     bench = Bench()
     bench.pool.discard(bench.pool.borrow(config()))
     failed = bench.pool.acquire(config())
@@ -258,7 +258,7 @@ class WatchedLock:
         self.is_held = False
 
 
-def test_producers_are_made_under_the_lock_and_closed_after_it_and_every_call_takes_it() -> None:
+def test_producers_are_made_under_lock_and_closed_after() -> None:
     class Watched(ScriptedProducer):
         def close(self, timeout: float | None = None) -> None:
             seen.append(("closed", lock.is_held))
@@ -280,7 +280,7 @@ def test_producers_are_made_under_the_lock_and_closed_after_it_and_every_call_ta
     assert lock.taken == 5
 
 
-def test_a_producer_without_a_right_stays_and_works_once_it_is_granted() -> None:
+def test_producer_works_after_a_missing_right_is_granted() -> None:
     harness = ProducerHarness({"linger.ms": "0"})
     harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError.error_code))
     pool = ProducerPool(lambda _: harness.producer, harness.clock)
@@ -294,7 +294,7 @@ def test_a_producer_without_a_right_stays_and_works_once_it_is_granted() -> None
     assert outcomes == [ClusterAuthorizationError, type(None)]
 
 
-def test_a_producer_that_met_a_fault_of_its_own_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_with_an_internal_error_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [ProducerHarness({"linger.ms": "0"}) for _ in range(2)]
     unused = iter(made)
     pool = ProducerPool(lambda _: next(unused).producer, made[0].clock)

@@ -107,7 +107,7 @@ def test_topics_and_nodes_are_labels() -> None:
     assert found["kafka_producer_node_request_total"]["node_id"] == "node-1"
 
 
-def test_each_producer_is_a_series_of_its_own_while_it_is_used_and_while_it_waits() -> None:
+def test_each_open_producer_is_a_series() -> None:
     producers = pool()
     first, second = config(**{"client.id": "same"}), config(**{"client.id": "same", "acks": "1"})
     producers.release(producers.acquire(first))
@@ -147,7 +147,7 @@ def test_no_free_port_is_said_and_stops_nothing(
     assert "give a range" in record.getMessage()
 
 
-def test_ports_that_this_user_may_not_have_are_passed_over_and_stop_nothing(
+def test_forbidden_ports_do_not_stop_the_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[int] = []
@@ -228,7 +228,7 @@ def test_connections_beyond_the_most_are_closed_at_once(stopping: None, free_por
                 each.recv(1)
 
 
-def test_a_task_shows_its_producer_where_the_option_asks_for_it(stopping: None, free_ports: range) -> None:
+def test_task_serves_metrics_if_the_option_is_set(stopping: None, free_ports: range) -> None:
     options = {"kafka.bootstrap.servers": "h:1", "topic": "orders"}
     asked = SinkConfig.from_options({**options, "metrics.port": f"{free_ports[0]}-{free_ports[-1]}"})
     rows = [pa.RecordBatch.from_arrays([pa.array(["a"])], names=["value"])]

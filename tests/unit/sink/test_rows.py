@@ -272,7 +272,7 @@ def test_blocks_are_bounded_in_headers_however_small_they_are(headers: int) -> N
     assert max(sent.columns.num_rows for sent in bench.producer.sent) * headers < 40_000
 
 
-def test_large_rows_after_many_small_ones_are_taken_a_few_at_a_time() -> None:
+def test_large_rows_are_taken_a_few_at_a_time() -> None:
     taken = 0
 
     def source() -> Iterator[Row]:
@@ -315,7 +315,7 @@ def test_a_row_that_the_broker_refused_fails_the_task() -> None:
     assert bench.released
 
 
-def test_the_error_of_a_code_without_a_class_keeps_its_code() -> None:
+def test_error_without_class_keeps_its_code() -> None:
     bench = Bench(ScriptedProducer(on_flush=lambda all_sent: all_sent[0].report(error_for_code(89))))
     bench.writer.write(rows(1))
     with pytest.raises(BrokerError, match="quota") as caught:
@@ -372,7 +372,7 @@ def test_an_error_stops_the_partition_before_its_end() -> None:
     assert taken <= BLOCK_ROWS + 128
 
 
-def test_an_error_of_the_send_itself_passes_through_and_the_producer_is_given_back() -> None:
+def test_error_of_a_send_returns_the_producer() -> None:
     def refuse(sent: Sent) -> None:
         raise KafkaTimeoutError("Topic orders not present in metadata after 60000 ms.")
 
@@ -428,9 +428,7 @@ def test_the_schema_is_checked_at_the_first_row() -> None:
     ],
     ids=["in a chunk", "in a block", "as columns"],
 )
-def test_who_goes_on_after_a_row_that_cannot_be_written_is_not_told_that_all_rows_are(
-    good: Row, bad: Row, options: dict[str, str]
-) -> None:
+def test_finish_fails_after_a_refused_row(good: Row, bad: Row, options: dict[str, str]) -> None:
     """What was collected with the row is lost with it."""
     bench = Bench(**options)
     refused = 0
@@ -445,7 +443,7 @@ def test_who_goes_on_after_a_row_that_cannot_be_written_is_not_told_that_all_row
     assert bench.released
 
 
-def test_who_goes_on_after_a_send_that_failed_is_not_told_that_all_rows_are_written() -> None:
+def test_finish_fails_after_a_failed_send() -> None:
     def refuse_first(sent: Sent) -> None:
         if not bench.producer.sent and sent.columns.num_rows >= BLOCK_ROWS:
             raise KafkaTimeoutError("Topic orders not present in metadata after 60000 ms.")
@@ -498,7 +496,7 @@ def test_finish_fails_after_a_row_whose_error_was_caught() -> None:
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 100, BLOCK_ROWS, BLOCK_ROWS + 100])
 @pytest.mark.usefixtures("by_kernel")
-def test_an_error_has_the_number_of_its_row_in_the_partition(count: int, one_by_one: bool) -> None:
+def test_error_has_row_number_in_the_partition(count: int, one_by_one: bool) -> None:
     source = [*rows(count), ("k", "v")]
     with pytest.raises(SchemaError, match=f"Row {count} is a tuple without names"):
         Bench().write(iter(source), one_by_one=one_by_one)

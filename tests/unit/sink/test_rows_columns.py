@@ -122,14 +122,14 @@ def test_layouts_are_forgotten_where_rows_have_ever_new_columns() -> None:
     assert columns.value.to_pylist() == [b"%d" % number for number in range(3 * MOST_LAYOUTS)]
 
 
-def test_a_row_with_other_values_than_names_is_refused_with_its_number() -> None:
+def test_row_with_more_or_fewer_values_is_refused() -> None:
     row = Row("v", "k")
     row.__fields__ = ["value"]
     with pytest.raises(SchemaError, match="Row 1 has 2 values for 1 columns: value"):
         block_of(Row(value="v"), row)
 
 
-def test_a_row_without_a_value_is_refused_with_its_number_and_fields() -> None:
+def test_row_without_value_is_refused_with_its_columns() -> None:
     with pytest.raises(SchemaError, match=r"'value' not found\. The columns of row 1 are: key"):
         block_of(Row(value="v"), Row(key="k"))
 
@@ -172,7 +172,7 @@ def test_the_topic_option_wins_over_the_column() -> None:
     assert (topic, columns.num_rows) == ("orders", 3)
 
 
-def test_of_two_columns_with_one_name_the_first_counts_as_in_spark() -> None:
+def test_first_of_two_columns_with_one_name_counts() -> None:
     row = Row("first", "k", "second")
     row.__fields__ = ["value", "key", "value"]
     assert columns_of(row).value.to_pylist() == [b"first"]
@@ -190,7 +190,7 @@ def test_rows_are_grouped_by_topic_and_keep_their_order() -> None:
     }
 
 
-def test_a_null_topic_is_refused_before_anything_of_its_block_is_sent() -> None:
+def test_null_topic_is_refused_before_its_block_is_sent() -> None:
     block = block_of(Row(value="v", topic="a"), Row(value="w", topic=None), topic=None)
     with pytest.raises(SchemaError, match=r"\[KAFKA_NULL_TOPIC_IN_DATA\].*null topic.*Use the `topic`"):
         next(block.by_topic())
@@ -266,12 +266,12 @@ LAST_HOUR_OF_9999 = 253_402_300_799_000 - 3_600_000  # what PySpark can hold in 
 
 @given(st.integers(0, LAST_HOUR_OF_9999) | st.integers(LAST_HOUR_OF_9999 - 10**8, LAST_HOUR_OF_9999))
 @pytest.mark.usefixtures("berlin")
-def test_a_timestamp_as_pyspark_makes_it_is_written_to_the_millisecond(ms: int) -> None:
+def test_pyspark_timestamp_is_exact_to_the_millisecond(ms: int) -> None:
     assert written_ms(TimestampType().fromInternal(ms * 1000 + 999)) == ms
 
 
 @pytest.mark.usefixtures("berlin")
-def test_both_passes_of_the_hour_that_summer_time_repeats_are_told_apart() -> None:
+def test_repeated_hour_of_summer_time_is_distinguished() -> None:
     for day in (
         datetime.datetime(2013, 10, 27, tzinfo=datetime.UTC),
         datetime.datetime(9999, 10, 31, tzinfo=datetime.UTC),
@@ -291,7 +291,7 @@ def test_whole_numbers_are_milliseconds_and_null_stays_null() -> None:
     assert written_ms(None) is None
 
 
-def test_the_first_day_of_all_is_refused_like_any_before_1970() -> None:
+def test_first_day_of_calendar_is_refused() -> None:
     """A timestamp_ntz of it reaches the task, and it often stands for no time at all."""
     with pytest.raises(SchemaError, match=r"timestamp of row 0 is 0001-01-01 00:00:00, which lies before 1970"):
         columns_of(Row(value="v", timestamp=datetime.datetime.min))

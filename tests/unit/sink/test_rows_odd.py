@@ -574,7 +574,7 @@ def test_odd_rows_are_written_as_meant_or_refused(
 @pytest.mark.parametrize("shape", ["Row of a DataFrame", "dict", None])
 @pytest.mark.parametrize("index", [1, 70])
 @pytest.mark.parametrize("name", CELLS)
-def test_every_cell_is_written_as_meant_or_refused_behind_rows_like_it(
+def test_every_cell_after_like_rows_is_written_or_refused(
     name: str, index: int, shape: str | None, by_kernel: bool
 ) -> None:
     """In each shape for None."""

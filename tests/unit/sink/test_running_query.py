@@ -33,9 +33,7 @@ class Classic(SparkSession):
 
 
 @pytest.mark.parametrize(("pins", "found"), [("true", CONTEXT), ("True", CONTEXT), ("false", None), ("0", None)])
-def test_local_properties_are_a_threads_own_where_it_has_one_of_the_jvms(
-    monkeypatch: pytest.MonkeyPatch, pins: str, found: object
-) -> None:
+def test_pinned_thread_has_its_own_local_properties(monkeypatch: pytest.MonkeyPatch, pins: str, found: object) -> None:
     """Bug: with PYSPARK_PIN_THREAD=false the limits of a write were set for whatever ran in some thread of the JVM, and
     taken back in another.
     """
@@ -69,7 +67,7 @@ def refusal_in_other_thread(session: object, *, is_outside_queries: bool = False
 
 
 @pytest.mark.parametrize("pins", ["true", "false"])
-def test_thread_that_names_no_query_is_refused_while_one_is_active(monkeypatch: pytest.MonkeyPatch, pins: str) -> None:
+def test_thread_without_query_is_refused_beside_active_query(monkeypatch: pytest.MonkeyPatch, pins: str) -> None:
     """Bug: a thread inside foreachBatch, and any with PYSPARK_PIN_THREAD=false, wrote a repeated batch twice."""
     monkeypatch.setenv("PYSPARK_PIN_THREAD", pins)
     context = SimpleNamespace(getLocalProperty=lambda _: None)
@@ -125,7 +123,7 @@ def test_streaming_query_is_seen_by_its_thread_in_the_jvm(
     assert has_query_thread(processes(tmp_path, *parents, threads=threads)) is is_active
 
 
-def test_thread_that_ends_while_the_names_are_read_is_left_out(tmp_path: Path) -> None:
+def test_thread_that_ends_meanwhile_is_left_out(tmp_path: Path) -> None:
     proc = processes(tmp_path, "java", threads=("java",))
     (proc / str(os.getppid()) / "task" / "7").mkdir()
     assert has_query_thread(proc) is False
@@ -140,5 +138,5 @@ def test_write_by_format_is_refused_unless_no_query_is_active() -> None:
     refuse_beside_queries(False)
     with pytest.raises(ConfigError, match=r"and a streaming query is active: .*write\.outside\.queries=true"):
         refuse_beside_queries(True)
-    with pytest.raises(ConfigError, match=r"it cannot be told here .*foreachBatch\(sink\.write_batch\)"):
+    with pytest.raises(ConfigError, match=r"it is not known here .*foreachBatch\(sink\.write_batch\)"):
         refuse_beside_queries(None)

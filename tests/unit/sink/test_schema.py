@@ -28,7 +28,7 @@ def schema(**columns: DataType) -> StructType:
     return StructType([StructField(name, data_type) for name, data_type in columns.items()])
 
 
-def test_only_the_columns_that_matter_travel_and_in_a_fixed_order() -> None:
+def test_only_written_columns_go_to_tasks() -> None:
     given = schema(extra=INT, headers=HEADERS, partition=INT, value=TEXT, key=BYTES)
     assert projection(given, "orders") == ["c3 AS `value`", "c4 AS `key`", "c2 AS `partition`", "c1 AS `headers`"]
 
@@ -74,11 +74,11 @@ def test_a_wrong_schema_is_refused_in_sparks_words(columns: dict[str, DataType],
     assert text in str(refused.value)
 
 
-def test_a_column_that_the_topic_option_makes_needless_is_not_checked() -> None:
+def test_topic_column_is_not_checked_if_option_set() -> None:
     assert projection(schema(value=TEXT, topic=INT), "orders") == ["c0 AS `value`"]
 
 
-def test_names_count_as_they_are_spelled_and_of_columns_with_one_name_the_first() -> None:
+def test_names_are_case_sensitive_and_the_first_counts() -> None:
     fields = [StructField("VALUE", INT), StructField("value", TEXT), StructField("value", INT), StructField("Key", INT)]
     assert by_position(StructType(fields)) == ["c0", "c1", "c2", "c3"]
     assert projection(StructType(fields), "orders") == ["c1 AS `value`"]
@@ -98,14 +98,14 @@ def test_names_count_as_they_are_spelled_and_of_columns_with_one_name_the_first(
         ([("value", TEXT), ("timestamp", TimestampNTZType())], "orders", True),
     ],
 )
-def test_columns_that_are_all_wanted_as_they_are_travel_without_a_projection(
+def test_written_columns_alone_need_no_projection(
     fields: list[tuple[str, DataType]], topic: str | None, is_needed: bool
 ) -> None:
     given = StructType([StructField(name, data_type) for name, data_type in fields])
     assert needs_projection(given, topic) == is_needed
 
 
-def test_a_wrong_schema_is_refused_before_it_is_known_whether_it_needs_a_projection() -> None:
+def test_wrong_schema_is_refused_by_needs_projection() -> None:
     with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
         needs_projection(schema(key=TEXT), "orders")
 
@@ -115,6 +115,6 @@ def test_the_fields_of_headers_may_be_written_in_capitals() -> None:
     assert projection(schema(value=TEXT, headers=headers), "orders")[1] == "c1 AS `headers`"
 
 
-def test_without_topic_and_value_it_is_the_topic_that_is_missed_as_by_sparks_sink() -> None:
+def test_missing_topic_is_reported_before_missing_value() -> None:
     with pytest.raises(SchemaError, match=r"^topic option required"):
         projection(schema(key=TEXT), None)

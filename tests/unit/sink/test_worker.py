@@ -68,7 +68,7 @@ def open_descriptors() -> set[str]:
 
 
 @on_linux
-def test_what_came_in_is_acknowledged_at_once(worker: socket.socket) -> None:
+def test_received_data_is_acknowledged_at_once(worker: socket.socket) -> None:
     assert puts_off(worker)
 
     assert acknowledge_now() >= 2  # both ends of the connection are this process's
@@ -78,7 +78,7 @@ def test_what_came_in_is_acknowledged_at_once(worker: socket.socket) -> None:
 
 @on_linux
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_over_ipv6_too() -> None:
+def test_ipv6_data_is_acknowledged_at_once() -> None:
     with pair(socket.AF_INET6, "::1") as worker:
         assert puts_off(worker)
 
@@ -88,7 +88,7 @@ def test_over_ipv6_too() -> None:
 
 
 @on_linux
-def test_a_delivery_begins_with_it(worker: socket.socket) -> None:
+def test_delivery_acknowledges_received_data(worker: socket.socket) -> None:
     config = SinkConfig.from_options({"kafka.bootstrap.servers": "localhost:9", "topic": "t"})
 
     TaskDelivery(config, cast(ProducerPool, None))
@@ -97,7 +97,7 @@ def test_a_delivery_begins_with_it(worker: socket.socket) -> None:
 
 
 @on_linux
-def test_everybodys_descriptors_stay_as_they_are(worker: socket.socket) -> None:
+def test_descriptors_of_others_do_not_change(worker: socket.socket) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(type=socket.SOCK_DGRAM), socket.socket():  # others than what Spark would use
         before = open_descriptors()
@@ -112,7 +112,7 @@ def test_everybodys_descriptors_stay_as_they_are(worker: socket.socket) -> None:
 
 
 @on_linux
-def test_a_descriptor_that_another_thread_closes_or_makes_a_file_of_is_passed_over(
+def test_descriptor_that_is_no_socket_any_more_is_ignored(
     worker: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with (tmp_path / "file").open("w") as file:
@@ -125,7 +125,7 @@ def test_a_descriptor_that_another_thread_closes_or_makes_a_file_of_is_passed_ov
 
 
 @on_linux
-def test_a_time_limit_of_somebodys_does_not_get_into_sparks_connection(
+def test_default_timeout_is_not_set_on_sparks_connection(
     worker: socket.socket,
 ) -> None:
     socket.setdefaulttimeout(30)
@@ -138,14 +138,14 @@ def test_a_time_limit_of_somebodys_does_not_get_into_sparks_connection(
 
 
 @on_linux
-def test_a_system_without_the_option_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_quickack_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acknowledgements, "_QUICKACK", None)
 
     assert acknowledge_now() == 0
 
 
 @on_linux
-def test_a_process_that_may_not_see_its_descriptors_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_process_without_proc_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(worker_module, "_DESCRIPTORS", tmp_path / "nothing")
 
     assert acknowledge_now() == 0
@@ -167,7 +167,7 @@ def _freeze_in_child(answers: multiprocessing.SimpleQueue[tuple[list[bool], bool
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_what_is_imported_later_is_spared_the_collector_too_and_garbage_is_not_kept() -> None:
+def test_later_imports_are_frozen_and_garbage_collected() -> None:
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
     child = fork.Process(target=_freeze_in_child, args=(answers,))

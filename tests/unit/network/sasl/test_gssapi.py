@@ -101,7 +101,7 @@ def test_an_error_of_the_library_is_final() -> None:
 @pytest.mark.parametrize(
     ("text", "code"), [("Cannot contact any KDC", 2529639068), ("Request is a replay", 2529638946)]
 )
-def test_a_kdc_that_is_away_may_come_back_and_a_moment_later_nothing_is_a_replay(text: str, code: int) -> None:
+def test_unreachable_kdc_and_replay_errors_are_retriable(text: str, code: int) -> None:
     mechanism = GssapiMechanism(lambda: Context(error=GSSError(text, code)))
     with pytest.raises(RetriableError, match=text):
         mechanism.respond(b"")

@@ -127,7 +127,7 @@ def test_a_token_is_fetched_anew_when_the_settings_say(settings: dict[str, Any],
     assert len(calls) == 2
 
 
-def test_a_provider_that_failed_is_asked_again_when_the_settings_say() -> None:
+def test_failed_provider_is_retried_by_the_settings() -> None:
     clock, calls = FakeClock(), []
 
     def provide() -> tuple[str, int]:
@@ -184,7 +184,7 @@ def test_kerberos_for_the_host_that_is_connected_to(monkeypatch: pytest.MonkeyPa
     assert opened == [(KerberosLogin("kafka", "me", "/keys", "/tickets"), "host.example")]
 
 
-def test_an_extension_that_would_stand_for_the_token_is_refused_before_any_connection() -> None:
+def test_auth_extension_is_refused_before_any_connection() -> None:
     with pytest.raises(ConfigError, match="extension"):
         mechanism(
             "OAUTHBEARER",

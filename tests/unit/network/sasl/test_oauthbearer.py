@@ -182,7 +182,7 @@ def test_when_a_token_is_fetched_anew(rule, at_ms) -> None:
 
 
 @pytest.mark.parametrize("life_ms", [300_000, 7 * 60_000])
-def test_a_token_that_has_ended_is_not_given_whatever_the_window_is(provider, clock, life_ms) -> None:
+def test_expired_token_is_not_returned_whatever_the_window_is(provider, clock, life_ms) -> None:
     """The largest factor and jitter that the settings take are together more than a life."""
     provider.life_ms = life_ms
     cache = TokenCache(provider, RefreshRule(window_factor=1.0, window_jitter=0.25), clock, random.Random(1))
@@ -216,7 +216,7 @@ def test_failures_are_not_repeated_at_once_and_the_pause_doubles(cache, provider
     assert cache.get().reveal() == f"token-{provider.calls}"
 
 
-def test_a_wall_clock_that_is_set_back_after_a_failure_puts_off_no_attempt(cache, provider, clock) -> None:
+def test_wall_clock_set_back_does_not_delay_an_attempt(cache, provider, clock) -> None:
     provider.error = RetriableError("the endpoint is away")
     with pytest.raises(RetriableError, match="away"):
         cache.get()
@@ -239,7 +239,7 @@ def test_the_pause_begins_when_the_provider_has_failed(cache, provider, clock) -
     assert provider.calls == 2
 
 
-def test_a_token_that_ends_while_the_next_is_asked_for_in_vain_is_not_given(cache, provider, clock) -> None:
+def test_token_that_ends_during_a_failed_fetch_is_not_returned(cache, provider, clock) -> None:
     """A broker refuses it, and that is final."""
     cache.get()
     provider.error = RetriableError("the endpoint is away")

@@ -106,7 +106,7 @@ def test_answers_that_make_no_sense(endpoint: Endpoint, answer: object) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
-def test_a_refusal_is_final_told_in_one_line_and_shows_no_secret(endpoint: Endpoint, status: int) -> None:
+def test_refused_login_is_final_one_line_and_without_secrets(endpoint: Endpoint, status: int) -> None:
     told = {"error": "invalid_client", "error_description": f"no\nsuch {CANARY}" + "x" * 5_000}
     endpoint.respond = answering(status, told)
     with pytest.raises(
@@ -128,7 +128,7 @@ def test_an_endpoint_that_repeats_what_it_got_shows_no_secret(endpoint: Endpoint
         endpoint.provider(url_encodes_header=is_encoded)()
 
 
-def test_the_time_for_an_answer_is_that_for_its_connection_and_for_its_reading(endpoint: Endpoint) -> None:
+def test_deadline_is_connect_plus_read_timeout(endpoint: Endpoint) -> None:
     check = endpoint.provider(connect_timeout_ms=1_000, read_timeout_ms=2_000)._deadline()
     endpoint.clock.advance(3_000)
     check()
@@ -207,7 +207,7 @@ def test_a_byte_now_and_then_is_no_answer_in_time(endpoint: Endpoint) -> None:
     [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"],
     ids=["header", "size of a chunk"],
 )
-def test_a_byte_now_and_then_is_no_answer_in_time_before_the_body_either(endpoint: Endpoint, begun: bytes) -> None:
+def test_slow_bytes_in_the_headers_exceed_the_deadline(endpoint: Endpoint, begun: bytes) -> None:
     def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.connection.sendall(begun)
         for _ in range(100):
@@ -228,7 +228,7 @@ def test_a_connection_has_a_limit_of_its_own(endpoint: Endpoint, monkeypatch: py
         endpoint.provider(connect_timeout_ms=100, read_timeout_ms=60_000)()
 
 
-def test_silence_is_waited_for_as_long_as_an_answer_may_take_and_not_a_connection(endpoint: Endpoint) -> None:
+def test_silent_endpoint_fails_at_the_read_timeout(endpoint: Endpoint) -> None:
     release = threading.Event()
     endpoint.respond = lambda _: assert_waits(release)
     try:

@@ -54,7 +54,7 @@ def test_of_transactions_two_versions_are_spoken(finalized: int, spoken: int) ->
     assert KafkaDriverCluster(bench.coordinator, CONFIG, "P").transaction_version() == spoken
 
 
-def test_a_driver_that_dies_while_it_decides_keeps_others_from_reading_for_a_minute_alone() -> None:
+def test_dead_driver_blocks_other_readers_at_most_a_minute() -> None:
     bench = CoordinatorBench()
     KafkaDriverCluster(bench.coordinator, CONFIG, "P").init_producer_id("P/driver", None)
     assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == 60_000
@@ -73,7 +73,7 @@ def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms:
     assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == own_ms
 
 
-def test_the_decision_of_another_driver_that_died_in_it_is_waited_for_longer_than_max_block_ms() -> None:
+def test_decision_of_a_dead_driver_outlasts_max_block_ms() -> None:
     bench = CoordinatorBench()
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     bench.raw.write(bench.raw.begin("Q/driver", timeout_ms=30_000), cluster.place, "half a decision")
@@ -82,7 +82,7 @@ def test_the_decision_of_another_driver_that_died_in_it_is_waited_for_longer_tha
     assert bench.rig.now_ms - started_ms >= 29_000
 
 
-def test_the_end_of_transactions_is_asked_for_until_delivery_timeout_ms() -> None:
+def test_end_of_transactions_is_retried_until_delivery_timeout_ms() -> None:
     bench = CoordinatorBench()
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     opened = bench.open("P/0")
@@ -93,7 +93,7 @@ def test_the_end_of_transactions_is_asked_for_until_delivery_timeout_ms() -> Non
     assert bench.rig.now_ms - started_ms >= CONFIG.producer.delivery_timeout_ms
 
 
-def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: each left its sockets open for the life of a worker."""
 
     def connect(config: ProducerConfig) -> SimpleNamespace:
@@ -128,7 +128,7 @@ def test_a_process_keeps_no_connections_for_settings_that_nobody_comes_back_to(m
 
 
 @pytest.mark.parametrize("who", ["task", "driver"])
-def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """Bug: once a certificate had expired, a worker's exactly-once tasks, and the driver of format, were refused as
     long as the worker lived, though the file had been renewed.
     """
@@ -163,9 +163,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("whose", ["P/driver", "P/0"])
-def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
-    monkeypatch: pytest.MonkeyPatch, whose: str
-) -> None:
+def test_client_is_made_again_after_a_refused_abort(monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
     """Bug: an abort by format told nothing of the refusal, the client was kept, and the next batch's commit was refused
     too, though the certificate had been renewed.
     """
@@ -197,7 +195,7 @@ def test_a_process_makes_the_client_anew_that_was_not_let_in_to_abort(
     assert connected.call_count == 2
 
 
-def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_are_tasks() -> None:
+def test_disallowed_timeout_is_refused_before_the_tasks() -> None:
     bench = CoordinatorBench()
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     bench.cluster.transactions.max_timeout_ms = 599_999
@@ -210,7 +208,7 @@ def test_a_cluster_that_does_not_allow_the_tasks_time_out_says_so_before_there_a
     assert cluster.init_producer_id("P/driver", held).epoch == held.epoch + 1, "asked once a client"
 
 
-def test_of_all_transactions_those_in_the_states_asked_for_are_listed() -> None:
+def test_only_transactions_in_the_given_states_are_listed() -> None:
     bench = CoordinatorBench()
     opened, ended = bench.open("P/0", "P/1")
     bench.commit(ended)
@@ -218,7 +216,7 @@ def test_of_all_transactions_those_in_the_states_asked_for_are_listed() -> None:
     assert cluster.list_ids([TransactionState.ONGOING]) == [opened.transactional_id]
 
 
-def test_a_decision_topic_that_is_not_made_in_time_is_named_as_the_option() -> None:
+def test_timeout_of_topic_creation_names_the_option() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(41), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"^decision\.topic=__\w+ of exactly-once delivery: .* within 1000 ms"):
@@ -239,7 +237,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
     return configs
 
 
-def test_the_tasks_of_a_worker_share_one_client_for_each_configuration_and_a_forked_child_has_its_own(
+def test_tasks_share_a_client_and_forked_children_do_not(
     made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = kept_client(CONFIG.producer)
@@ -259,9 +257,7 @@ def test_a_drivers_client_asks_again_soon_however_often(
 
 
 @pytest.mark.parametrize("missing", [ApiKey.LIST_TRANSACTIONS, ApiKey.CREATE_TOPICS])
-def test_broker_too_old_for_exactly_once_is_refused_by_the_release(
-    monkeypatch: pytest.MonkeyPatch, missing: ApiKey
-) -> None:
+def test_too_old_broker_is_refused_with_the_needed_release(monkeypatch: pytest.MonkeyPatch, missing: ApiKey) -> None:
     bench = CoordinatorBench()
     bench.cluster.topics.clear()
     bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != missing}

@@ -35,7 +35,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete", "delete,compact"])
-def test_topic_that_deletes_is_refused_with_the_command_that_mends_it(bench: CoordinatorBench, policy: str) -> None:
+def test_deleting_topic_is_refused_with_the_command_to_type(bench: CoordinatorBench, policy: str) -> None:
     bench.cluster.create_topic(TOPIC, 16, configs={"cleanup.policy": policy})
     with pytest.raises(IllegalStateError) as refused:
         driver_of(bench, "P").begin()

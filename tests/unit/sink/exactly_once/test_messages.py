@@ -165,7 +165,7 @@ def batch_start(last: int | None, query_id: str = "q") -> BatchStart:
     return BatchStart("P", DRIVER, TopicPartition("decisions", 3), last, query_id if last is not None else "")
 
 
-def test_a_batch_is_written_already_if_it_is_the_last_one_decided() -> None:
+def test_last_decided_batch_is_written_already() -> None:
     assert not batch_start(None).is_written_already(0, "q")
     assert batch_start(4).is_written_already(4, "q")
     assert not batch_start(4).is_written_already(5, "q")
@@ -211,7 +211,7 @@ def test_first_use_comes_back_as_it_was_written() -> None:
         assert FirstUse.from_bytes(first_use.to_bytes(), "here") == first_use
 
 
-def test_key_of_a_first_use_is_no_prefix_and_names_its_own() -> None:
+def test_first_use_key_names_its_prefix() -> None:
     assert prefix_of(first_use_key(b"orders")) == b"orders"
     assert prefix_of(b"orders") is None
     assert not first_use_key(b"orders").decode().isprintable()  # as every transactional.id.prefix is
@@ -239,7 +239,7 @@ def test_first_use_of_other_content_is_refused_by_name(changed: dict[str, Any], 
         FirstUse.from_bytes(json.dumps(content).encode(), "here")
 
 
-def test_error_about_a_first_use_is_short_whatever_version_it_names() -> None:
+def test_error_about_a_first_use_is_short() -> None:
     with pytest.raises(ProtocolError) as error:
         FirstUse.from_bytes(json.dumps({"checksum": 1, "version": "\x1b[2J" * 10_000}).encode(), "here")
     assert len(str(error.value)) < 300

@@ -175,7 +175,7 @@ def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
 
 @each_variant
 @pytest.mark.parametrize("max_epoch", [3, 4])
-def test_a_time_out_in_that_life_with_producer_ids_of_another_brokers_block(
+def test_timeout_after_forget_with_producer_ids_of_another_block(
     variant: Variant, max_epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks are handed out to brokers, so what a coordinator gives may be lower than what another gave before."""

@@ -126,7 +126,7 @@ def test_a_batch_is_decided_committed_and_noted(bench: OperatorBench) -> None:
     assert "No decision" not in said
 
 
-def test_an_open_transaction_is_shown_with_its_age_and_its_time_out(bench: OperatorBench) -> None:
+def test_open_transaction_is_shown_with_age_and_timeout(bench: OperatorBench) -> None:
     """By which an operator tells what is stuck, and how long there is left to finish it."""
     bench.raw.write(bench.raw.begin("orders/0", timeout_ms=900_000), TopicPartition("t", 0), "row")
     started_ms = bench.rig.now_ms
@@ -137,7 +137,7 @@ def test_an_open_transaction_is_shown_with_its_age_and_its_time_out(bench: Opera
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_transaction_whose_end_takes_its_time_is_shown_as_open(bench: OperatorBench, committed: bool) -> None:
+def test_ending_transaction_is_shown_as_open(bench: OperatorBench, committed: bool) -> None:
     open_ = bench.raw.begin("orders/0")
     bench.raw.write(open_, TopicPartition("t", 0), "row")
     bench.cluster.transactions.marker_delay_ms = 1_000_000
@@ -147,7 +147,7 @@ def test_a_transaction_whose_end_takes_its_time_is_shown_as_open(bench: Operator
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
-def test_a_cluster_on_which_nothing_was_ever_decided_is_shown_as_that(bench: OperatorBench, prefix: str | None) -> None:
+def test_cluster_without_decisions_is_shown_as_empty(bench: OperatorBench, prefix: str | None) -> None:
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once"}
     config = SinkConfig.from_options({**options, "decision.topic": "there-is-none"})
     Operator(bench.coordinator, config, bench.out, lambda: WALL_MS).show(prefix)
@@ -197,7 +197,7 @@ def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
     assert "No transaction is open." in bench.said()
 
 
-def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: OperatorBench) -> None:
+def test_unreadable_decision_does_not_hide_others(bench: OperatorBench) -> None:
     """Bug: nothing was shown, also of another prefix, but the error."""
     bench.driver.commit(bench.batch(0))
     other = KafkaDriverCluster(bench.coordinator, CONFIG, "newer")
@@ -215,7 +215,7 @@ def test_a_decision_that_cannot_be_read_hides_none_of_the_others(bench: Operator
     assert "version 2" not in bench.said()
 
 
-def test_decisions_behind_a_transaction_that_is_open_are_told_to_be_missing(bench: OperatorBench) -> None:
+def test_decisions_behind_an_open_transaction_are_announced(bench: OperatorBench) -> None:
     """Bug: the decision before it was shown as the last, committed, while the query went on."""
     batch_start = bench.driver.begin()
     bench.operator.show(PREFIX)
@@ -256,7 +256,7 @@ def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench,
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
-def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(bench: OperatorBench) -> None:
+def test_finish_is_refused_if_topic_has_no_decision(bench: OperatorBench) -> None:
     """Bug: rows of a decided batch were aborted, and it was called undecided: the decision was in another topic."""
     bench.decide(0)
     others = other_topic("others")
@@ -272,7 +272,7 @@ def test_what_is_open_is_not_finished_by_a_topic_in_which_nothing_was_decided(be
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
-def test_finish_does_not_wait_for_a_decision_that_its_driver_died_in(bench: OperatorBench) -> None:
+def test_finish_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
     """It would do so for as long as that driver's transaction may last, and then refuse all the same."""
     batch_start = bench.batch(0)[0].batch_start
     bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
@@ -313,7 +313,7 @@ def test_another_prefix_is_left_alone(bench: OperatorBench) -> None:
     assert [bench.state(each.transactional_id) for each in (other, longer)] == ["Ongoing"] * 2
 
 
-def test_a_lost_batch_is_said_at_every_start_until_it_is_accepted(bench: OperatorBench) -> None:
+def test_lost_batch_is_an_error_until_accepted(bench: OperatorBench) -> None:
     outcomes = bench.decide(0)
     lost = outcomes[1].written
     assert lost is not None
@@ -351,7 +351,7 @@ def test_changed_batch_is_written_beside_the_first_one_after_forget(bench: Opera
 
 
 @pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
-def test_a_batch_is_not_closed_while_rows_of_it_may_still_be_committed(bench: OperatorBench, error_code: int) -> None:
+def test_accept_is_refused_while_rows_may_be_committed(bench: OperatorBench, error_code: int) -> None:
     bench.decide(0)
 
     def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
@@ -371,7 +371,7 @@ def test_a_batch_is_not_closed_while_rows_of_it_may_still_be_committed(bench: Op
     assert "22:13:20+00:00: committed.\n" in bench.said()
 
 
-def test_a_batch_is_not_closed_while_a_coordinator_lets_nobody_in(
+def test_accept_is_refused_while_a_coordinator_refuses_logins(
     bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: it was closed, and the next start aborted what is there, which could have been committed."""
@@ -411,9 +411,7 @@ def test_a_forgotten_prefix_is_free_for_another_query(bench: OperatorBench) -> N
     assert "No decision of orders in __spark_kafka_sink_decisions." in bench.said()
 
 
-def test_a_batch_that_is_decided_while_its_prefix_is_forgotten_is_not_lost(
-    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_decided_during_forget_is_not_lost(bench: OperatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.driver.commit(bench.batch(5))
     take_over = bench.operator._fenced
 
@@ -428,15 +426,13 @@ def test_a_batch_that_is_decided_while_its_prefix_is_forgotten_is_not_lost(
     assert sorted(bench.values()) == ["row 5.0", "row 5.1", "row 6.0", "row 6.1"]
 
 
-def test_what_is_open_under_a_prefix_is_aborted_before_it_is_free(bench: OperatorBench) -> None:
+def test_forget_aborts_open_transactions_first(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.operator.forget(PREFIX)
     assert (bench.state("orders/0"), bench.state("orders/1")) == ("CompleteAbort", "CompleteAbort")
 
 
-def test_a_prefix_whose_last_decision_could_not_be_taken_away_is_not_called_free(
-    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forget_fails_if_decision_cannot_be_removed(bench: OperatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.driver.commit(bench.batch(0))
     take_over = bench.operator._fenced
 
@@ -451,9 +447,7 @@ def test_a_prefix_whose_last_decision_could_not_be_taken_away_is_not_called_free
     assert "is free" not in bench.said()
 
 
-def test_the_batch_to_accept_is_the_last_one_once_nobody_can_decide_another(
-    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accept_fences_drivers_before_reading_the_batch(bench: OperatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.decide(5)
     take_over = bench.operator._fenced
 
@@ -475,16 +469,14 @@ def test_of_a_prefix_its_own_transactions_alone_are_listed() -> None:
     assert sorted(line.split()[0] for line in lines if "/" in line) == ["a.b/0", "a.b/driver"]
 
 
-def test_a_transaction_that_is_forgotten_while_it_is_listed_is_left_out(
-    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transaction_forgotten_during_list_is_left_out(bench: OperatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.open("orders/0")
     monkeypatch.setattr(type(bench.coordinator.transactions), "describe_transactions", lambda *_: {"orders/0": None})
     bench.operator.show(PREFIX)
     assert "No transaction is open." in bench.said()
 
 
-def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorBench) -> None:
+def test_markers_before_forget_do_not_hide_a_loss(bench: OperatorBench) -> None:
     for batch_id in range(3):
         bench.driver.commit(bench.batch(batch_id))
     bench.operator.forget(PREFIX)
@@ -495,7 +487,7 @@ def test_a_forgotten_lifes_markers_hide_no_loss_in_the_next_one(bench: OperatorB
         bench.driver.begin()
 
 
-def test_a_driver_that_goes_on_late_is_told_of_its_successor_and_of_no_loss(bench: OperatorBench) -> None:
+def test_late_driver_is_fenced_and_reports_no_loss(bench: OperatorBench) -> None:
     outcomes = bench.decide(0)
     decided = bench.cluster_of_driver.last_decision()
     assert decided is not None
@@ -505,7 +497,7 @@ def test_a_driver_that_goes_on_late_is_told_of_its_successor_and_of_no_loss(benc
     assert len(bench.values()) == 2 * len(outcomes)
 
 
-def test_a_timeout_beyond_the_clusters_maximum_is_told_at_the_start() -> None:
+def test_timeout_beyond_cluster_maximum_is_refused_at_start() -> None:
     bench = CoordinatorBench()
     bench.cluster.transactions.max_timeout_ms = 600_000
     driver = ExactlyOnceDriver(PREFIX, KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX), lambda: WALL_MS)
@@ -513,7 +505,7 @@ def test_a_timeout_beyond_the_clusters_maximum_is_told_at_the_start() -> None:
         driver.begin()
 
 
-def test_the_decision_topic_is_compacted_and_a_refusal_says_how_to_make_it() -> None:
+def test_decision_topic_is_compacted_or_refusal_says_how() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(29))
     with pytest.raises(
@@ -527,7 +519,7 @@ def test_the_decision_topic_is_compacted_and_a_refusal_says_how_to_make_it() -> 
     assert 1 << 20 < int(configs["max.message.bytes"]) < int(configs["segment.bytes"])
 
 
-def test_a_decision_too_large_for_its_topic_says_of_what_and_what_to_change(bench: OperatorBench) -> None:
+def test_too_large_decision_says_what_to_change(bench: OperatorBench) -> None:
     outcomes = bench.batch(4)
     bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(10))
     text = r"Batch 4 .*prefix='orders' is not decided.* 2 tasks .*decision\.topic=__.*Raise max\.message\.bytes.*fewer"
@@ -536,7 +528,7 @@ def test_a_decision_too_large_for_its_topic_says_of_what_and_what_to_change(benc
     assert bench.values() == []
 
 
-def test_a_losing_attempt_that_has_written_nothing_yet_is_fenced_by_the_commit() -> None:
+def test_commit_fences_a_losing_attempt_without_rows() -> None:
     bench = OperatorBench()
     outcomes = bench.batch(0)
     loser = bench.raw.begin(task_id(PREFIX, 1, 1))
@@ -559,9 +551,7 @@ def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBen
 
 
 @pytest.mark.parametrize("command", ["finish", "accept"])
-def test_a_write_without_a_prefix_leaves_no_decision_where_an_operator_finishes_it(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finish_of_a_write_without_prefix_leaves_no_decision(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: nobody comes back to such a prefix, and its decision stayed in the topic, and in the list, for ever."""
     prefix = pool_name(3)
     monkeypatch.setitem(globals(), "PREFIX", prefix)
@@ -600,13 +590,11 @@ def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])
-def test_an_empty_prefix_is_not_taken_for_typed_where_nobody_is_asked(
-    monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_empty_prefix_is_refused_without_a_question(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it connects"))
     out = io.StringIO()
     assert main([command, "--prefix", "", "--bootstrap-servers", "h:9092"], out, lambda _: "") == 1
-    assert out.getvalue().startswith("ConfigError: transactional.id.prefix='': 1 to 200 printable characters")
+    assert out.getvalue().startswith("ConfigError: transactional.id.prefix='' must have 1 to 200 printable characters")
 
 
 @pytest.mark.parametrize("command", ["finish", "abort", "forget"])
@@ -663,7 +651,7 @@ def test_the_querys_file_is_read_as_the_job_reads_it(tmp_path: Path, monkeypatch
     assert "secret-word" not in out.getvalue()
 
 
-def test_a_line_of_the_querys_file_that_is_none_is_told_by_its_number(tmp_path: Path) -> None:
+def test_malformed_line_of_properties_is_named_by_number(tmp_path: Path) -> None:
     (tmp_path / "p").write_text("kafka.bootstrap.servers=h1:9093\nsecret-word\n")
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
@@ -671,9 +659,7 @@ def test_a_line_of_the_querys_file_that_is_none_is_told_by_its_number(tmp_path: 
     assert "secret-word" not in out.getvalue()
 
 
-def test_the_decision_topic_comes_from_the_querys_file_or_from_the_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decision_topic_comes_from_file_or_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p").write_text("Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n")  # as the query may have them
     bench = OperatorBench()
     monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
@@ -734,7 +720,7 @@ def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> No
     )  # what a task looks at
 
 
-def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: OperatorBench) -> None:
+def test_decided_batch_is_not_aborted(bench: OperatorBench) -> None:
     outcomes = bench.decide(0)
     assert not bench.driver.abort(outcomes[0].batch_start, outcomes)
     bench.driver.begin()
@@ -744,7 +730,7 @@ def test_a_batch_that_is_decided_is_left_alone_and_not_called_aborted(bench: Ope
 @pytest.mark.parametrize("topic", ["mine", "-mine", "my decisions", CONFIG.decision_topic])
 @pytest.mark.parametrize("prefix", [PREFIX, "a b", "it's", "-x", "$HOME;", "orders."])
 @pytest.mark.parametrize("command", ["finish", "accept", "forget"])
-def test_the_command_that_an_error_names_can_be_typed_as_it_stands(command: str, prefix: str, topic: str) -> None:
+def test_command_of_an_error_can_be_typed(command: str, prefix: str, topic: str) -> None:
     """Bug: a prefix with a blank or a quote was another one, or none, to the shell; and the full stop of the sentence,
     or its colon, stood behind the prefix as if it were part of it.
     """
@@ -757,9 +743,7 @@ def test_the_command_that_an_error_names_can_be_typed_as_it_stands(command: str,
 
 
 @pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
-def test_a_cluster_that_allows_short_transactions_alone_lets_the_operator_in(
-    bench: OperatorBench, command: str
-) -> None:
+def test_operator_works_where_only_short_timeouts_are_allowed(bench: OperatorBench, command: str) -> None:
     """Bug: it asked whether tasks, of which it has none, may take the 15 minutes of the default, and was refused."""
     if command in {"finish", "accept"}:
         bench.decide(0)
@@ -794,9 +778,7 @@ def with_checksum(content: dict[str, object]) -> bytes:
     ],
     ids=str,
 )
-def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
-    bench: OperatorBench, changed: dict[str, object]
-) -> None:
+def test_damaged_record_is_shown_safely_beside_others(bench: OperatorBench, changed: dict[str, object]) -> None:
     """Bug: a time beyond any calendar ended the list; a query id cleared the screen."""
     bench.driver.commit(bench.batch(0))
     content: dict[str, object] = json.loads(Decision(0, "q", WALL_MS, 1, 2, (), is_finished=True).to_bytes())
@@ -811,7 +793,7 @@ def test_record_of_any_content_hides_no_other_and_steers_no_terminal(
     assert said.replace("\n", "").isprintable()
 
 
-def test_first_use_with_a_time_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
+def test_first_use_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
     """Bug: it ended the list."""
     bench.driver.commit(bench.batch(0))
     written_by_a_stranger(bench, first_use_key(b"evil"), FirstUse(10**18, 16, 1).to_bytes())
@@ -849,7 +831,7 @@ def test_prefix_without_a_decision_is_shown_with_its_first_use(bench: OperatorBe
     assert "no decision yet" not in bench.said()
 
 
-def test_lost_decision_topic_is_an_error_until_the_prefix_is_adopted(bench: OperatorBench) -> None:
+def test_lost_decision_topic_is_an_error_until_adopted(bench: OperatorBench) -> None:
     bench.driver.commit(bench.batch(0))
     bench.cluster.delete_topic(CONFIG.decision_topic)
     bench.cluster.create_topic(CONFIG.decision_topic, 16, configs={"cleanup.policy": "compact"})
@@ -871,7 +853,7 @@ def test_freed_prefix_begins_at_any_batch_and_is_not_lost(bench: OperatorBench) 
     assert (batch_start.last_batch_id, batch_start.is_written_already(2, "another")) == (None, False)
 
 
-def test_prefix_that_an_older_release_freed_is_an_error_until_adopted(bench: OperatorBench) -> None:
+def test_prefix_freed_by_older_release_is_an_error_until_adopted(bench: OperatorBench) -> None:
     """That release wrote a tombstone and no first-use record."""
     driver = bench.raw.begin("orders/driver")
     place = bench.cluster_of_driver.place

@@ -61,9 +61,7 @@ def outcome(driver: ExactlyOnceDriver, partition: int) -> TaskOutcome:
         ({"partition": 0}, r"Two tasks wrote one partition: \[0, 0\]"),
     ],
 )
-def test_tasks_that_are_not_those_of_one_batch_are_not_decided_on(
-    driver: ExactlyOnceDriver, changed: dict[str, Any], text: str
-) -> None:
+def test_tasks_of_two_batches_are_not_decided(driver: ExactlyOnceDriver, changed: dict[str, Any], text: str) -> None:
     first = outcome(driver, 0)
     second = replace(first, partition=1)
     with pytest.raises(IllegalStateError, match=text):
@@ -78,7 +76,7 @@ def test_tasks_of_two_starts_are_not_decided(driver: ExactlyOnceDriver) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 1])
-def test_first_batch_without_rows_leaves_a_decision_and_later_ones_none(version: int) -> None:
+def test_only_the_first_empty_batch_is_decided(version: int) -> None:
     """A later batch would else be the first one that the decision topic hears of."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
@@ -109,7 +107,7 @@ def test_batch_write_without_rows_leaves_no_decision(driver: ExactlyOnceDriver) 
 
 
 @pytest.mark.parametrize(("age_ms", "is_decided"), [(47_000, True), (49_000, False)])
-def test_a_transaction_that_has_too_little_of_its_time_left_is_not_decided_on(
+def test_too_old_transaction_is_not_decided(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, age_ms: int, is_decided: bool
 ) -> None:
     told = told_by_a_task(bench, driver.begin())
@@ -128,7 +126,7 @@ def test_a_transaction_that_has_too_little_of_its_time_left_is_not_decided_on(
     [(5, None, False), (4, None, True), (6, None, True), (5, "another's", True)],
     ids=["its own", "of the batch before", "of the batch after", "of another task"],
 )
-def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
+def test_forgotten_transaction_was_committed_if_its_marker_was(
     bench: CoordinatorBench,
     driver: ExactlyOnceDriver,
     monkeypatch: pytest.MonkeyPatch,
@@ -156,7 +154,7 @@ def test_what_a_coordinator_has_forgotten_was_committed_if_its_own_marker_was(
 
 
 @pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
-def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
+def test_batch_with_an_unfinished_commit_is_not_noted(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
 ) -> None:
     """Noted, no start would commit it any more, and its rows would end by timeout."""
@@ -176,7 +174,7 @@ def test_a_batch_of_which_one_commit_did_not_end_is_not_noted_as_finished(
     ("is_driver", "error_code"), [(True, 53), (False, 53), (False, 15)], ids=["the decision", "refused", "away"]
 )
 @pytest.mark.parametrize("query_id", ["q", ""], ids=["stream", "batch write"])
-def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
+def test_error_of_undecided_write_advises_no_second_write(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, query_id: str, is_driver: bool, error_code: int
 ) -> None:
     """Bug: that is another write, and its rows came beside those that were finished by their command, or by hand."""
@@ -195,7 +193,7 @@ def test_a_batch_write_that_may_be_decided_is_not_said_to_be_written_again(
     assert isinstance(caught.value.__cause__, KafkaError)
 
 
-def test_a_refusal_of_a_code_without_a_class_keeps_the_code_whatever_is_said_with_it(
+def test_error_code_without_class_is_kept_in_longer_text(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -213,7 +211,7 @@ def test_a_refusal_of_a_code_without_a_class_keeps_the_code_whatever_is_said_wit
     assert note.value.error_code == 89
 
 
-def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothing(
+def test_driver_fenced_while_writing_decides_nothing(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken_over(self: KafkaDriverCluster, *given: Any) -> None:
@@ -239,7 +237,7 @@ def test_a_driver_that_is_taken_over_while_it_writes_its_decision_decides_nothin
     ],
     ids=["fenced", "forgotten", "timed out", "not authorized"],
 )
-def test_a_decision_whose_commit_is_refused_is_told_of_by_what_is_known_of_it(
+def test_refused_decision_commit_says_what_is_known(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, kind: type[KafkaError], text: str
 ) -> None:
     told = told_by_a_task(bench, driver.begin())
@@ -261,7 +259,7 @@ def test_transactions_of_other_prefixes_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 1])
-def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_too(version: int) -> None:
+def test_transaction_of_attempt_with_same_id_is_aborted(version: int) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -274,7 +272,7 @@ def test_where_another_attempt_has_taken_a_tasks_id_its_transaction_is_aborted_t
 
 
 @pytest.mark.parametrize("version", [2, 1])
-def test_a_task_whose_transaction_was_aborted_meanwhile_is_not_decided_on(version: int) -> None:
+def test_task_with_aborted_transaction_is_not_decided(version: int) -> None:
     """Under version 1 of transactions its epoch is what the task left: decided, its rows would be lost."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
@@ -289,9 +287,7 @@ def test_a_task_whose_transaction_was_aborted_meanwhile_is_not_decided_on(versio
 
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("step", ["begin", "abort"])
-def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that_to_its_successor(
-    step: str, version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_fenced_while_listing_aborts_nothing(step: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     batch_start = driver.begin()
@@ -311,9 +307,7 @@ def test_a_driver_that_is_taken_over_while_it_looks_for_what_is_open_leaves_that
 
 
 @pytest.mark.parametrize("version", [2, 1])
-def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborted_with_the_batchs_note(
-    version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_attempt_is_aborted_after_commit(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: it was left out as the task's own, and stayed open until its timeout where the attempt died."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
@@ -329,7 +323,7 @@ def test_what_a_late_attempt_begins_under_a_tasks_id_behind_its_commit_is_aborte
     assert bench.state("P/0") == "CompleteAbort"
 
 
-def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_aborted(
+def test_batch_decided_while_it_is_fenced_is_not_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bug: under version 1 the fence is no end of the driver's transaction, and what was decided was lost. Spark calls
@@ -355,7 +349,7 @@ def test_a_batch_that_another_process_decides_while_this_one_fences_it_is_not_ab
 
 
 @pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
-def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
+def test_failed_abort_is_logged_and_returns_false(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture, error_code: int
 ) -> None:
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
@@ -369,7 +363,7 @@ def test_what_could_not_be_aborted_is_warned_of_and_not_called_aborted(
     assert "stays open" not in caplog.text
 
 
-def test_a_transaction_that_is_forgotten_while_it_is_looked_at_is_no_matter(
+def test_transaction_forgotten_during_describe_is_ignored(
     driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaDriverCluster, "list_ids", lambda *_: ["P/9"])
@@ -383,9 +377,7 @@ def test_what_was_known_before_another_epoch_is_read_again(bench: CoordinatorBen
 
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("what", ["write_decision", "list_ids"])
-def test_a_batch_of_which_the_note_alone_fails_is_called_committed(
-    version: int, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_note_says_that_batch_is_committed(version: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = CoordinatorBench(version=version)
     one = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
     batch_start = one.begin()
@@ -441,9 +433,7 @@ def skipped(batch_start: BatchStart, rows: int, fingerprint: int) -> list[TaskOu
         (3, 12, None, "for topic='orders', and now it comes for the topics that its rows name"),
     ],
 )
-def test_batch_with_a_known_number_is_skipped_only_with_its_rows(
-    rows: int, fingerprint: int, topic: str | None, what: str
-) -> None:
+def test_decided_batch_is_skipped_only_with_its_rows(rows: int, fingerprint: int, topic: str | None, what: str) -> None:
     bench = CoordinatorBench()
     batch_start = decided(bench, "orders", 12)
     driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic=topic)
@@ -459,7 +449,7 @@ def test_batch_with_a_known_number_is_skipped_only_with_its_rows(
 
 
 @pytest.mark.parametrize("rows", [3, 5])
-def test_decision_of_version_1_is_compared_by_its_number_of_rows(rows: int) -> None:
+def test_version_1_decision_is_compared_by_row_count(rows: int) -> None:
     bench = CoordinatorBench()
     batch_start = decided(bench, None, None)
     driver = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0, topic="orders")

@@ -42,9 +42,7 @@ def driver(bench: CoordinatorBench) -> ExactlyOnceDriver:
 # ---- what was decided last -------------------------------------------------------------------------------------------
 
 
-def test_who_goes_on_and_does_not_know_what_was_decided_last_reads_it(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver
-) -> None:
+def test_begin_without_known_decision_reads_it(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     """Taken for none, a batch that was written would be written again."""
     next_ = driver.commit([told_by_a_task(bench, driver.begin())]).driver
     assert next_ is not None
@@ -59,9 +57,7 @@ def test_next_batch_start_names_the_last_decision(bench: CoordinatorBench, drive
     assert (batch_start.last_batch_id, batch_start.last_query_id, batch_start.last_rows) == (4, "another", 1)
 
 
-def test_who_goes_on_and_knows_what_was_decided_last_does_not_read_it(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver
-) -> None:
+def test_begin_with_known_decision_does_not_read_it(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     decision, _, next_ = driver.commit([told_by_a_task(bench, driver.begin())])
     assert next_ is not None
     bench.cluster.requests.clear()
@@ -72,9 +68,7 @@ def test_who_goes_on_and_knows_what_was_decided_last_does_not_read_it(
 # ---- what is not decided ---------------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_transaction_its_coordinator_has_forgotten_is_not_decided_on(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver
-) -> None:
+def test_task_with_forgotten_transaction_is_not_decided(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     told = told_by_a_task(bench, driver.begin())
     del bench.cluster.transactions.transactions["P/0"]
     with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .* of partition 0 is unknown\. "):
@@ -98,9 +92,7 @@ def test_a_driver_that_its_coordinator_has_forgotten_decides_nothing(
 
 
 @each_version
-def test_a_driver_whose_successor_writes_a_decision_already_asks_for_no_end(
-    version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_with_deciding_successor_ends_nothing(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def taken_over(self: KafkaDriverCluster, *given: Any) -> None:
         write(self, *given)
         bench.raw.write(driver_of(bench, "P").begin().driver, PLACE, "another decision")
@@ -121,7 +113,7 @@ def test_a_driver_whose_successor_writes_a_decision_already_asks_for_no_end(
 
 @pytest.mark.parametrize("is_marked", [True, False])
 @pytest.mark.parametrize("error_code", [48, 49, 90], ids=["another state", "forgotten", "another epoch"])
-def test_a_commit_that_comes_too_late_counts_if_the_tasks_marker_was_committed(
+def test_late_commit_counts_if_marker_was_committed(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, is_marked: bool
 ) -> None:
     told = told_by_a_task(bench, driver.begin())
@@ -139,9 +131,7 @@ def test_a_commit_that_comes_too_late_counts_if_the_tasks_marker_was_committed(
 
 
 @pytest.mark.parametrize(("topic", "flag"), [("mine", " --decision-topic=mine"), (CONFIG.decision_topic, "")])
-def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_the_default(
-    bench: CoordinatorBench, topic: str, flag: str
-) -> None:
+def test_commands_in_errors_name_another_decision_topic(bench: CoordinatorBench, topic: str, flag: str) -> None:
     """Bug: typed as they stood, they found nothing decided, and aborted what was."""
     cluster = KafkaDriverCluster(bench.coordinator, replace(CONFIG, decision_topic=topic), "P")
     driver = ExactlyOnceDriver("P", cluster, lambda: 0)
@@ -157,7 +147,7 @@ def test_the_commands_that_errors_name_have_the_decision_topic_where_it_is_not_t
 
 @pytest.mark.parametrize("what", ["markers", "describe"])
 @pytest.mark.parametrize("kind", [KafkaTimeoutError, SslAuthenticationError])
-def test_a_decided_batch_whose_markers_cannot_be_read_is_said_to_be_decided(
+def test_unreadable_markers_error_says_batch_is_decided(
     bench: CoordinatorBench,
     driver: ExactlyOnceDriver,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,7 +171,7 @@ def test_a_decided_batch_whose_markers_cannot_be_read_is_said_to_be_decided(
     assert str(caught.value.__cause__) == "P/0 cannot be asked."
 
 
-def test_a_start_that_finishes_a_batch_and_cannot_note_it_says_that_it_counts(
+def test_start_with_failed_note_says_batch_is_committed(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = told_by_a_task(bench, driver.begin())
@@ -198,9 +188,7 @@ def test_a_start_that_finishes_a_batch_and_cannot_note_it_says_that_it_counts(
 # ---- what is aborted -------------------------------------------------------------------------------------------------
 
 
-def test_who_has_begun_and_not_written_cannot_write_once_another_driver_has_begun(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver
-) -> None:
+def test_task_without_rows_is_fenced_by_next_driver(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     late = bench.raw.begin("P/0")
     driver.begin()
     with pytest.raises(KafkaError):
@@ -219,9 +207,7 @@ def test_tasks_without_rows_are_no_matter_to_an_abort(version: int) -> None:
 
 
 @each_version
-def test_an_abort_that_comes_behind_the_decision_leaves_the_batch_to_be_finished(
-    version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abort_after_decision_leaves_the_batch(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -237,7 +223,7 @@ def test_an_abort_that_comes_behind_the_decision_leaves_the_batch_to_be_finished
     assert bench.state("P/0") == "CompleteCommit"
 
 
-def test_an_abort_of_the_note_alone_is_not_called_one_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_of_only_the_note_returns_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under version 1 the note is written in the epoch of the decision."""
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
@@ -257,7 +243,7 @@ def test_an_abort_of_the_note_alone_is_not_called_one_of_the_batch(monkeypatch: 
     assert driver.begin().last_batch_id == 4
 
 
-def test_a_driver_that_is_taken_over_while_it_aborts_leaves_the_rest_to_its_successor(
+def test_driver_fenced_while_aborting_aborts_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = CoordinatorBench(version=1)
@@ -274,7 +260,7 @@ def test_a_driver_that_is_taken_over_while_it_aborts_leaves_the_rest_to_its_succ
     assert not driver.abort(told.batch_start, [told])
 
 
-def test_an_abort_with_the_last_epoch_of_a_producer_id_ends_what_is_open() -> None:
+def test_abort_with_last_epoch_ends_open_transactions() -> None:
     """Under version 1 the driver begins anew before it looks, and then has another producer id."""
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
@@ -302,7 +288,7 @@ def test_what_its_coordinator_does_not_abort_is_asked_for_once(
 # ---- what is logged --------------------------------------------------------------------------------------------------
 
 
-def test_finished_transactions_that_a_broker_calls_empty_are_not_logged_as_open(
+def test_finished_transactions_listed_as_empty_are_not_logged(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are ended all the same: a transaction that is begun and not yet written to looks so too."""

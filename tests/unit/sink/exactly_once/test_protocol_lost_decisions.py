@@ -58,7 +58,7 @@ def test_first_driver_leaves_a_first_use_record_before_it_begins(bench: Coordina
     assert written < begun, "a driver that is known has left a record"
 
 
-def test_driver_that_died_before_its_first_init_is_followed_by_another(bench: CoordinatorBench) -> None:
+def test_driver_may_follow_one_that_died_before_init(bench: CoordinatorBench) -> None:
     bench.cluster.on(INIT, faults.fail_with(53))
     with pytest.raises(KafkaError):
         driver_of(bench, "P").begin()
@@ -78,7 +78,7 @@ def test_topic_made_again_is_an_error_before_anything_is_aborted(bench: Coordina
     assert bench.state("P/0") == "Ongoing"
 
 
-def test_missing_topic_is_not_made_for_a_prefix_that_was_used(bench: CoordinatorBench) -> None:
+def test_missing_topic_is_not_created_for_used_prefix(bench: CoordinatorBench) -> None:
     driver_of(bench, "P").begin()
     bench.cluster.delete_topic(TOPIC)
     made = len(bench.asked(CREATE))
@@ -93,7 +93,7 @@ def test_missing_topic_is_not_made_for_a_prefix_that_was_used(bench: Coordinator
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_topic_deleted_while_the_client_goes_on_is_an_error_soon(bench: CoordinatorBench, is_held: bool) -> None:
+def test_topic_deleted_between_batches_is_an_error(bench: CoordinatorBench, is_held: bool) -> None:
     """Bug: two minutes of silence, and then no word of the deletion."""
     driver = driver_of(bench, "P")
     committed = driver.commit([told_by_a_task(bench, driver.begin())])
@@ -106,7 +106,7 @@ def test_topic_deleted_while_the_client_goes_on_is_an_error_soon(bench: Coordina
     assert bench.rig.now_ms - started_ms < 15_000
 
 
-def test_topic_deleted_while_a_batch_is_written_is_an_error_soon(bench: CoordinatorBench) -> None:
+def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
     bench.cluster.delete_topic(TOPIC)
@@ -118,7 +118,7 @@ def test_topic_deleted_while_a_batch_is_written_is_an_error_soon(bench: Coordina
     assert bench.state("P/0") == "Ongoing", "nothing was decided"
 
 
-def test_topic_that_a_node_does_not_know_for_a_moment_is_waited_for(bench: CoordinatorBench) -> None:
+def test_topic_unknown_for_a_moment_is_waited_for(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.begin()
     topic = bench.cluster.topics[TOPIC]
@@ -135,7 +135,7 @@ def test_prefix_that_coordinators_have_forgotten_goes_on_after_its_decision(benc
     assert len(bench.asked(PRODUCE)) == produced, "it is no first start"
 
 
-def test_prefix_of_an_older_release_goes_on_without_a_first_use_record(bench: CoordinatorBench) -> None:
+def test_prefix_of_older_release_needs_no_first_use(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.commit([told_by_a_task(bench, driver.begin())])
     place = KafkaDriverCluster(bench.coordinator, CONFIG, "P").place
@@ -182,7 +182,7 @@ def test_abort_leaves_a_batch_alone_whose_decision_may_be_lost() -> None:
     assert bench.state("P/0") == "Ongoing"
 
 
-def test_late_attempt_with_a_pending_marker_does_not_hold_up_the_start(bench: CoordinatorBench) -> None:
+def test_pending_marker_of_late_attempt_does_not_delay_start(bench: CoordinatorBench) -> None:
     """Bug: the marker of the decided batch was waited for until the late attempt timed out."""
 
     def die(*_: object) -> None:
@@ -206,7 +206,7 @@ def test_late_attempt_with_a_pending_marker_does_not_hold_up_the_start(bench: Co
     assert bench.state("P/0") == "CompleteAbort"
 
 
-def test_record_of_a_stranger_in_place_of_a_first_use_is_an_error(bench: CoordinatorBench) -> None:
+def test_other_record_under_first_use_key_is_an_error(bench: CoordinatorBench) -> None:
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     bench.coordinator.writer.write_alone(cluster.place, first_use_key(b"P"), b"{}", bench.timer())
     with pytest.raises(KafkaError, match=f"{cluster.place}, offset 0, 'P': this is not a first-use record"):
@@ -239,7 +239,7 @@ def test_first_use_before_a_tombstone_is_found_however_far_back(bench: Coordinat
     assert first_use.is_adopted
 
 
-def test_what_a_successors_task_has_begun_is_not_aborted_as_a_late_attempt(bench: CoordinatorBench) -> None:
+def test_transaction_of_successors_task_is_not_aborted(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     batch_start = driver.begin()
     told = told_by_a_task(bench, batch_start)
@@ -261,7 +261,7 @@ def refused_topic(_: ScriptedCluster, __: Exchange, proceed: Proceed) -> Answer:
     return Answer({**values, "topics": refused})
 
 
-def test_topic_that_may_not_be_described_is_refused_with_what_to_grant(bench: CoordinatorBench) -> None:
+def test_topic_without_describe_right_names_the_grant(bench: CoordinatorBench) -> None:
     """Brokers do not say whether it is missing."""
     bench.cluster.on(ApiKey.METADATA, refused_topic, times=None)
     with pytest.raises(

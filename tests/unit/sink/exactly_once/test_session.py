@@ -96,7 +96,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Se
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
-def test_a_session_of_one_write_without_a_prefix_looks_for_no_decision(bench: SessionBench, prefix: str | None) -> None:
+def test_session_without_prefix_reads_no_decision(bench: SessionBench, prefix: str | None) -> None:
     """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
     place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
@@ -131,9 +131,7 @@ def test_batch_write_without_any_task_leaves_no_decision(bench: SessionBench) ->
     assert KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision() is None
 
 
-def test_a_batch_that_spark_runs_again_after_a_restart_is_skipped(
-    bench: SessionBench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_batch_repeated_after_restart_is_skipped(bench: SessionBench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_kafka_sink")
     bench.run(0)
     assert "skipped" not in caplog.text
@@ -162,7 +160,7 @@ def test_sink_of_another_topic_does_not_skip_the_batch(bench: SessionBench) -> N
     assert bench.values() == ["row 0", "row 1"]
 
 
-def test_a_second_call_for_a_batch_in_one_run_is_another_sink(bench: SessionBench) -> None:
+def test_second_call_for_a_batch_is_refused(bench: SessionBench) -> None:
     bench.run(0)
     with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
         bench.run(0)
@@ -178,7 +176,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
-def test_a_second_sink_of_one_batch_is_refused_whatever_its_settings(bench: SessionBench, other: SinkConfig) -> None:
+def test_second_sink_of_a_batch_is_refused(bench: SessionBench, other: SinkConfig) -> None:
     bench.run(0)
     with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
         bench.run(0, config=other)
@@ -186,7 +184,7 @@ def test_a_second_sink_of_one_batch_is_refused_whatever_its_settings(bench: Sess
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
-def test_a_second_sink_does_not_take_over_what_the_first_one_failed_with(
+def test_second_sink_is_refused_after_first_failed(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, other: SinkConfig
 ) -> None:
     def fail(*_: object) -> None:
@@ -202,7 +200,7 @@ def test_a_second_sink_does_not_take_over_what_the_first_one_failed_with(
     assert bench.values() == ["row 0"]
 
 
-def test_sinks_made_anew_and_sinks_with_other_settings_go_on_under_the_prefix(bench: SessionBench) -> None:
+def test_new_sinks_go_on_under_the_prefix(bench: SessionBench) -> None:
     bench.run(0, config=SinkConfig.from_options(OPTIONS))
     bench.run(1, config=SinkConfig.from_options(OPTIONS))
     bench.run(2, config=OTHERS["compression"])
@@ -211,7 +209,7 @@ def test_sinks_made_anew_and_sinks_with_other_settings_go_on_under_the_prefix(be
     assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
 
 
-def test_a_sink_with_other_settings_takes_the_place_of_the_connections_there_were(bench: SessionBench) -> None:
+def test_sink_with_other_settings_makes_new_connections(bench: SessionBench) -> None:
     for batch_id in range(2):
         bench.run(batch_id)
     assert bench.connections == ["made"]
@@ -233,9 +231,7 @@ def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_what_a_failed_batch_left_open_is_aborted_and_the_next_try_counts(
-    bench: SessionBench, error: type[BaseException]
-) -> None:
+def test_failed_batch_is_aborted_and_retry_counts(bench: SessionBench, error: type[BaseException]) -> None:
     def fail(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         bench.tasks(batch_start, batch_id)
         raise error
@@ -289,7 +285,7 @@ def test_a_client_that_was_not_let_in_is_made_anew(
 
 
 @pytest.mark.parametrize("is_decided", [True, False])
-def test_a_client_that_was_not_let_in_to_end_a_transaction_is_made_anew(
+def test_client_is_made_again_after_refused_end(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, is_decided: bool
 ) -> None:
     """Bug: the batch failed with another error than the refusal, the client was kept, and the next one was refused too,
@@ -338,7 +334,7 @@ def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: py
     assert bench.connections == ["made", "closed"]
 
 
-def test_a_client_that_was_not_let_in_is_let_go_of(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_is_closed_after_a_refused_login(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: of each prefix whose write was refused, what its client knew stayed for good."""
     drivers = []
 
@@ -381,7 +377,7 @@ def test_of_a_prefix_that_rests_no_settings_are_kept(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
 ) -> None:
     """Bug: of each stream they stayed for good, 20 KB, in a driver in which new checkpoints make ever new prefixes."""
-    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session(PREFIX).run(CONFIG, batch, lambda *_: [])
     session("payments")
@@ -390,9 +386,7 @@ def test_of_a_prefix_that_rests_no_settings_are_kept(
     assert len(pickle.dumps({name: value for name, value in vars(kept).items() if name != "_lock"})) < 1_000
 
 
-def test_of_many_streams_one_after_the_other_only_the_last_keep_connections(
-    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_most_recent_streams_keep_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand: after two hundred
     queries with availableNow, a table each, nothing could be opened any more.
     """
@@ -422,7 +416,7 @@ def test_batch_writes_take_no_stream_its_connections(bench: SessionBench, monkey
     assert bench.connections == ["made"] + ["made", "closed"] * 33
 
 
-def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
+def test_client_interrupted_during_abort_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> NoReturn:
@@ -439,7 +433,7 @@ def test_a_client_that_was_interrupted_while_it_aborted_is_not_used_again(
     assert bench.values() == ["row 0"]
 
 
-def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
+def test_failed_abort_is_logged_and_first_error_raised(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unreachable(*_: object) -> None:
@@ -454,7 +448,7 @@ def test_what_cannot_be_aborted_now_is_warned_of_and_the_batchs_own_error_told(
 
 
 @pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
-def test_what_may_be_decided_is_said_to_end_by_whom_it_can(
+def test_log_of_undecided_batch_says_what_ends_it(
     bench: SessionBench,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -481,7 +475,7 @@ def failing_tasks(*_: object) -> list[TaskOutcome]:
     raise IndexError("of the tasks")
 
 
-def test_where_the_decision_topic_is_not_to_be_had_that_is_told_and_the_client_closed(
+def test_missing_decision_topic_is_an_error_and_closes_client(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -496,10 +490,8 @@ def test_where_the_decision_topic_is_not_to_be_had_that_is_told_and_the_client_c
     assert bench.values() == ["row 0"]
 
 
-def test_connections_of_the_process_that_forked_are_not_this_ones_to_close(
-    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+def test_child_does_not_close_connections_of_its_parent(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "IDLE_MS", -1)
     bench.run(0)
     monkeypatch.setattr(session_module, "os", SimpleNamespace(getpid=lambda: 2**22 + 1))
     bench.run(1, "run 2")
@@ -515,7 +507,7 @@ def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBen
     assert bench.values() == ["row 0", "row 1"]
 
 
-def test_a_driver_whose_id_was_forgotten_after_it_was_taken_over_reads_what_was_decided(bench: SessionBench) -> None:
+def test_driver_with_forgotten_id_reads_the_decision(bench: SessionBench) -> None:
     bench.run(0)
     other = DriverSession(PREFIX)
     other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
@@ -525,7 +517,7 @@ def test_a_driver_whose_id_was_forgotten_after_it_was_taken_over_reads_what_was_
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
-def test_a_run_that_begins_is_the_driver_whoever_was_it_since_the_run_before(bench: SessionBench) -> None:
+def test_new_run_takes_over_from_other_drivers(bench: SessionBench) -> None:
     bench.run(0)
     Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).finish(PREFIX)
     bench.run(1, "run 2")
@@ -533,7 +525,7 @@ def test_a_run_that_begins_is_the_driver_whoever_was_it_since_the_run_before(ben
 
 
 @pytest.mark.parametrize("ids", ["kept", "forgotten"])
-def test_a_batch_of_another_driver_is_skipped_as_often_as_spark_runs_it_again(bench: SessionBench, ids: str) -> None:
+def test_batch_of_another_driver_is_skipped_each_time(bench: SessionBench, ids: str) -> None:
     bench.run(0)
     DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
     if ids == "forgotten":
@@ -559,7 +551,7 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     bench.run(0)
     session("payments")
     assert bench.connections == ["made"]
-    monkeypatch.setattr(session_module, "_IDLE_MS", -1)
+    monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session("payments").run(CONFIG, None, look_on)
     assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
@@ -573,7 +565,7 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
-def test_a_write_that_nobody_comes_back_to_leaves_no_decision_behind(bench: SessionBench, prefix: str | None) -> None:
+def test_one_off_write_leaves_no_decision(bench: SessionBench, prefix: str | None) -> None:
     names: list[str] = []
 
     def tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
@@ -600,7 +592,7 @@ def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
-def test_a_write_after_one_without_rows_comes_after_the_last_one_with_rows(bench: SessionBench) -> None:
+def test_write_after_an_empty_one_follows_last_decision(bench: SessionBench) -> None:
     def write(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         batch_ids.append(batch_id)
         return bench.tasks(batch_start, batch_id, "")
@@ -620,7 +612,7 @@ def test_a_write_without_rows_brings_back_nothing_that_was_forgotten(bench: Sess
     assert bench.values() == ["row 0", "row 0"]
 
 
-def test_a_streams_prefix_is_given_or_made_of_the_checkpoints_location() -> None:
+def test_stream_prefix_is_given_or_made_of_checkpoint() -> None:
     made = stream_prefix(CONFIG, {"checkpointLocation": "/a/b"})
     assert made == stream_prefix(CONFIG, {"checkpointlocation": "/a/b/"})
     assert made != stream_prefix(CONFIG, {"checkpointlocation": "/a/c"})
@@ -680,9 +672,7 @@ def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
 
 
 @pytest.mark.parametrize("run_id", ["run 7", None], ids=["active", "stopped"])
-def test_a_batch_of_foreach_batch_is_its_querys_and_of_the_run_under_way(
-    monkeypatch: pytest.MonkeyPatch, run_id: str | None
-) -> None:
+def test_stream_batch_has_query_run_and_checkpoint(monkeypatch: pytest.MonkeyPatch, run_id: str | None) -> None:
     query = run_id and SimpleNamespace(
         runId=lambda: SimpleNamespace(toString=lambda: run_id), resolvedCheckpointRoot=lambda: "file:/c"
     )
@@ -692,7 +682,7 @@ def test_a_batch_of_foreach_batch_is_its_querys_and_of_the_run_under_way(
     assert stream_batch(frame, 4) == StreamBatch("q", run_id, 4, "file:/c" if run_id else None)
 
 
-def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named() -> None:
+def test_unknown_query_on_spark_connect_names_the_format() -> None:
     class Remote:
         @property
         def sparkContext(self) -> object:  # noqa: N802
@@ -703,14 +693,14 @@ def test_where_spark_hides_the_query_as_over_spark_connect_the_format_is_named()
         stream_batch(frame, 0)
 
 
-def test_a_thread_of_the_users_own_in_foreach_batch_is_told_how_to_be_the_querys() -> None:
+def test_own_thread_in_foreach_batch_gets_advice() -> None:
     context = SimpleNamespace(getLocalProperty=lambda name: None)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
     with pytest.raises(ConfigError, match=r"not called by foreachBatch.*pyspark\.InheritableThread.*call write"):
         stream_batch(frame, 0)
 
 
-def test_threads_that_share_those_of_the_jvm_are_said_to_hide_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpinned_threads_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: foreachBatch had called write_batch, and the error said that it had not."""
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "False")
     context = SimpleNamespace(getLocalProperty=lambda name: None)

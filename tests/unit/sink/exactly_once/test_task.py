@@ -103,7 +103,7 @@ def test_a_task_without_rows_begins_no_transaction() -> None:
     assert bench.made == []
 
 
-def test_rows_of_a_batch_that_is_written_already_are_counted_and_dropped() -> None:
+def test_rows_of_a_written_batch_are_counted_and_dropped() -> None:
     bench = Bench(last_batch_id=4)
     bench.delivery.send("t", RecordColumns.from_rows([b"x", b"y"]))
     bench.delivery.finish()
@@ -126,7 +126,7 @@ def test_another_attempt_writes_under_an_id_of_its_own() -> None:
     assert bench.made[0].names == ["P/3.2"]
 
 
-def test_an_attempt_of_a_stage_that_is_run_again_leaves_open_what_one_of_its_number_left_before() -> None:
+def test_attempt_takes_no_id_with_an_open_transaction() -> None:
     bench = Bench(partition=3)
     bench.open = {"P/3", "P/3.1"}
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
@@ -158,7 +158,7 @@ def test_a_producer_whose_transaction_does_not_begin_is_closed(
     assert len(bench.made[0].closed_with) == 1
 
 
-def test_the_marker_says_which_batch_comes_next_and_whose_rows_these_are() -> None:
+def test_marker_has_next_batch_producer_and_rows() -> None:
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x", b"y"]))
     bench.delivery.finish()
@@ -170,7 +170,7 @@ def test_the_marker_says_which_batch_comes_next_and_whose_rows_these_are() -> No
     assert bench.transaction.outcome.rows == 2
 
 
-def test_a_row_that_is_not_acknowledged_fails_the_task_whose_transaction_is_aborted() -> None:
+def test_unacknowledged_row_aborts_the_transaction() -> None:
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     (producer,) = bench.made
@@ -180,7 +180,7 @@ def test_a_row_that_is_not_acknowledged_fails_the_task_whose_transaction_is_abor
     assert len(producer.closed_with) == 1
 
 
-def test_a_transaction_that_is_another_when_it_is_prepared_fails_the_task() -> None:
+def test_transaction_with_another_epoch_fails_the_task() -> None:
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     (producer,) = bench.made
@@ -195,7 +195,7 @@ def test_a_transaction_that_is_another_when_it_is_prepared_fails_the_task() -> N
     assert len(producer.closed_with) == 1
 
 
-def test_writes_without_a_prefix_share_one_producer_and_each_writes_under_its_own_name() -> None:
+def test_writes_without_prefix_share_one_producer() -> None:
     made: list[NamedProducer] = []
 
     def create(config: ProducerConfig) -> NamedProducer:
@@ -247,21 +247,19 @@ def properties(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("properties")
-def test_a_streams_task_is_named_by_batch_query_partition_and_attempt() -> None:
+def test_stream_task_has_batch_query_partition_and_attempt() -> None:
     assert streaming_task() == TaskIdentity(7, "q1", 5, 2)
 
 
 @pytest.mark.parametrize("missing", [BATCH, QUERY])
-def test_a_streams_task_that_is_not_told_all_of_it_is_refused(properties: dict[str, str], missing: str) -> None:
+def test_stream_task_without_batch_or_query_is_refused(properties: dict[str, str], missing: str) -> None:
     del properties[missing]
     with pytest.raises(IllegalStateError, match="gives this task no batch id or no query id"):
         streaming_task()
 
 
 @pytest.mark.parametrize(("last", "batch_id"), [(None, 0), (0, 1), (6, 7)])
-def test_a_batch_writes_task_comes_after_the_last_batch_of_its_prefix(
-    properties: dict[str, str], last: int | None, batch_id: int
-) -> None:
+def test_batch_task_has_the_next_batch_id(properties: dict[str, str], last: int | None, batch_id: int) -> None:
     properties.clear()
     assert batch_task(replace(BATCH_START, last_batch_id=last)) == TaskIdentity(batch_id, "", 5, 2)
 
@@ -286,7 +284,7 @@ def test_batch_writes_task_that_a_query_may_run_is_refused(
 
 
 @pytest.mark.usefixtures("properties")
-def test_a_foreach_batch_task_is_of_the_batch_that_the_driver_named() -> None:
+def test_foreach_batch_task_reports_the_drivers_batch() -> None:
     batch_start = replace(BATCH_START, last_query_id="q1")
     (report,) = write_in_transaction(CONFIG, ProducerPool(NamedProducer, FakeClock()), batch_start, 7, "q1", [])
     assert TaskOutcome.from_json(report.column("outcome")[0].as_py()) == TaskOutcome(batch_start, 7, "q1", 5, 0, None)

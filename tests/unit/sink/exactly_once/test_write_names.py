@@ -145,7 +145,7 @@ def test_writes_at_one_time_have_names_of_their_own(bench: WriteBench, write: An
 
 @WRITES
 @pytest.mark.parametrize("step", ["commit", "note"])
-def test_name_of_write_that_may_be_decided_is_not_used_again(
+def test_name_of_undecided_write_is_not_used_again(
     bench: WriteBench, write: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -170,7 +170,7 @@ def test_name_of_write_that_may_be_decided_is_not_used_again(
 
 @WRITES
 @pytest.mark.parametrize("step", ["begin", "tasks"])
-def test_name_of_write_of_which_nothing_is_left_is_used_again(
+def test_name_of_ended_write_is_used_again(
     bench: WriteBench, write: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -217,7 +217,7 @@ def test_name_that_was_given_back_comes_before_new_ones(bench: WriteBench) -> No
     assert [bench.claim(bench.another_client()).prefix for _ in range(1)] == [claims[3].prefix]
 
 
-def test_more_writes_than_the_first_names_look_at_the_next_ones(bench: WriteBench) -> None:
+def test_writes_look_at_more_names_when_all_are_taken(bench: WriteBench) -> None:
     numbers = [int(bench.claim().prefix.rpartition("-")[2]) for _ in range(WINDOW + 3)]
     assert sorted(numbers[:WINDOW]) == list(range(WINDOW))
     assert all(WINDOW <= each < 3 * WINDOW for each in numbers[WINDOW:])
@@ -245,7 +245,7 @@ def test_write_that_looked_at_the_same_moment_takes_another_name(
 
 @pytest.mark.parametrize("is_used", [False, True])
 @WRITES
-def test_write_that_stood_still_leaves_the_name_to_its_new_owner(
+def test_stalled_write_leaves_its_name_to_new_owner(
     bench: WriteBench, write: Any, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops between its look and its InitProducerId. To begin under the name would abort what the owner decided.
