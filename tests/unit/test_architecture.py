@@ -238,14 +238,3 @@ def test_a_short_file_with_one_importer_says_why() -> None:
 
 def test_the_package_has_at_most_130_modules() -> None:
     assert len(modules()) <= MOST_MODULES
-
-
-def test_the_file_map_names_every_module() -> None:
-    file_map = (PACKAGE / "ARCHITECTURE.md").read_text()
-    missing = [
-        dotted(path)
-        for path in modules()
-        if path.stem not in {"__init__", "__main__"}
-        if f"`{path.stem}`" not in file_map
-    ]
-    assert missing == []

@@ -1,7 +1,11 @@
-"""Documents: how long they may be, and that what they name is there. Not whether they are well written."""
+"""Documents: how long they may be, and that what they name is there. Not whether they are well written.
+
+`python tests/unit/test_documents.py` writes spark_kafka_sink/FILES.md again.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -16,14 +20,16 @@ from spark_kafka_sink.sink.options import PASSED_OVER
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = ROOT / "spark_kafka_sink" / "ARCHITECTURE.md"
 NOTEBOOK = ROOT / "benchmarks" / "NOTEBOOK.md"
+FILES = ROOT / "spark_kafka_sink" / "FILES.md"
 LONGEST = {
+    ARCHITECTURE: 180,
     ROOT / "README.md": 150,
     ROOT / "CHANGELOG.md": 60,
     ROOT / "CONTRIBUTING.md": 100,
     ROOT / "tests" / "README.md": 80,
     ROOT / "docs" / "performance.md": 120,
 }
-DOCUMENTS = sorted({*LONGEST, ARCHITECTURE, NOTEBOOK, ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")})
+DOCUMENTS = sorted({*LONGEST, FILES, NOTEBOOK, ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")})
 EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 FILE = re.compile(r"[\w./-]*\w\.(?:py|md|c|cfg|toml|properties)(?![\w.(])")
 MISSPELT = {"kafka.lingr.ms"}
@@ -100,3 +106,37 @@ def test_options_that_a_document_names_are_known(document: Path) -> None:
     known |= set(options._REFUSED) | {f"kafka.{name}" for name in config._JAVA_ONLY}
     named = {name for span in spans(document) for name in re.findall(r"^(kafka\.[a-z][a-z0-9.]*[a-z0-9])(?:=|$)", span)}
     assert named - known - MISSPELT == set()
+
+
+def first_sentence(path: Path) -> str:
+    """Of the module's docstring, up to the first full stop before a blank or its end."""
+    head = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
+    return re.match(r".*?(?:\.(?= [A-Z`])|$)", head)[0]  # type: ignore[index]
+
+
+def file_map() -> str:
+    lines = ["# Files", "", "One line for each file of the package: the first sentence of its docstring. Written by"]
+    lines += ["`tests/unit/test_documents.py`. How the rooms fit together: [ARCHITECTURE.md](ARCHITECTURE.md)."]
+    package = ARCHITECTURE.parent
+    for room in sorted({path.parent for path in package.rglob("*.py")}):
+        modules = [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
+        lines += ["", f"## {room.relative_to(ROOT)}/", "", first_sentence(room / "__init__.py"), ""]
+        lines += ["| file | what it is |", "|---|---|"] if modules else []
+        lines += [f"| `{path.name}` | {first_sentence(path).replace('|', chr(92) + '|')} |" for path in modules]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def test_the_file_map_has_the_first_sentence_of_each_module() -> None:
+    assert FILES.read_text() == file_map(), "stale: python tests/unit/test_documents.py"
+
+
+def test_each_invariant_names_a_file_and_a_name_in_it() -> None:
+    body = ARCHITECTURE.read_text().split("\n## Invariants\n")[1]
+    places = re.findall(r"^  (`.*)\.$", body, re.MULTILINE)
+    assert len(places) == body.count("\n- **")
+    for name, file in re.findall(r"`([\w.]+)` in `([\w/]+\.py)`", " ".join(places)):
+        assert all(part in (ARCHITECTURE.parent / file).read_text() for part in name.split(".")), (name, file)
+
+
+if __name__ == "__main__":
+    FILES.write_text(file_map())

@@ -147,7 +147,7 @@ def test_missing_options_error_explains_table_options() -> None:
         ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "
     ) as error:
         KafkaSinkDataSource({}).writer(schema(value=TEXT), False)
-    assert "TEMPORARY VIEW. Keep private keys out of a view's OPTIONS, because Spark records them" in str(error.value)
+    assert "TEMPORARY VIEW. Do not put private keys into a view's OPTIONS, because Spark records" in str(error.value)
 
 
 def test_columns_that_are_not_written_may_be_anything() -> None:

@@ -143,7 +143,15 @@ def test_exactly_once_sets_timeout_and_decision_topic() -> None:
     assert parse().producer.transaction_timeout_ms == 60_000
 
 
-@pytest.mark.parametrize("key", ["transactional.id.prefix", "decision.topic"])
+def test_a_write_is_outside_queries_only_if_the_option_says_so() -> None:
+    given = {"delivery.guarantee": "exactly-once"}
+    assert not parse(**given).is_outside_queries
+    assert parse(**given, **{"write.outside.queries": "true"}).is_outside_queries
+    with pytest.raises(ConfigError, match=r"write\.outside\.queries must be true or false"):
+        parse(**given, **{"write.outside.queries": "perhaps"})
+
+
+@pytest.mark.parametrize("key", ["transactional.id.prefix", "decision.topic", "write.outside.queries"])
 def test_an_option_of_exactly_once_alone_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key} belongs to delivery.guarantee=exactly-once: set that too"):
         parse(**{key: "x"})
