@@ -75,7 +75,8 @@ def by_partition(found: Any) -> dict[int, list[str]]:
         assert isinstance(each, PartitionRecords)
         offsets = [record.offset for record in each.records]
         assert offsets == sorted(offsets)
-        values.setdefault(each.topic_partition.partition, []).extend(record.value.decode() for record in each.records)
+        texts = [(record.value or b"").decode() for record in each.records]
+        values.setdefault(each.topic_partition.partition, []).extend(texts)
     return values
 
 

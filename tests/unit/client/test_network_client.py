@@ -305,6 +305,10 @@ def test_unrequested_response_closes_the_connection(rig: ClientRig, caplog: pyte
     assert "no request was in flight" in str(rig.metadata.connection_failure)
 
 
+EMPTY: dict[int, bool] = {}
+"""Raises KeyError at any access."""
+
+
 # ---- disconnections and time-outs ----------------------------------------------------------------------------------
 
 
@@ -317,7 +321,7 @@ def test_unexpected_exception_on_one_answer_costs_that_node_only(
         rig.connect(node_id)
     real = network_client.client_throttle_ms
     monkeypatch.setattr(
-        network_client, "client_throttle_ms", lambda key, body: real(key, body) if body.producer_id > 1000 else {}[1]
+        network_client, "client_throttle_ms", lambda key, body: real(key, body) if body.producer_id > 1000 else EMPTY[1]
     )
     bad, good = rig.send(0, ASK), rig.send(1, ASK)
     by_request = {each.request: each for each in rig.poll_until(lambda: not rig.client.has_in_flight_requests())}
@@ -346,7 +350,7 @@ def test_unexpected_exception_on_metadata_is_a_failed_update_and_asked_again(mon
 def test_unexpected_exception_at_connecting_counts_as_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = ClientRig(1)
     rig.await_metadata()
-    monkeypatch.setattr(rig.selector, "connect", lambda *_: {}[1])
+    monkeypatch.setattr(rig.selector, "connect", lambda *_: EMPTY[1])
     assert not rig.client.ready(rig.node(0), rig.now_ms)
     assert rig.client.connection_failed(rig.node(0))
 
@@ -725,16 +729,16 @@ def test_least_loaded_prefers_the_oldest_attempt() -> None:
         rig.states.disconnected(str(node_id), rig.now_ms)
         rig.clock.advance(10)
     rig.clock.advance(5_000)
-    for node_id in list(rig.selector.connection_ids):
-        rig.selector.close(node_id)
+    for connection_id in list(rig.selector.connection_ids):
+        rig.selector.close(connection_id)
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
 
 
 def test_least_loaded_skips_nodes_in_backoff() -> None:
     rig = ClientRig(2)
     rig.await_metadata()
-    for node_id in list(rig.selector.connection_ids):
-        rig.client.disconnect(node_id)
+    for connection_id in list(rig.selector.connection_ids):
+        rig.client.disconnect(connection_id)
     for node_id in (0, 1):
         assert rig.client.least_loaded_node(rig.now_ms) is not None
         rig.states.connecting(str(node_id), "broker", 1, rig.now_ms)

@@ -11,9 +11,9 @@ import pytest
 
 from spark_kafka_sink.common import config as config_module
 from spark_kafka_sink.common import security as security_module
-from spark_kafka_sink.common.config import _JAVA_ONLY, INT_MAX, ProducerConfig, describe_options
+from spark_kafka_sink.common.config import _JAVA_ONLY, ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.options import table_of
+from spark_kafka_sink.common.options import INT_MAX, table_of
 from spark_kafka_sink.common.security import SecurityConfig
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}

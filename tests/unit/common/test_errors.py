@@ -110,7 +110,7 @@ def test_what_kafka_retries_we_retry() -> None:
     judge.
     """
     ours = {each.error_code: each.retriable for each in classes() if each.error_code is not None}
-    theirs = {code.value: code.retriable for code in ErrorCode}
+    theirs = {int(code.value): code.retriable for code in ErrorCode}
     assert {code for code, retriable in ours.items() if retriable != theirs[code]} == set()
 
 

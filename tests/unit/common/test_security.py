@@ -337,13 +337,16 @@ def test_a_token_endpoint_with_a_usual_host_is_taken(host: str) -> None:
 @pytest.mark.parametrize("mechanism", list(security._LOGIN_MODULES))
 def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) -> None:
     """Bug: AWS_MSK_IAM sent its token over SASL_PLAINTEXT."""
-    settings = {
+    needed: dict[str, dict[str, Any]] = {
         "PLAIN": {"sasl_jaas_config": PLAIN},
         "OAUTHBEARER": {"sasl_oauthbearer_token_provider": token},
         "GSSAPI": {"sasl_kerberos_service_name": "kafka"},
         "AWS_MSK_IAM": {},
-    }.get(mechanism, {"sasl_jaas_config": SCRAM})
-    settings |= {"sasl_mechanism": mechanism, "security_protocol": "SASL_PLAINTEXT"}
+    }
+    settings = needed.get(mechanism, {"sasl_jaas_config": SCRAM}) | {
+        "sasl_mechanism": mechanism,
+        "security_protocol": "SASL_PLAINTEXT",
+    }
     config(**settings, sasl_allow_cleartext_credentials="true")
     if mechanism in {"SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"}:
         config(**settings)
@@ -468,7 +471,7 @@ def test_java_only_setting_is_refused_and_its_value_not_shown(key: str) -> None:
 
 
 def test_token_function_is_not_shown() -> None:
-    given = functools.partial(dict, client_secret="hunter2")
+    given: Any = functools.partial(dict, client_secret="hunter2")
     made = config(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=given)
     assert "hunter2" not in repr(made) + str(made.canonical())
     with pytest.raises(ConfigError, match=r"token\.provider=\*\*\* must be a Python function"):
@@ -499,12 +502,13 @@ def test_a_function_is_the_same_one_after_it_was_pickled() -> None:
         "sasl_oauthbearer_token_provider": lambda: ("token", 1),
     }
     made = config(**given)
-    carried = cloudpickle.loads(cloudpickle.dumps(made))
-    assert carried.sasl_oauthbearer_token_provider.call is not made.sasl_oauthbearer_token_provider.call
+    function: Any = made.sasl_oauthbearer_token_provider
+    carried = cloudpickle.loads(cloudpickle.dumps(made))  # type: ignore[no-untyped-call]
+    assert carried.sasl_oauthbearer_token_provider.call is not function.call
     assert carried.canonical() == made.canonical()
     assert hash(carried.canonical()) == hash(made.canonical())
     assert carried.sasl_oauthbearer_token_provider() == ("token", 1)
-    again = config(**{**given, "sasl_oauthbearer_token_provider": made.sasl_oauthbearer_token_provider})
+    again = config(**{**given, "sasl_oauthbearer_token_provider": function})
     assert again.canonical() == made.canonical()
 
 

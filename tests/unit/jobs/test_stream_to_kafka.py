@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +24,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.options import SinkConfig, _warn_once
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -102,7 +103,7 @@ def test_a_schema_is_ddl_or_a_file_of_ddl_or_of_json(tmp_path: Path) -> None:
     )
     assert source_schema("a INT") == "a INT"
     assert source_schema(str(ddl)) == "a INT, b STRING"
-    assert source_schema(str(as_json)).simpleString() == "struct<a:int>"  # type: ignore[union-attr]
+    assert source_schema(str(as_json)).simpleString() == "struct<a:int>"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_json_that_is_no_schema_is_a_wrong_setting_not_a_stack_trace(text: str) 
         source_schema(text)
 
 
-def progress(batch_id: int, rows: int, ms: int) -> SimpleNamespace:
+def progress(batch_id: int, rows: int, ms: int) -> Any:
     return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms, timestamp=f"of {batch_id}")
 
 
@@ -231,7 +232,7 @@ def test_a_query_that_failed_as_it_was_asked_to_stop_is_no_success() -> None:
 
 def test_a_batch_that_takes_longer_than_the_grace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1_000))
-    monkeypatch.setattr(stream_to_kafka.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     query = FakeQuery(looks=500)
     query.error = StreamingQueryException("interrupted")
     followed(query, is_asked=True, grace_s=20)

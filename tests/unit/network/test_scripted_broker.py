@@ -272,7 +272,9 @@ def test_producer_ids_are_new_and_transactional_ones_bump(cluster: ScriptedClust
     assert ask(cluster, stale).error_code == ErrorCode.producer_fenced
     cluster.coordinators["txn"] = 1
     assert ask(cluster, InitProducerIdRequest("txn", 1000)).error_code == ErrorCode.not_coordinator
-    assert coordinator_of(ask(cluster, FindCoordinatorRequest("txn", 1)), "txn").node_id == 1
+    coordinator = coordinator_of(ask(cluster, FindCoordinatorRequest("txn", 1)), "txn")
+    assert coordinator is not None
+    assert coordinator.node_id == 1
 
 
 def test_versions_it_does_not_speak_end_the_connection_but_for_api_versions(cluster: ScriptedCluster) -> None:

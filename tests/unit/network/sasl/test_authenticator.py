@@ -43,7 +43,7 @@ class Mechanism:
     """Answers as it was told to."""
 
     name: ClassVar[str] = "TEST"
-    is_slow = False
+    is_slow: ClassVar[bool] = False
     secrets: Sequence[Secret] = (Secret(CANARY),)
 
     def __init__(self, answers: Sequence[Answer]) -> None:
