@@ -96,12 +96,12 @@ def test_batches_are_appended_at_the_next_offset_and_read_back(cluster: Scripted
     ],
     ids=["checksum", "length", "magic", "header", "empty", "two batches"],
 )
-def test_a_bad_batch_is_refused_and_leaves_no_trace(cluster: ScriptedCluster, spoil: Any, error_code: int) -> None:
+def test_bad_batch_is_refused_without_effect(cluster: ScriptedCluster, spoil: Any, error_code: int) -> None:
     assert produce(cluster, spoil(batch(b"value"))).error_code == error_code
     assert cluster.log("t", 0).batches == []
 
 
-def test_a_batch_sent_again_gets_the_same_offset_and_is_kept_once(cluster: ScriptedCluster) -> None:
+def test_batch_sent_again_is_kept_once_at_its_offset(cluster: ScriptedCluster) -> None:
     batches = [batch(b"x", b"y", producer=(7, 0, sequence)) for sequence in range(0, 12, 2)]
     offsets = [produce(cluster, data).base_offset for data in batches]
     assert offsets == [0, 2, 4, 6, 8, 10]
@@ -136,7 +136,7 @@ def test_sequences_wrap_to_zero(cluster: ScriptedCluster) -> None:
     assert produce(cluster, batch(b"d", producer=(7, 0, 1))).error_code == 0
 
 
-def test_a_forgotten_producer_may_begin_anywhere(cluster: ScriptedCluster) -> None:
+def test_forgotten_producer_may_begin_anywhere(cluster: ScriptedCluster) -> None:
     produce(cluster, batch(b"a", producer=(7, 0, 0)))
     cluster.log("t", 0).forget_producers()
     assert produce(cluster, batch(b"b", producer=(7, 0, 50))).error_code == 0
@@ -154,18 +154,18 @@ def test_only_the_leader_appends_and_names_the_right_one(cluster: ScriptedCluste
     assert produce(cluster, batch(b"a"), partition=9).error_code == 3
 
 
-def test_the_topics_limits_hold(cluster: ScriptedCluster) -> None:
+def test_topic_limits_are_checked(cluster: ScriptedCluster) -> None:
     cluster.topics["t"].max_message_bytes = 100
     assert produce(cluster, batch(b"x" * 100)).error_code == 10
     assert produce(cluster, batch(b"x"), acks=2).error_code == 21
 
 
-def test_without_acks_there_is_no_response_but_a_failure_hangs_up(cluster: ScriptedCluster) -> None:
+def test_without_acks_only_a_failure_closes_the_connection(cluster: ScriptedCluster) -> None:
     assert produce(cluster, batch(b"a"), acks=0) is None
     assert produce(cluster, batch(b"a"), acks=0, partition=1) == "closed"
 
 
-def test_metadata_tells_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None:
+def test_metadata_has_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None:
     cluster.move_leader("t", 1, NO_LEADER)
     cluster.live_node_ids.discard(1)
     answer = ask(cluster, MetadataRequest(("t", "none", "a b")))
@@ -181,7 +181,7 @@ def test_metadata_tells_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None
     assert ask(cluster, MetadataRequest(None)).topics == ()
 
 
-def test_a_topic_is_made_only_where_both_sides_allow_it(cluster: ScriptedCluster) -> None:
+def test_topic_is_created_only_if_both_sides_allow_it(cluster: ScriptedCluster) -> None:
     ask(cluster, MetadataRequest(("new",)))
     assert "new" not in cluster.topics
     cluster.auto_create_topics, cluster.default_partitions, cluster.topic_creation_ms = True, 3, 50
@@ -192,7 +192,7 @@ def test_a_topic_is_made_only_where_both_sides_allow_it(cluster: ScriptedCluster
     assert len(ask(cluster, MetadataRequest(("new",)), now_ms=50).topics[0].partitions) == 3
 
 
-def test_a_topic_made_anew_has_another_id_and_an_empty_log(cluster: ScriptedCluster) -> None:
+def test_topic_created_again_has_another_id_and_an_empty_log(cluster: ScriptedCluster) -> None:
     produce(cluster, batch(b"a"))
     before = cluster.topics["t"].id
     cluster.delete_topic("t")
@@ -228,7 +228,7 @@ def test_fetch_gives_whole_batches_from_the_offset_on(cluster: ScriptedCluster) 
     assert fetch(0).error_code == 1
 
 
-def test_a_fetch_at_the_end_is_answered_when_its_wait_is_over(cluster: ScriptedCluster) -> None:
+def test_fetch_at_the_end_is_answered_after_its_wait(cluster: ScriptedCluster) -> None:
     request = FetchRequest({"t": [FetchPartition(0, 0, 1000)]}, 500).build(12)
     (reply,) = cluster.handle_frame(0, b"".join(encode_request(request, 1, "c"))[4:], 0)
     assert reply.delay_ms == 500
@@ -261,7 +261,7 @@ def test_producer_ids_are_new_and_transactional_ones_bump(cluster: ScriptedClust
     assert coordinator.node_id == 1
 
 
-def test_versions_it_does_not_speak_end_the_connection_but_for_api_versions(cluster: ScriptedCluster) -> None:
+def test_unsupported_version_closes_the_connection_except_of_api_versions(cluster: ScriptedCluster) -> None:
     cluster.node_versions[0] = KAFKA_2_1
     assert ask(cluster, MetadataRequest(None), version=8) == "closed"
     answer = ask(cluster, ApiVersionsRequest("s", "1"), version=4)
@@ -271,7 +271,7 @@ def test_versions_it_does_not_speak_end_the_connection_but_for_api_versions(clus
     assert ask(cluster, ApiVersionsRequest("s", "1")).finalized_features[0].max_version_level == 2
 
 
-def test_what_is_no_request_raises(cluster: ScriptedCluster) -> None:
+def test_malformed_request_raises(cluster: ScriptedCluster) -> None:
     payload = b"".join(encode_request(MetadataRequest(None).build(12), 1, "c"))[4:]
     with pytest.raises(ValueError, match="bytes too many"):
         cluster.handle_frame(0, payload + b"?", 0)
@@ -302,7 +302,7 @@ def test_any_api_can_be_made_to_fail_once(cluster: ScriptedCluster, request_: Re
     assert code_of(ask(cluster, request_)) != 7
 
 
-def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
+def test_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
     cluster.on(3, faults.lose_request(), times=2, node_id=0, skip=1)
     answered = [ask(cluster, MetadataRequest(()), node_id=node_id) is not None for node_id in (1, 0, 1, 0, 0, 0)]
     assert answered == [True, True, True, False, False, True]
@@ -318,7 +318,7 @@ def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedClust
     ],
     ids=["lose_request", "lose_response", "close_before", "close_after"],
 )
-def test_what_is_lost_before_has_no_effect_and_after_has(
+def test_lost_request_has_no_effect_but_a_lost_response_has(
     cluster: ScriptedCluster, fault: Any, answer: object, kept: int
 ) -> None:
     cluster.on(0, fault)
@@ -326,7 +326,7 @@ def test_what_is_lost_before_has_no_effect_and_after_has(
     assert len(cluster.log("t", 0).batches) == kept
 
 
-def test_frames_are_spoilt_as_told(cluster: ScriptedCluster) -> None:
+def test_frames_are_damaged_as_scripted(cluster: ScriptedCluster) -> None:
     payload = b"".join(encode_request(MetadataRequest(()).build(12), 40, "c"))[4:]
 
     def reply() -> bytes:
