@@ -128,7 +128,7 @@ compare: measured
 microbenchmark: $(SETUP)
 	$(BIN)/python benchmarks/microbenchmark.py
 
-# What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/exactly-once.md).
+# What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/performance.md).
 exactly-once-cost: $(SETUP)
 	$(BIN)/python benchmarks/exactly_once_cost.py
 

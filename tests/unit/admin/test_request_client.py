@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
@@ -86,7 +87,6 @@ def test_future_ends_only_once(first: str, second: str) -> None:
 
 
 ASK = InitProducerIdRequest()
-INIT_PRODUCER_ID = int(ApiKey.INIT_PRODUCER_ID)
 
 
 class Bench:
@@ -158,8 +158,8 @@ def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
 # ---- how a request can fail ----------------------------------------------------------------------------------------
 
 
-def test_lost_connection_fails_the_sent_request(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.close_before())
+def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.close_before())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert isinstance(future.error, DisconnectError)
@@ -175,16 +175,16 @@ def test_failed_connection_fails_unsent_requests(bench: Bench) -> None:
     assert "broker-0" in str(future.error)
 
 
-def test_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.wrong_correlation_id())
+def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert isinstance(future.error, DisconnectError)
     assert "correlation id" in str(future.error)
 
 
-def test_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
     bench.finish(future)
     assert isinstance(future.error, KafkaTimeoutError)
@@ -268,7 +268,7 @@ def test_idle_poll_waits_at_most_the_retry_backoff(bench: Bench) -> None:
 
 def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None:
     bench.rig.connect(0)
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.client.poll(bench.timer(60_000))
     assert waited(bench, 60_000, future) == MAX_POLL_MS
@@ -277,7 +277,7 @@ def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None
 
 def test_reconnect_backoff_of_a_node_with_unsent_requests_bounds_poll(bench: Bench) -> None:
     bench.rig.connect(0)
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     bench.client.send(bench.rig.node(0), ASK)  # in flight: else the retry backoff would bound the poll
     bench.client.poll(bench.timer(0))
     down = Node(7, "broker-7", 9092)
@@ -343,17 +343,17 @@ def test_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
     assert waited(bench, 60_000, done) == 0
 
 
-def test_poll_until_a_future_ends_at_the_timer(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> None:
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     before_ms = bench.rig.now_ms
     future = bench.client.send(bench.rig.node(0), ASK)
     assert not bench.client.poll_until(future, bench.timer(2_000))
     assert bench.rig.now_ms - before_ms == 2_000
 
 
-def test_poll_raises_the_error_of_metadata(bench: Bench) -> None:
-    values = {"topics": [{"name": "t", "error_code": 29}]}
-    bench.rig.cluster.on(int(ApiKey.METADATA), faults.change(lambda answer: answer | values))
+def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
+    values = {"topics": [{"name": "t", "error_code": ErrorCode.topic_authorization_failed}]}
+    bench.rig.cluster.on(ApiKey.METADATA, faults.change(lambda answer: answer | values))
     with pytest.raises(TopicAuthorizationError, match="t"):
         bench.client.await_metadata_update(bench.timer())
 
@@ -365,7 +365,7 @@ def test_metadata_update_can_be_waited_for(bench: Bench) -> None:
     version = bench.rig.metadata.update_version
     assert bench.client.await_metadata_update(bench.timer())
     assert bench.rig.metadata.update_version == version + 1
-    bench.rig.cluster.on(int(ApiKey.METADATA), faults.lose_request())
+    bench.rig.cluster.on(ApiKey.METADATA, faults.lose_request())
     assert not bench.client.await_metadata_update(bench.timer(1_000))
 
 
@@ -378,8 +378,8 @@ def test_nodes_are_those_of_the_network_client(bench: Bench) -> None:
         bench.rig.poll()
 
 
-def test_default_timeout_is_that_of_the_client(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+def test_the_default_time_out_is_the_clients(bench: Bench) -> None:
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert f"{REQUEST_TIMEOUT_MS} ms" in str(future.error)
