@@ -107,7 +107,7 @@ def test_old_broker_gets_one_lookup_for_each_key() -> None:
 
 
 @pytest.mark.parametrize("ids", [["a"], ["a", "b"]])
-def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
+def test_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
     bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != ApiKey.FIND_COORDINATOR}
     for outcome in begin(bench, ids).values():
         assert isinstance(outcome.error, UnsupportedVersionError)
@@ -117,7 +117,7 @@ def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, id
     "error_code",
     [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress],
 )
-def test_a_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) -> None:
+def test_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(error_code), times=3)
     assert commits(bench, "g") == {"g": {PLACE: None}}
     assert [exchange.node_id for exchange in bench.asked(ApiKey.OFFSET_FETCH)] == [0]
@@ -132,7 +132,7 @@ def test_lookup_is_repeated_for_a_missing_key(bench: Bench) -> None:
     assert [lookup.request.coordinator_keys for lookup in bench.asked(ApiKey.FIND_COORDINATOR)] == [("a", "b"), ("b",)]
 
 
-def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench) -> None:
+def test_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(GroupAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which READ includes"
     with pytest.raises(GroupAuthorizationError, match=text) as caught:
@@ -140,7 +140,7 @@ def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench)
     assert "broker-" in str(caught.value)
 
 
-def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(bench: Bench) -> None:
+def test_refused_lookup_of_an_id_names_key_node_and_permission(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which WRITE includes"
     with pytest.raises(TransactionalIdAuthorizationError, match=text) as caught:
@@ -148,7 +148,7 @@ def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(be
     assert "broker-" in str(caught.value)
 
 
-def test_a_refused_lookup_has_had_no_effect(bench: Bench) -> None:
+def test_refused_lookup_has_had_no_effect(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     outcome = begin(bench, ["key"])["key"]
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
@@ -156,7 +156,7 @@ def test_a_refused_lookup_has_had_no_effect(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator])
-def test_a_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_code: int) -> None:
+def test_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_code: int) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code), node_id=0)
     bench.cluster.coordinators["id"] = 2

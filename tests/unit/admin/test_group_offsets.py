@@ -127,7 +127,7 @@ def test_partition_missing_in_a_response_is_requested_again(bench: CoordinatorBe
     assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
 
 
-def test_a_broker_of_one_group_a_request_is_understood(bench: CoordinatorBench) -> None:
+def test_broker_that_takes_one_group_per_request_is_understood(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {**KAFKA_3_0, ApiKey.OFFSET_FETCH: (0, 7)}
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}

@@ -158,7 +158,7 @@ def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
 # ---- how a request can fail ----------------------------------------------------------------------------------------
 
 
-def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
+def test_lost_connection_fails_the_sent_request(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.close_before())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
@@ -175,7 +175,7 @@ def test_failed_connection_fails_unsent_requests(bench: Bench) -> None:
     assert "broker-0" in str(future.error)
 
 
-def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
+def test_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
@@ -183,7 +183,7 @@ def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> 
     assert "correlation id" in str(future.error)
 
 
-def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
+def test_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
     bench.finish(future)
@@ -343,7 +343,7 @@ def test_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
     assert waited(bench, 60_000, done) == 0
 
 
-def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> None:
+def test_poll_until_a_future_ends_at_the_timer(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     before_ms = bench.rig.now_ms
     future = bench.client.send(bench.rig.node(0), ASK)
@@ -351,7 +351,7 @@ def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> No
     assert bench.rig.now_ms - before_ms == 2_000
 
 
-def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
+def test_poll_raises_the_error_of_metadata(bench: Bench) -> None:
     values = {"topics": [{"name": "t", "error_code": ErrorCode.topic_authorization_failed}]}
     bench.rig.cluster.on(ApiKey.METADATA, faults.change(lambda answer: answer | values))
     with pytest.raises(TopicAuthorizationError, match="t"):
@@ -378,7 +378,7 @@ def test_nodes_are_those_of_the_network_client(bench: Bench) -> None:
         bench.rig.poll()
 
 
-def test_the_default_time_out_is_the_clients(bench: Bench) -> None:
+def test_default_timeout_is_that_of_the_client(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)

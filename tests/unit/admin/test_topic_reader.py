@@ -259,7 +259,7 @@ def test_leaders_epoch_goes_with_the_request() -> None:
         ErrorCode.unknown_leader_epoch,
     ],
 )
-def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) -> None:
+def test_passing_error_is_retried_after_a_pause(api: int, code: int) -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(api, faults.fail_with(code), times=5)
@@ -277,7 +277,7 @@ def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
 
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
 @pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
-def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.reader._timeout_ms = 60_000
     bench.append(0, "a")

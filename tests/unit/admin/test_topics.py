@@ -229,7 +229,7 @@ def test_topic_on_one_node_has_one_in_sync_replica() -> None:
 @pytest.mark.parametrize(
     "code", [ErrorCode.not_controller, ErrorCode.request_timed_out], ids=["not the controller", "timed out"]
 )
-def test_a_creation_that_fails_for_now_is_repeated_with_pauses(code: int) -> None:
+def test_creation_with_a_retriable_error_is_repeated_with_pauses(code: int) -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(code), times=3)
     assert ensure(bench, "decisions") == 5

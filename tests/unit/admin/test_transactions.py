@@ -85,7 +85,7 @@ def test_many_ids_fenced_at_once_have_separate_outcomes(bench: CoordinatorBench)
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced])
-def test_both_ways_to_say_fenced_are_one_error(bench: CoordinatorBench, error_code: int) -> None:
+def test_both_codes_of_fencing_become_one_error(bench: CoordinatorBench, error_code: int) -> None:
     bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(error_code))
     with pytest.raises(ProducerFencedError, match=r"'id'.*newer producer"):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(), ProducerIdAndEpoch(1000, 0))
@@ -195,7 +195,7 @@ def test_listing_joins_the_answers_of_all_brokers(bench: CoordinatorBench) -> No
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.coordinator_load_in_progress, ErrorCode.coordinator_not_available])
-def test_a_broker_that_is_loading_is_asked_again_alone(bench: CoordinatorBench, error_code: int) -> None:
+def test_only_the_broker_that_is_loading_is_asked_again(bench: CoordinatorBench, error_code: int) -> None:
     bench.open("a", "b", "c")
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(error_code), node_id=1)
     assert len(listed(bench)) == 3
@@ -259,7 +259,7 @@ def test_state_that_a_broker_does_not_know_is_refused(bench: CoordinatorBench) -
         listed(bench, states=[TransactionState.UNKNOWN])
 
 
-def test_listing_from_a_broker_before_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
+def test_listing_before_kafka_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {
         key: value for key, value in bench.cluster.versions.items() if key != ApiKey.LIST_TRANSACTIONS
     }

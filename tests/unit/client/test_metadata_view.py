@@ -59,7 +59,7 @@ def test_every_version_gives_the_same_values_that_it_has(version: int) -> None:
     )
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     answer = parse(
         12,
         cluster_id=None,
@@ -72,14 +72,14 @@ def test_what_is_not_known_is_none() -> None:
     assert list(answer.error_codes()) == [("t", 3)]
 
 
-def test_the_zero_id_is_no_id() -> None:
+def test_zero_topic_id_means_no_id() -> None:
     answer = parse(
         12, topics=[{"error_code": ErrorCode.unknown_topic_or_partition, "name": "t", "topic_id": uuid.UUID(int=0)}]
     )
     assert answer.topics[0].topic_id is None
 
 
-def test_a_topic_without_a_name_is_left_out() -> None:
+def test_topic_without_a_name_is_left_out() -> None:
     assert (
         parse(12, topics=[{"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": TOPIC_ID}]).topics == ()
     )

@@ -284,7 +284,7 @@ def test_server_that_is_not_kafka_is_logged_once_a_minute(caplog: pytest.LogCapt
     assert text.endswith("No broker of bootstrap.servers=broker-0:9092 answered within 60000 ms.")
 
 
-def test_the_error_of_a_wrong_correlation_id_names_node_and_both_ids(rig: ClientRig) -> None:
+def test_wrong_correlation_id_error_names_node_and_both_ids(rig: ClientRig) -> None:
     rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id(5))
     request = rig.send(0, ASK)
     (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
@@ -581,7 +581,7 @@ def test_close_of_a_connecting_node_keeps_other_nodes() -> None:
     rig.connect(0)
 
 
-def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
+def test_metadata_request_lost_with_its_connection_fails_the_update(rig: ClientRig) -> None:
     rig.cluster.on(ApiKey.METADATA, faults.close_before())
     rig.clock.advance(200)
     rig.metadata.request_update()
@@ -674,7 +674,7 @@ def test_client_does_not_repeat_a_throttle_of_the_broker() -> None:
     assert rig.client.ready(node, rig.now_ms)
 
 
-def test_a_throttle_does_not_count_against_what_is_in_flight(rig: ClientRig) -> None:
+def test_throttle_does_not_time_out_in_flight_requests(rig: ClientRig) -> None:
     rig.cluster.on(ApiKey.METADATA, faults.change(lambda values: {**values, "throttle_time": 1_000}))
     rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(900))
     rig.send(0, BROKERS_ONLY)

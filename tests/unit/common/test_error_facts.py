@@ -17,7 +17,7 @@ from spark_kafka_sink.common.errors import (
 )
 
 
-def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
+def test_error_of_a_code_without_a_class_keeps_its_code() -> None:
     told = error_for_code(ErrorCode.throttling_quota_exceeded).reworded("at node 1: no")
     assert (type(told), told.error_code, str(told)) == (
         BrokerError,
@@ -31,7 +31,7 @@ def test_reworded_error_keeps_class_and_code() -> None:
     assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, ErrorCode.producer_fenced, True)
 
 
-def test_a_copy_is_the_same_to_whoever_asks() -> None:
+def test_copied_error_equals_the_original() -> None:
     error = error_for_code(ErrorCode.throttling_quota_exceeded, "at node 1: no")
     error.__cause__ = KafkaError("why")
     for own in (error.copied(), pickle.loads(pickle.dumps(error.copied())).copied()):
@@ -59,7 +59,7 @@ def test_copied_error_has_context_and_traceback() -> None:
     assert own.__traceback__ is with_context.__traceback__ is not None
 
 
-def test_one_that_its_producer_called_fatal_stays_so() -> None:
+def test_error_marked_fatal_stays_fatal_in_a_copy() -> None:
     error = error_for_code(ErrorCode.throttling_quota_exceeded)
     error.fatal = True
     assert error.reworded("at node 1: no").fatal
@@ -80,7 +80,7 @@ def test_error_marked_not_retriable_is_not_retriable() -> None:
 T0 = TopicPartition("t", 0)
 
 
-def test_a_place_is_a_fact_and_heads_the_text_once() -> None:
+def test_topic_partition_is_a_fact_and_begins_the_text_once() -> None:
     error = error_for_code(ErrorCode.not_leader_or_follower).at(topic_partition=T0)
     assert (error.topic_partition, error.topic, str(error)) == (T0, "t", f"t-0: {error.text}")
     assert error.at(topic_partition=T0) is error

@@ -36,7 +36,7 @@ def test_advice_follows_the_brokers_own_text() -> None:
     assert str(error_for_code(ErrorCode.invalid_record, "no key")) == "no key"
 
 
-def test_a_code_without_a_class_of_its_own_is_carried_along() -> None:
+def test_code_without_a_class_is_kept() -> None:
     error = pickle.loads(pickle.dumps(error_for_code(ErrorCode.throttling_quota_exceeded)))
     assert isinstance(error, BrokerError)
     assert error.error_code == ErrorCode.throttling_quota_exceeded
@@ -77,7 +77,7 @@ def test_unknown_code_is_an_unknown_server_error_with_its_number() -> None:
         ErrorCode.throttling_quota_exceeded,
     ],
 )
-def test_a_code_that_is_met_and_has_no_class_is_told_in_words(error_code: int) -> None:
+def test_code_without_a_class_has_a_sentence(error_code: int) -> None:
     error = error_for_code(error_code)
     assert type(error) is BrokerError
     assert error.error_code == error_code
@@ -122,7 +122,7 @@ def test_error_without_text_shows_its_name() -> None:
     assert str(KafkaError()) == "KafkaError"
 
 
-def test_what_a_broker_says_cannot_pass_for_lines_of_its_own() -> None:
+def test_text_of_a_broker_stays_on_one_line() -> None:
     told = str(error_for_code(ErrorCode.invalid_record, "bad record\nERROR root logged in\x1b[2J" + "x" * 10_000))
     assert told.startswith("bad record?ERROR root logged in?[2J")
     assert len(told) < 600

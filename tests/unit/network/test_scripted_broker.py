@@ -321,7 +321,7 @@ def test_any_api_can_be_made_to_fail_once(cluster: ScriptedCluster, request_: Re
     assert code_of(ask(cluster, request_)) != 7
 
 
-def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
+def test_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
     cluster.on(ApiKey.METADATA, faults.lose_request(), times=2, node_id=0, skip=1)
     answered = [ask(cluster, MetadataRequest(()), node_id=node_id) is not None for node_id in (1, 0, 1, 0, 0, 0)]
     assert answered == [True, True, True, False, False, True]

@@ -322,7 +322,7 @@ def test_response_without_apis_is_not_a_refused_login() -> None:
 @pytest.mark.parametrize(
     "spoken", [SPOKEN[1:], ({"api_key": ApiKey.SASL_HANDSHAKE, "min_version": 0, "max_version": 0},)]
 )
-def test_a_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...]) -> None:
+def test_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...]) -> None:
     rig = Rig(Mechanism([b"secret"]))
     rig.authenticator.begin()
     rig.take()
