@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, told_by_a_task
 from support.scripted_broker import faults
@@ -11,7 +12,13 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Proceed
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    TopicAuthorizationError,
+    TransactionalIdAuthorizationError,
+)
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, first_use_key
@@ -59,7 +66,7 @@ def test_first_driver_leaves_a_first_use_record_before_it_begins(bench: Coordina
 
 
 def test_driver_may_follow_one_that_died_before_init(bench: CoordinatorBench) -> None:
-    bench.cluster.on(INIT, faults.fail_with(53))
+    bench.cluster.on(INIT, faults.fail_with(TransactionalIdAuthorizationError))
     with pytest.raises(KafkaError):
         driver_of(bench, "P").begin()
     assert another_process(bench).begin().last_batch_id is None
@@ -168,7 +175,7 @@ def test_later_batches_ask_no_more_than_before(bench: CoordinatorBench) -> None:
     bench.cluster.requests.clear()
     driver_of(bench, "P").begin()
     assert bench.asked(DESCRIBE) == []
-    assert bench.asked(int(ApiKey.DESCRIBE_CONFIGS)) == []
+    assert bench.asked(ApiKey.DESCRIBE_CONFIGS) == []
     assert len(bench.asked(FETCH)) == 1
 
 
@@ -256,7 +263,10 @@ def test_transaction_of_successors_task_is_not_aborted(bench: CoordinatorBench) 
 def refused_topic(_: ScriptedCluster, __: Exchange, proceed: Proceed) -> Answer:
     values = proceed().values or {}
     refused = [
-        {**topic, "error_code": 29, "partitions": ()} if topic["name"] == TOPIC else topic for topic in values["topics"]
+        {**topic, "error_code": ErrorCode.topic_authorization_failed, "partitions": ()}
+        if topic["name"] == TOPIC
+        else topic
+        for topic in values["topics"]
     ]
     return Answer({**values, "topics": refused})
 
