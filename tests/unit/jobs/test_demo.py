@@ -50,12 +50,12 @@ def test_missing_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFram
 
 def test_doubled_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     doubled = pd.concat([got, got.tail(1)], ignore_index=True)
-    assert {"records out = rows in", "no row came twice"} <= failed(demo, sent, doubled)
+    assert {"records out = rows in", "no row is there twice"} <= failed(demo, sent, doubled)
 
 
 def test_changed_value_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[1, "dep_delay"] += 1
-    assert failed(demo, sent, got) == {"every value is the row that went in"}
+    assert failed(demo, sent, got) == {"every value is its input row"}
 
 
 def test_wrong_timestamp_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:

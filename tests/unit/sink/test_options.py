@@ -39,7 +39,7 @@ def test_an_option_given_twice_in_different_case_is_refused() -> None:
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Names of options are text, not 7"):
+    with pytest.raises(ConfigError, match="Names of options must be text, not 7"):
         SinkConfig.from_options({7: "orders"})  # type: ignore[dict-item]
 
 
@@ -166,7 +166,7 @@ def test_an_option_of_exactly_once_alone_is_refused(key: str) -> None:
         ({"transactional.id.prefix": "x" * 201}, "1 to 200 printable characters"),
         ({"transactional.id.prefix": "a\nb"}, "1 to 200 printable characters"),
         ({"decision.topic": ""}, "decision.topic is empty"),
-        ({"topic": "orders", "decision.topic": "orders"}, "is the decision topic too"),
+        ({"topic": "orders", "decision.topic": "orders"}, "is also the decision topic"),
     ],
 )
 def test_what_exactly_once_cannot_work_with_is_refused(options: dict[str, str], text: str) -> None:
