@@ -154,7 +154,7 @@ class ProducerConfig(SecurityConfig):
         parsers.long_ms,
         0,
         "long",
-        "A broker that has taken no batch for this long gets no records without a key. 0 turns this off.",
+        "A broker that has not taken a waiting batch for this long gets no records without a key. 0 turns this off.",
     )
     metadata_max_age_ms: int = option(
         parsers.long_ms, 300_000, "long", "Metadata is refreshed after this long, even without an error."

@@ -322,7 +322,7 @@ class SecurityConfig:
         parsers.secret_pem("PRIVATE KEY"),
         None,
         "password",
-        "This client's private key as PEM text, best encrypted.",
+        "This client's private key as PEM text, preferably encrypted.",
         is_secret=True,
     )
     ssl_keystore_password: Secret | None = option(
@@ -332,7 +332,7 @@ class SecurityConfig:
         parsers.secret,
         None,
         "password",
-        "Password of this client's private key, where it is encrypted.",
+        "Password of this client's private key, if it is encrypted.",
         is_secret=True,
     )
     ssl_endpoint_identification_algorithm: str = option(

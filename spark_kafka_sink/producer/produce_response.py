@@ -326,7 +326,7 @@ class BatchOutcomes:
         throttle_ms, until_ms = self._throttles.get(leader.id, (0, batch.created_ms))
         if until_ms <= batch.created_ms:
             return ""
-        return f" It asked to be left alone for {throttle_ms} ms: is there a quota?"
+        return f" It throttles this client for {throttle_ms} ms: is there a quota?"
 
     def _why_no_leader(self, topic_partition: TopicPartition) -> str:
         cluster = self._metadata.fetch()

@@ -838,7 +838,7 @@ def test_expiry_in_flight_under_a_quota_names_the_throttle() -> None:
     second = harness.send(b"b")
     harness.settle()
     assert first.error is None
-    assert "they were sent and not answered. It asked to be left alone for 12000 ms" in str(second.error)
+    assert "they were sent and not answered. It throttles this client for 12000 ms" in str(second.error)
 
 
 def test_expiry_during_throttling_names_the_throttle() -> None:
@@ -849,7 +849,7 @@ def test_expiry_during_throttling_names_the_throttle() -> None:
     harness.cluster.throttle_ms = 0
     delivery = harness.send(b"b")
     harness.settle()
-    assert str(delivery.error).endswith("It asked to be left alone for 12000 ms: is there a quota?")
+    assert str(delivery.error).endswith("It throttles this client for 12000 ms: is there a quota?")
     harness.run_for(12_000)
     harness.network.cut(0)
     harness.network.refusing.add(0)
