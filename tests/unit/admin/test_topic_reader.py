@@ -1,4 +1,4 @@
-"""Topics read whole, the newest records of a partition, and which batches a reader sees."""
+"""Reads of whole topics and of the newest records of a partition, and which batches a reader sees."""
 
 from __future__ import annotations
 
@@ -278,8 +278,7 @@ def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
 @pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
 def test_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.reader._timeout_ms = 60_000
+    bench = Bench(timeout_ms=60_000)
     bench.append(0, "a")
     bench.rig.cluster.on(api, fault)
     with caplog.at_level("CRITICAL"):
@@ -437,7 +436,7 @@ def append(bench: CoordinatorBench, *values: str, key: bytes | None = None) -> N
 
 
 def newest(bench: CoordinatorBench, timeout_ms: int = 60_000) -> bytes | None:
-    """The value of the newest record with the key b"mine"."""
+    """Return the value of the newest record with the key b"mine"."""
     found = bench.coordinator.topics.last_of_keys(PLACE, [b"mine"], bench.timer(timeout_ms))[b"mine"]
     return None if found is None else found.value
 

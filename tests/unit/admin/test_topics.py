@@ -1,4 +1,4 @@
-"""The metadata of named topics, when a topic counts as gone, and how one is created, over scripted nodes."""
+"""The metadata of named topics, when a topic counts as gone, and how a topic is created, over scripted nodes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_topic_that_comes_back_is_not_gone(bench: CoordinatorBench) -> None:
 
 
 def test_topic_is_not_gone_while_no_node_answers(bench: CoordinatorBench) -> None:
-    """The client has begun again with its bootstrap addresses, and knows no topic."""
+    """Start the client again with its bootstrap addresses, without topics."""
     absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
     bench.rig.metadata.bootstrap([("broker-0", 9092)])
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_refused_creation_is_raised_with_the_topic() -> None:
 
 
 def test_earlier_refused_topic_does_not_affect_others() -> None:
-    """A client serves all queries of its process: one under the wrong decision.topic, and the same corrected."""
+    """One client serves all queries of its process: a query with a wrong decision.topic, and the corrected query."""
     bench = CoordinatorBench()
     with pytest.raises(InvalidTopicError, match="my decisions"):
         ensure(bench, "my decisions")
@@ -192,7 +192,7 @@ def test_earlier_refused_topic_does_not_affect_others() -> None:
 
 
 def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
-    """Brokers with ZooKeeper pass nothing on."""
+    """Brokers with ZooKeeper forward no request."""
     bench = CoordinatorBench()
     for controller in range(3):
         bench.cluster.controller_id = controller
@@ -205,7 +205,7 @@ def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
 
 
 def test_quota_on_topic_creation_is_waited_for() -> None:
-    """KIP-599: a broker refuses what goes beyond it, and says for how long."""
+    """KIP-599: a broker refuses requests above the quota, and returns the time to wait."""
     bench = CoordinatorBench(node_count=1)
     exceeded = faults.fail_with(ErrorCode.throttling_quota_exceeded)
 

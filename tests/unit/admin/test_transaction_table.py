@@ -1,5 +1,5 @@
-"""The scripted broker answers the driver as real ones do (tests/integration/admin/test_cluster_client.py runs the same
-cases there).
+"""The scripted broker answers like real brokers. tests/integration/admin/test_cluster_client.py runs the same cases
+there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An error code that this client does not know is told with its number, the request, and the partition or node."""
+"""An error code that is new to this client is shown with its number, the request, and the partition or node."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NODE = "7"
 
 
 class Names:
-    """A resolver that counts, whose answers a test may change."""
+    """A resolver that counts its calls. A test may change its answers."""
 
     def __init__(self, *hosts: str) -> None:
         self.hosts = list(hosts)

@@ -29,7 +29,7 @@ T0 = TopicPartition("t", 0)
 
 
 class SomeTopics(Metadata):
-    """Follows `wanted`; those in `new` are asked for in partial updates."""
+    """Requests the topics in `wanted`. Those in `new` are requested in partial updates."""
 
     def __init__(self, wanted: Iterable[str] = ("t", "u")) -> None:
         super().__init__(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
@@ -115,7 +115,7 @@ def test_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
 
 
 def test_replicas_that_partitions_have_in_common_are_looked_up_once(metadata: SomeTopics) -> None:
-    """They are half of the work of a new view, and every new topic and change of a leader makes one."""
+    """They are half of the work of a new view, and each new topic and each leader change makes a view."""
     update(metadata, response(topic("t", partition(), partition(number=1, leader=1))))
     first, second = metadata.fetch().partitions_for_topic("t")
     assert first.replicas is second.replicas
@@ -146,7 +146,7 @@ def test_update_request_waits_for_the_backoff(metadata: SomeTopics) -> None:
     assert metadata.update_requested()
     wait_ms = metadata.time_to_next_update(1_000)
     assert 80 <= wait_ms <= 120
-    assert metadata.time_to_next_update(1_000) == wait_ms, "asking twice gives the same answer"
+    assert metadata.time_to_next_update(1_000) == wait_ms, "a second call gives the same answer"
     assert metadata.time_to_next_update(1_000 + wait_ms) == 0
 
 
@@ -173,7 +173,7 @@ def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopi
     assert waits[0] <= 120, "the first brought the partition's epoch"
     assert waits[-1] >= 800
     metadata.request_update()
-    assert metadata.time_to_next_update(1_000) <= 120, "a new interest starts over"
+    assert metadata.time_to_next_update(1_000) <= 120, "a new request starts over"
 
 
 @pytest.mark.parametrize("stale", [topic("t", error=5), topic("t", partition(error=5))], ids=["topic", "partition"])
@@ -337,7 +337,7 @@ def test_partial_update_drops_topics_that_are_not_retained(metadata: SomeTopics)
 
 
 def test_new_topics_are_added_to_the_view_that_there_is(metadata: SomeTopics) -> None:
-    """Made anew for each topic, as one send after the other brings them, views took most of its time."""
+    """Made again for each topic, as consecutive sends bring topics, views took most of the time."""
     metadata.wanted = {"t", "u", "v"}
     of_t = topic("t", partition(), partition(number=1, leader=None), topic_id=ID_A)
     of_u = topic("u", partition("u", leader=1), topic_id=ID_B)
@@ -562,7 +562,7 @@ def test_invalid_topics_are_named_with_their_blanks(metadata: SomeTopics) -> Non
 
 
 def test_error_of_one_topic_does_not_concern_another(metadata: SomeTopics) -> None:
-    """Threads that wait for other topics are woken by the same update, and may look first."""
+    """The same update wakes threads that wait for other topics, and they may look first."""
     update(metadata, response(topic("t", error=29), topic("u", error=17)))
     metadata.maybe_raise_error_for_topic("other")
     with pytest.raises(InvalidTopicError):
@@ -651,7 +651,7 @@ def test_leader_named_by_a_response_changes_that_partition_only(metadata: SomeTo
 
 
 class SeenByReaders(SomeTopics):
-    """Keeps every view that a reader beside the writer could have seen: readers take no lock."""
+    """Keeps every view that a reader beside the writer could have seen, because readers take no lock."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -660,8 +660,8 @@ class SeenByReaders(SomeTopics):
 
 
 def test_readers_beside_the_writer_see_whole_views_only() -> None:
-    """MetadataTest.testConcurrentUpdateAndFetchForSnapshotAndCluster: no view is of two updates, or lacks a leader's
-    broker.
+    """MetadataTest.testConcurrentUpdateAndFetchForSnapshotAndCluster: each view is of one update, and has the broker of
+    each leader.
     """
     metadata = SeenByReaders()
     both = [T0, TopicPartition("t", 1)]

@@ -1,4 +1,4 @@
-"""The network client over scripted nodes: requests, connections, time limits, metadata and throttling."""
+"""The network client over scripted nodes: requests, connections, timeouts, metadata and throttling."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_request_ends_with_its_response_and_one_callback(rig: ClientRig) -> None
     assert response.version == 5
     assert response.body is not None
     assert not response.disconnected
-    assert response.latency_ms == 2, "a millisecond there and one back"
+    assert response.latency_ms == 2, "a millisecond each way"
     assert rig.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)[0].client_id == "rig"
 
 
@@ -308,7 +308,7 @@ EMPTY: dict[int, bool] = {}
 """Raises KeyError at any access."""
 
 
-# ---- disconnections and time-outs ----------------------------------------------------------------------------------
+# ---- disconnections and timeouts -----------------------------------------------------------------------------------
 
 
 def test_unexpected_exception_on_one_answer_costs_that_node_only(
@@ -495,8 +495,8 @@ def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> 
 
 
 def test_moved_node_is_connected_at_its_new_address() -> None:
-    """Bug: brokers that had changed places were each taken for the one before, as long as the connections stood, and
-    refused every record, though metadata said where their leaders are.
+    """Bug: each of two brokers that had changed places was taken for the other while the connections stood. Both
+    refused every record, although the metadata had the right leaders.
     """
     rig = ClientRig(2, ["t"])
     rig.await_metadata()
@@ -576,7 +576,7 @@ def test_close_of_a_connecting_node_keeps_other_nodes() -> None:
     rig.client.disconnect("0")
     assert "0" not in rig.selector.connection_ids
     rig.poll_until(lambda: rig.client.is_ready(rig.node(1), rig.now_ms))
-    assert rig.metadata.connection_failure is None, "we closed it, it was not lost"
+    assert rig.metadata.connection_failure is None, "the client closed it, so it does not count as lost"
     rig.network.hanging.clear()
     rig.connect(0)
 
@@ -873,7 +873,7 @@ def test_same_cause_is_logged_again_after_a_minute(losses: LossLog, caplog: pyte
         "answer 0 is not the response",
         "answer 60000 is not the response (9 more of this node since the last such line)",
     ]
-    assert len(caplog.records) == 11  # those between are there at DEBUG
+    assert len(caplog.records) == 11  # the lines in between are logged at DEBUG
 
 
 def test_other_cause_and_other_node_are_logged_at_once(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:

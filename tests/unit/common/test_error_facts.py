@@ -1,4 +1,4 @@
-"""Errors carry facts: a copy with more words keeps the class, the code, and what is known of the place."""
+"""Errors carry facts: a copy with more words keeps the class, the code, and the facts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_error_marked_fatal_stays_fatal_in_a_copy() -> None:
 
 
 def test_error_marked_not_retriable_is_not_retriable() -> None:
-    """Bug: a caller that wrote a batch again after a retriable error had each row twice."""
+    """Bug: a caller that wrote a batch again after a retriable error wrote each row twice."""
     assert KafkaTimeoutError().reworded("late").retriable
     told = KafkaTimeoutError().reworded("late", retriable=False)
     for carried in (told, pickle.loads(pickle.dumps(told)), told.reworded("at node 1: late")):

@@ -27,7 +27,7 @@ def sent(demo: Any) -> pd.DataFrame:
 
 @pytest.fixture
 def got(sent: pd.DataFrame) -> pd.DataFrame:
-    """What a topic holds when all went well: N1 on partition 0, N2 and the row without a key on 1."""
+    """Return the records of a topic without errors: N1 on partition 0, N2 and the row without a key on 1."""
     place = sent["tailnum"].map({"N1": 0}).fillna(1).astype(int)
     keys = sent["tailnum"].map(lambda tail: tail.encode() if isinstance(tail, str) else None)
     rows = sent.assign(partition=place, key=keys, row_number=sent.index, timestamp=sent["time_hour"]).sort_values(
@@ -64,7 +64,7 @@ def test_wrong_timestamp_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFra
 
 
 def test_every_column_of_the_source_is_compared(demo: Any) -> None:
-    """Bug: eight of them were not, and the demo said that every one was."""
+    """Bug: eight columns were not compared, although the demo reported all."""
     settings = read_properties(JOBS.parent / "conf" / "flights.properties")
     names = [column.split()[0] for column in settings["source.schema"].split(",")]
     assert names == ["row_number", *demo.COMPARED]

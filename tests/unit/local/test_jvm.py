@@ -74,7 +74,7 @@ def test_java_home_without_java_is_named(tmp_path: Path) -> None:
 
 
 def test_java_output_may_have_another_encoding(tmp_path: Path) -> None:
-    """Bug: it repeats JAVA_TOOL_OPTIONS as they are, and a Latin-1 letter there was a UnicodeDecodeError."""
+    """Bug: it repeats JAVA_TOOL_OPTIONS unchanged, and a Latin-1 letter there raised UnicodeDecodeError."""
     picked_up = r"printf 'Picked up JAVA_TOOL_OPTIONS: -Duser.name=Andr\351\n' >&2"
     java = install(tmp_path / "path", f"{picked_up}\n{says('17.0.1')}")
     assert find_java({"PATH": str(java.parent)}).version == "17.0.1"

@@ -1,4 +1,4 @@
-"""One connection's frames, over a scripted transport."""
+"""The frames of one connection, over a scripted transport."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = b""
 
 
 class ScriptedTransport:
-    """`incoming` are the pieces that recv_into meets, None where it would block; `room` what each sendmsg takes."""
+    """`incoming` are the pieces for recv_into, None to block. `room` is the number of bytes that each sendmsg takes."""
 
     def __init__(self, incoming: Sequence[bytes | None] = (), room: Sequence[int] = ()) -> None:
         self.incoming = list(incoming)
@@ -195,7 +195,7 @@ def test_buffers_are_let_go_when_all_is_sent() -> None:
     data = bytearray(10)
     send = NetworkSend("1", [memoryview(data)])
     send.advance(10)
-    data.extend(b"x")  # a buffer still exported could not grow
+    data.extend(b"x")  # a buffer that is still exported could not grow
     assert send.completed
 
 

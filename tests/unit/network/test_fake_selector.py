@@ -1,4 +1,4 @@
-"""The fake selector is held to the real one's methods, so that what runs on it runs on sockets."""
+"""The fake selector keeps the contract of the real one, so that code that runs on it runs on sockets."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_stalled_socket_takes_its_bytes_later() -> None:
     client.selector.send(NetworkSend("0", [memoryview(frame)]))
     client.selector.poll(100)
     assert client.selector.completed_sends == []
-    frame[8:12] = struct.pack(">i", 99)  # what is reused before it is sent goes out changed
+    frame[8:12] = struct.pack(">i", 99)  # a buffer reused before it is sent goes out changed
     client.network.stalled.clear()
     assert client.answers() == [99]
 

@@ -1,4 +1,4 @@
-"""Which connections have been idle too long."""
+"""Which connections have been idle for too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version to use with a node, and the release that brought a version, against what brokers of some releases say."""
+"""The version to use with a node, and the release that introduced a version, compared with brokers of some releases."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_codec_pickles() -> None:
 
 
 def test_gzip_stream_of_many_members_is_refused() -> None:
-    """Bug: each member cost a copy of what followed it: 3.3 s for 2 MiB of empty members."""
+    """Bug: each member cost a copy of the rest: 3.3 s for 2 MiB of empty members."""
     codec = codec_for("gzip")
     member = bytes(codec.compress([b"a"]))
     assert codec.decompress(member * 64, 1_000) == b"a" * 64

@@ -1,4 +1,4 @@
-"""GSSAPI with a context that the test has written: the offer of security layers, and how errors are told."""
+"""GSSAPI with a scripted context: the offer of security layers, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
 
 @dataclass
 class Context:
-    """Complete after `rounds` tokens; wraps by putting W before."""
+    """Complete after `rounds` tokens. It wraps by putting W in front."""
 
     rounds: int = 2
     is_mutual: bool = True
@@ -42,7 +42,7 @@ class Context:
 
 
 class GSSError(Exception):
-    """As the library's own: with a minor code."""
+    """Like the library's own errors: with a minor code."""
 
     def __init__(self, text: str, min_code: int = 1) -> None:
         super().__init__(text)
@@ -108,7 +108,7 @@ def test_unreachable_kdc_and_replay_errors_are_retriable(text: str, code: int) -
 
 
 class Library(types.ModuleType):
-    """As much of the package gssapi as a login uses, each call written down; what a peer says is upper case here."""
+    """The part of the package gssapi that a login uses. It keeps each call. Messages of the peer are in upper case."""
 
     class RequirementFlag(enum.Flag):
         mutual_authentication = 2

@@ -197,7 +197,7 @@ def test_auth_extension_is_refused_before_any_connection() -> None:
 
 
 class Signer:
-    """AWS's signer, as far as it is used."""
+    """The part of AWS's signer that is used."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -311,7 +311,7 @@ def test_step_raises_its_error(kind: type[BaseException]) -> None:
 
 
 def test_step_without_a_thread_fails_only_its_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: at a limit of threads the RuntimeError was the whole turn's, and other nodes' answers were lost with it."""
+    """Bug: at a limit of threads the RuntimeError ended the whole turn, and the answers of other nodes were lost."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""Client credentials against a real https server of the test's own, on the loopback interface."""
+"""Client credentials against a real https server of the test, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_token_and_its_expiry_are_returned(endpoint: Endpoint) -> None:
 def test_keys_of_a_connection_are_written_to_no_file(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Bug: SSLKEYLOGFILE had effect for the token endpoint, and none for brokers."""
+    """Bug: SSLKEYLOGFILE was used for the token endpoint, and not for brokers."""
     keys = tmp_path / "keys.log"
     monkeypatch.setenv("SSLKEYLOGFILE", str(keys))
     monkeypatch.setenv("SSL_CERT_FILE", str(endpoint.authority_file))

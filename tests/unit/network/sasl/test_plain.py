@@ -1,4 +1,4 @@
-"""PLAIN: the one message, and what must not be put into it."""
+"""PLAIN: its one message, and what the message must not contain."""
 
 from __future__ import annotations
 
