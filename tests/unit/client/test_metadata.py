@@ -456,38 +456,35 @@ def test_topic_created_again_starts_from_a_lower_epoch(metadata: SomeTopics) -> 
     assert metadata.cache.topic_ids == {"t": ID_B}
 
 
-def test_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
-    update(metadata, response(topic("t", partition(leader=1, epoch=2), topic_id=ID_B)))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 2)
-    assert metadata.current_leader(T0).epoch == 2
-
-
-def test_without_topic_ids_epochs_still_only_grow(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
-    update(metadata, response(topic("t", partition(leader=1, epoch=2))))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
+@pytest.mark.parametrize(
+    ("old_id", "new_id", "new_epoch", "leader", "epoch"),
+    [
+        (ID_A, ID_B, 2, 1, 2),
+        (None, None, 2, 0, 9),
+        (ID_A, None, 2, 0, 9),
+        (None, None, None, 1, None),
+    ],
+    ids=["another topic id", "no topic ids", "no id in the second answer", "no epoch in the second answer"],
+)
+def test_leader_after_an_answer_with_lower_or_no_epoch(
+    metadata: SomeTopics,
+    old_id: UUID | None,
+    new_id: UUID | None,
+    new_epoch: int | None,
+    leader: int,
+    epoch: int | None,
+) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=old_id)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=new_epoch), topic_id=new_id)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[leader], epoch)
 
 
 def test_unreliable_epochs_are_not_used(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9))))
     update(metadata, response(topic("t", partition(leader=1, epoch=2)), reliable=False))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
-    assert metadata.current_leader(T0).epoch is None
     update(metadata, response(topic("t", partition(leader=2, epoch=3))))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 3)
-
-
-def test_response_without_topic_id_keeps_the_topic(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
-    update(metadata, response(topic("t", partition(leader=1, epoch=2))))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
-
-
-def test_answer_without_epoch_is_accepted(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
-    update(metadata, response(topic("t", partition(leader=1, epoch=None))))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
 
 
 # ---- leader hints ------------------------------------------------------------------------------------------------

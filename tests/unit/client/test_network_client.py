@@ -141,16 +141,6 @@ def test_no_more_than_the_maximum_is_in_flight() -> None:
         assert rig.client.ready(node, rig.now_ms) == expected
 
 
-def test_node_with_an_unfinished_send_is_not_ready(rig: ClientRig) -> None:
-    rig.network.stalled.add(0)
-    rig.send(0, ASK)
-    rig.poll()
-    assert not rig.client.ready(rig.node(0), rig.now_ms)
-    rig.network.stalled.clear()
-    rig.poll()
-    assert rig.client.ready(rig.node(0), rig.now_ms)
-
-
 def test_no_node_is_ready_while_metadata_is_due(rig: ClientRig) -> None:
     rig.clock.advance(200)
     rig.metadata.request_update()

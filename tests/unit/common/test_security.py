@@ -446,30 +446,6 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
     assert config(**settings).security_protocol == settings["security_protocol"]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "ssl.engine.factory.class",
-        "ssl.provider",
-        "sasl.login.callback.handler.class",
-        "sasl.client.callback.handler.class",
-        "sasl.login.class",
-        "sasl.oauthbearer.jwt.retriever.class",
-        "sasl.kerberos.ticket.renew.window.factor",
-        "sasl.kerberos.min.time.before.relogin",
-        "sasl.oauthbearer.assertion.private.key.passphrase",
-        "sasl.oauthbearer.assertion.claim.jti.include",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
-        "sasl.oauthbearer.expected.audience",
-        "sasl.oauthbearer.sub.claim.name",
-    ],
-)
-def test_java_only_setting_is_refused_and_its_value_not_shown(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} is a setting of the Java client: ") as refusal:
-        config(**{key: "hunter2"})
-    assert "hunter2" not in str(refusal.value)
-
-
 def test_token_function_is_not_shown() -> None:
     given: Any = functools.partial(dict, client_secret="hunter2")
     made = config(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=given)

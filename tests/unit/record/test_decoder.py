@@ -133,12 +133,9 @@ def test_records_that_contradict_the_header_are_refused(body: bytes, count: int,
     refused(with_records(body, count, last_delta=0), message)
 
 
-def test_unknown_codec_is_refused() -> None:
-    refused(with_records(RECORD, 1, attributes=6), "compression codec 6")
-
-
-def test_records_that_do_not_decompress_are_refused() -> None:
-    refused(with_records(RECORD, 1, attributes=4), "do not decompress as zstd")
+@pytest.mark.parametrize(("codec", "message"), [(6, "compression codec 6"), (4, "do not decompress as zstd")])
+def test_unknown_codec_or_undecodable_records_are_refused(codec: int, message: str) -> None:
+    refused(with_records(RECORD, 1, attributes=codec), message)
 
 
 def test_count_is_checked_against_the_decompressed_bytes() -> None:
