@@ -156,7 +156,7 @@ def test_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
 @pytest.mark.parametrize("key", [b"linger.ms", 1, None])
 def test_key_that_is_not_str_is_refused(key: Any) -> None:
     """Bug: difflib raised a plain TypeError."""
-    with pytest.raises(ConfigError, match=f"^Names of settings are text, not {key!r}.$"):
+    with pytest.raises(ConfigError, match=f"^Names of settings must be text, not {key!r}.$"):
         ProducerConfig.from_mapping({**SERVERS, key: "5"})
 
 

@@ -378,11 +378,11 @@ def test_login_setting_of_none_counts_as_not_given() -> None:
         ({"ssl_keystore_password": "hunter2", "ssl_keystore_location": "f"}, "as ssl.key.password"),
         ({"ssl_key_password": "hunter2"}, "but no key"),
         ({"ssl_protocol": "TLSv1.2", "ssl_enabled_protocols": "TLSv1.3"}, "no version is left"),
-        ({"ssl_cipher_suites": "TLS_RSA_WITH_AES_128_CBC_SHA"}, "'TLS_RSA_WITH_AES_128_CBC_SHA' is not offered here"),
+        ({"ssl_cipher_suites": "TLS_RSA_WITH_AES_128_CBC_SHA"}, "'TLS_RSA_WITH_AES_128_CBC_SHA' is not known here"),
         ({"ssl_cipher_suites": "TLS_AES_256_GCM_SHA384"}, "Name all three"),
         (
             {"ssl_cipher_suites": "ECDHE-RSA-AES128-GCM-SHA256", "ssl_enabled_protocols": "TLSv1.3"},
-            "has none for the TLS versions",
+            "has no suite for the allowed TLS versions",
         ),
     ],
 )

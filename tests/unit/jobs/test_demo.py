@@ -50,13 +50,13 @@ def test_missing_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFram
 
 def test_doubled_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     doubled = pd.concat([got, got.tail(1)], ignore_index=True)
-    assert {"records out = rows in", "no row came twice"} <= failed(demo, sent, doubled)
+    assert {"records out = rows in", "no row is there twice"} <= failed(demo, sent, doubled)
 
 
 @pytest.mark.parametrize(
     ("row", "column", "check"),
     [
-        (1, "dep_delay", "every value is the row that went in"),
+        (1, "dep_delay", "every value is its input row"),
         (1, "timestamp", "every timestamp is its flight's hour"),
         (0, "partition", "every key is on one partition"),
     ],

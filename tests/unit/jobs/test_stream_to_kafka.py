@@ -59,7 +59,7 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
         (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
         (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
         (["--option", "kafka.acks"], "must be NAME=VALUE"),
-        (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not to be had here"),
+        (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not supported here"),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
         (["--option", "truncate=x"], "There is no setting truncate, and no setting has a similar name: leave it out."),
     ],
@@ -215,7 +215,7 @@ def test_query_asked_to_stop_ends_after_its_running_batch(capsys: pytest.Capture
     query = FakeQuery(looks=5)
     assert followed(query, is_asked=True).batches == 1
     assert query.stopped_after == 5
-    assert capsys.readouterr().out.count("Stopping once the batch under way is done") == 1
+    assert capsys.readouterr().out.count("Stopping after the current batch") == 1
 
 
 def test_query_without_a_running_batch_stops_at_once() -> None:
