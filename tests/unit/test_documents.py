@@ -59,7 +59,7 @@ def files() -> set[str]:
 
 
 @pytest.mark.parametrize(("document", "most"), LONGEST.items(), ids=lambda value: getattr(value, "name", ""))
-def test_document_is_no_longer_than_it_may_be(document: Path, most: int) -> None:
+def test_document_is_within_its_limit(document: Path, most: int) -> None:
     assert len(document.read_text().splitlines()) <= most
 
 

@@ -16,7 +16,7 @@ print({"http.client", "urllib.request", "pyspark", "pandas"} & sys.modules.keys(
 """
 
 
-def test_its_version_is_the_installed_ones() -> None:
+def test_version_is_that_of_the_installed_package() -> None:
     assert spark_kafka_sink.__version__ == importlib.metadata.version("spark-kafka-sink")
 
 

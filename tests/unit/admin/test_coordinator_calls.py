@@ -269,7 +269,7 @@ def test_silent_node_is_disconnected_after_the_request_timeout(bench: Bench) -> 
     assert REQUEST_TIMEOUT_MS <= second.now_ms - first.now_ms <= REQUEST_TIMEOUT_MS * 1.1
 
 
-def test_unknown_server_error_on_end_is_no_outcome(bench: Bench) -> None:
+def test_unknown_server_error_on_end_is_retried(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(UnknownServerError), times=2)
     assert bench.commit(open_).status is EndTxnStatus.DONE

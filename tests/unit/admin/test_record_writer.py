@@ -90,7 +90,7 @@ def test_fenced_writer_writes_nothing_and_raises(bench: CoordinatorBench) -> Non
     assert bench.cluster.log("t", 0).batches == []
 
 
-def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorBench) -> None:
+def test_silent_broker_ends_at_the_timer_with_the_partition(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.on(ApiKey.PRODUCE, faults.lose_request(), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"t-0: No record was written within 3000 ms"):
@@ -180,7 +180,7 @@ def test_start_offset_moved_by_compaction_is_asked_for_again(bench: CoordinatorB
     assert len(bench.asked(ApiKey.FETCH)) == 2
 
 
-def test_another_partition_is_not_looked_at(bench: CoordinatorBench) -> None:
+def test_record_of_another_partition_is_not_found(bench: CoordinatorBench) -> None:
     bench.cluster.create_topic("u", 2)
     open_ = bench.raw.begin("driver")
     bench.raw.write(open_, TopicPartition("u", 1), "elsewhere")

@@ -150,7 +150,7 @@ def test_request_goes_in_the_poll_that_makes_its_node_ready(bench: Bench) -> Non
     assert bench.rig.client.in_flight_request_count("0") == 1
 
 
-def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
+def test_node_without_unsent_requests_is_forgotten(bench: Bench) -> None:
     bench.finish(bench.client.send(bench.rig.node(0), ASK))
     assert bench.client._unsent._queues == {}
 
@@ -337,7 +337,7 @@ def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, cap
     assert again.error is error
 
 
-def test_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
+def test_poll_does_not_wait_for_a_completed_future(bench: Bench) -> None:
     done: RequestFuture[ClientResponse] = RequestFuture()
     done.fail(DisconnectError())
     assert waited(bench, 60_000, done) == 0

@@ -144,7 +144,7 @@ def test_batch_larger_than_the_limit_is_read_too() -> None:
     assert len(bench.fetches()) == 2
 
 
-def test_offsets_are_those_of_the_log() -> None:
+def test_offsets_are_found_by_time() -> None:
     bench = Bench(2)
     bench.append(0, "a", "b")
     bench.append(0, "c")
@@ -176,7 +176,7 @@ def test_read_committed_leaves_out_aborted_transactions() -> None:
     assert bench.rig.cluster.requests_of(ApiKey.LIST_OFFSETS)[0].request.isolation_level == 1
 
 
-def test_read_uncommitted_sees_them() -> None:
+def test_read_uncommitted_has_aborted_transactions() -> None:
     bench = Bench()
     write_transactions(bench)
     assert bench.read() == {0: ["kept", "dropped", "plain"]}
@@ -385,7 +385,7 @@ def test_fetch_response_without_records_is_empty() -> None:
     assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
 
 
-def test_partitions_that_were_not_asked_for_are_passed_over() -> None:
+def test_unrequested_partitions_are_ignored() -> None:
     bench = Bench()
     bench.append(0, "a")
 
@@ -445,7 +445,7 @@ def fetched_from(bench: CoordinatorBench) -> list[int]:
     return [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(ApiKey.FETCH)]
 
 
-def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
+def test_search_fetches_only_the_tail(bench: CoordinatorBench) -> None:
     append(bench, "decided", key=b"mine")
     assert newest(bench) == b"decided"
     assert fetched_from(bench) == [41 - 32]

@@ -123,7 +123,7 @@ def test_topic_is_not_gone_while_no_node_answers(bench: CoordinatorBench) -> Non
 
 
 @pytest.mark.parametrize("api_key", [ApiKey.LIST_OFFSETS, ApiKey.FETCH])
-def test_topic_deleted_while_it_is_read_is_not_waited_for(bench: CoordinatorBench, api_key: ApiKey) -> None:
+def test_topic_deleted_during_a_read_is_not_awaited(bench: CoordinatorBench, api_key: ApiKey) -> None:
     def delete(cluster: ScriptedCluster, _: Exchange, proceed: Proceed) -> Answer:
         if "t" in cluster.topics:
             cluster.delete_topic("t")
@@ -141,7 +141,7 @@ def ensure(bench: CoordinatorBench, topic: str, limit_ms: int = 60_000) -> int:
     return bench.coordinator.creation.ensure(topic, 5, 3, {"cleanup.policy": "compact"}, bench.timer(limit_ms))
 
 
-def test_missing_topic_is_created_with_one_replica_a_node() -> None:
+def test_missing_topic_has_one_replica_per_node() -> None:
     bench = CoordinatorBench(node_count=2)
     assert ensure(bench, "decisions") == 5
     assert ensure(bench, "decisions") == 5
@@ -180,7 +180,7 @@ def test_refused_creation_is_raised_with_the_topic() -> None:
         ensure(bench, "decisions")
 
 
-def test_earlier_refused_topic_does_not_affect_others() -> None:
+def test_refused_topic_does_not_affect_later_ones() -> None:
     """One client serves all queries of its process: a query with a wrong decision.topic, and the corrected query."""
     bench = CoordinatorBench()
     with pytest.raises(InvalidTopicError, match="my decisions"):
@@ -257,7 +257,7 @@ def test_failing_topic_creation_ends_at_the_limit_with_its_cause() -> None:
 
 
 @pytest.mark.parametrize("limit_ms", [3 * 10**9, 2**63 - 1], ids=["beyond 32 bits", "Long.MAX_VALUE"])
-def test_topic_is_created_however_long_that_may_take(limit_ms: int) -> None:
+def test_slow_topic_creation_is_awaited(limit_ms: int) -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "decisions", limit_ms) == 5
 

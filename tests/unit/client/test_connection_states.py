@@ -56,7 +56,7 @@ def test_node_never_tried_may_connect_at_once() -> None:
     assert not states.is_disconnected(NODE)
 
 
-def test_states_follow_one_another_from_connecting_to_ready() -> None:
+def test_states_go_from_connecting_to_ready() -> None:
     states = make()
     connect(states, 0)
     assert states.is_connecting(NODE)

@@ -164,7 +164,7 @@ def test_update_backoff_grows_and_resets_after_a_success(metadata: SomeTopics) -
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopics) -> None:
+def test_updates_without_changes_slow_down(metadata: SomeTopics) -> None:
     waits = []
     for _ in range(6):
         update(metadata, response(topic("t", partition())))
@@ -198,7 +198,7 @@ def test_newer_epoch_is_reported_as_a_change(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
+def test_failure_restarts_the_wait_for_changes(metadata: SomeTopics) -> None:
     for _ in range(6):
         update(metadata, response(topic("t", partition())))
     metadata.failed_update(1_000)
@@ -206,7 +206,7 @@ def test_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
+def test_update_for_age_does_not_wait_for_changes(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     now_ms = 1_000 + EXPIRE_MS
     for _ in range(6):
@@ -336,7 +336,7 @@ def test_partial_update_drops_topics_that_are_not_retained(metadata: SomeTopics)
     assert metadata.fetch().invalid_topics == frozenset()
 
 
-def test_new_topics_are_added_to_the_view_that_there_is(metadata: SomeTopics) -> None:
+def test_new_topics_are_added_to_the_view(metadata: SomeTopics) -> None:
     """Made again for each topic, as consecutive sends bring topics, views took most of the time."""
     metadata.wanted = {"t", "u", "v"}
     of_t = topic("t", partition(), partition(number=1, leader=None), topic_id=ID_A)
@@ -407,7 +407,7 @@ def test_partition_without_leader_asks_for_a_full_update(metadata: SomeTopics) -
 @pytest.mark.parametrize(
     "code", [ErrorCode.invalid_topic_exception, ErrorCode.topic_authorization_failed, ErrorCode.unknown_server_error]
 )
-def test_other_errors_of_a_topic_ask_for_nothing(metadata: SomeTopics, code: int) -> None:
+def test_other_topic_errors_request_no_update(metadata: SomeTopics, code: int) -> None:
     update(metadata, response(topic("t", error=code)))
     assert not metadata.update_requested()
 
@@ -610,7 +610,7 @@ def test_update_after_close_raises(metadata: SomeTopics) -> None:
         update(metadata, response())
 
 
-def test_why_connections_fail_is_kept_until_metadata_comes(metadata: SomeTopics) -> None:
+def test_cause_of_failed_connections_is_kept_until_metadata_arrives(metadata: SomeTopics) -> None:
     assert metadata.connection_failure is None
     metadata.note_connection_failure("refused")
     assert metadata.connection_failure == "refused"
@@ -630,7 +630,7 @@ def test_leader_of_a_newer_epoch_ends_with_its_broker(metadata: SomeTopics) -> N
     assert metadata.current_leader(T0).leader is None
 
 
-def test_leader_named_by_a_response_changes_that_partition_only(metadata: SomeTopics) -> None:
+def test_leader_hint_changes_only_its_partition(metadata: SomeTopics) -> None:
     update(
         metadata,
         response(

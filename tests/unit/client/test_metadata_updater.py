@@ -109,7 +109,7 @@ def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixtur
     assert "'t2'" in caplog.text
 
 
-def test_text_of_brokers_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_brokers_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, ["t"])
     forged = "x\n2026-01-01 CRITICAL root: forged\x1b[2J"
 

@@ -242,7 +242,7 @@ def test_wrong_response_closes_the_connection(
     rig.connect(0)
 
 
-def test_bytes_after_the_answer_cost_no_connection(rig: ClientRig) -> None:
+def test_bytes_after_the_answer_keep_the_connection(rig: ClientRig) -> None:
     rig.cluster.on(
         ApiKey.INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame[:3] + bytes([frame[3] + 2]) + frame[4:] + b"xx")
     )
@@ -381,7 +381,7 @@ def test_timed_out_request_closes_the_connection(rig: ClientRig) -> None:
     assert "0" not in rig.selector.connection_ids
 
 
-def test_request_without_timeout_gets_the_clients(rig: ClientRig) -> None:
+def test_request_without_timeout_has_that_of_the_client(rig: ClientRig) -> None:
     request = rig.client.new_client_request("0", ASK, 5, True)
     assert request.request_timeout_ms == REQUEST_TIMEOUT_MS
     assert rig.client.new_client_request("0", ASK, 5, True, 0).request_timeout_ms == 0
@@ -543,7 +543,7 @@ def test_disconnect_returns_all_in_flight_requests_in_order(rig: ClientRig) -> N
     assert rig.client.in_flight_request_count() == 0
 
 
-def test_disconnect_while_versions_are_asked_for_gives_nothing_back() -> None:
+def test_disconnect_during_the_versions_request_returns_no_response() -> None:
     rig = ClientRig(1)
     rig.await_metadata()
     node = rig.node(0)
@@ -580,7 +580,7 @@ def test_metadata_request_lost_with_its_connection_fails_the_update(rig: ClientR
     rig.await_metadata()
 
 
-def test_metadata_request_of_the_user_is_not_the_updaters(rig: ClientRig) -> None:
+def test_metadata_request_of_the_caller_is_separate(rig: ClientRig) -> None:
     rig.network.held.add(0)
     request = rig.send(0, BROKERS_ONLY)
     rig.poll()
@@ -688,7 +688,7 @@ def test_connected_node_with_nothing_in_flight_is_chosen() -> None:
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
 
 
-def test_else_the_ready_node_with_the_fewest_in_flight() -> None:
+def test_least_loaded_is_the_node_with_fewest_in_flight() -> None:
     rig = ClientRig(3)
     rig.await_metadata()
     for node_id, count in ((0, 3), (1, 2), (2, 4)):
@@ -769,7 +769,7 @@ def test_poll_waits_at_most_its_timeout(rig: ClientRig) -> None:
     assert rig.now_ms - before_ms == 1_234
 
 
-def test_after_the_end_nothing_is_polled_or_sent(rig: ClientRig) -> None:
+def test_poll_and_send_after_close_raise(rig: ClientRig) -> None:
     request = rig.client.new_client_request("0", ASK, rig.now_ms, True)
     rig.client.close()
     with pytest.raises(DisconnectError):
@@ -872,13 +872,13 @@ def test_other_cause_and_other_node_are_logged_at_once(losses: LossLog, caplog: 
     assert shown(caplog) == ["a", "b", "a"]
 
 
-def test_server_that_makes_up_causes_fills_no_log(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_of_ever_new_causes_are_limited(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(500):
         losses.tell(logging.ERROR, "1", "x" * number, 0)
     assert len(shown(caplog)) == 8
 
 
-def test_lines_below_a_warning_are_left_as_they_are(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_below_a_warning_are_not_limited(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         losses.tell(logging.INFO, "1", "closed", 0)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 3

@@ -87,7 +87,7 @@ def test_topic_partition_is_a_fact_and_begins_the_text_once() -> None:
     assert error.at(topic="t") is error
 
 
-def test_places_that_are_added_later_stand_before() -> None:
+def test_place_added_later_stands_first() -> None:
     error = KafkaError("no").at(node="3").at(topic="t")
     assert (error.node, error.topic, error.text, str(error)) == ("3", "t", "no", "Topic t: Node 3: no")
 

@@ -442,7 +442,7 @@ def test_settings_of_tls_that_do_not_fit_are_refused(settings: dict[str, Any], t
         {"security_protocol": "SSL", "ssl_protocol": "TLSv1.2"},
     ],
 )
-def test_settings_that_fit(settings: dict[str, Any]) -> None:
+def test_compatible_settings_are_accepted(settings: dict[str, Any]) -> None:
     assert config(**settings).security_protocol == settings["security_protocol"]
 
 

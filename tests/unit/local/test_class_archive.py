@@ -154,7 +154,7 @@ def test_failed_archive_is_retried_with_a_capable_java(
 
 
 @pytest.mark.parametrize("way", ["fails", "writes nothing"])
-def test_want_of_room_for_the_archive_itself_is_not_noted(
+def test_full_disk_for_the_archive_is_not_recorded(
     maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
     """Bug: a Java that cannot write the archive ends with 1, like a Java that cannot make one."""

@@ -113,7 +113,7 @@ def test_jvm_flags_favour_a_quick_start_by_default() -> None:
     assert "-Xmx512m" in command()
 
 
-def test_for_throughput_nothing_is_left_out_of_the_compiler() -> None:
+def test_throughput_uses_the_full_compiler() -> None:
     flags = command(tuned_for="throughput")
     assert not [flag for flag in flags if "Tiered" in flag or "SerialGC" in flag]
     assert {"-Xmx1g", "-XX:+UseG1GC"} < set(flags)

@@ -149,6 +149,6 @@ def test_listener_properties_cannot_be_overridden(name: str) -> None:
         ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "mechanisms": ("GSSAPI",)}, "needs `kerberos`"),
     ],
 )
-def test_security_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
+def test_contradicting_security_is_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(LocalBrokerError, match=text):
         BrokerSecurity(**arguments)

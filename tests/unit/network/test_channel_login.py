@@ -152,7 +152,7 @@ def test_channel_with_a_failed_send_is_not_ready(channel: Channel) -> None:
 
 
 @pytest.mark.parametrize("is_logged_in", [False, True])
-def test_connection_closed_before_login_hints_at_the_listener(
+def test_connection_closed_before_login_names_the_listener(
     channel: Channel, transport: Transport, is_logged_in: bool
 ) -> None:
     if is_logged_in:
@@ -164,7 +164,7 @@ def test_connection_closed_before_login_hints_at_the_listener(
     assert str(caught.value) == f"Node 1 at there:1 closed the connection{end}"
 
 
-def test_before_the_login_every_frame_is_the_authenticators(channel: Channel, authenticator: Authenticator) -> None:
+def test_frames_before_the_login_go_to_the_authenticator(channel: Channel, authenticator: Authenticator) -> None:
     assert channel.take(NetworkReceive("1", IN_FLIGHT), 0)
     assert authenticator.heard == [IN_FLIGHT]
 

@@ -58,7 +58,7 @@ class Client:
         return found
 
 
-def test_it_has_the_real_ones_methods_with_the_same_arguments() -> None:
+def test_methods_and_arguments_are_those_of_the_selector() -> None:
     for name, method in inspect.getmembers(Selector, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(FakeSelector, name)) == inspect.signature(method), name
@@ -181,7 +181,7 @@ def test_impossible_frame_length_is_a_protocol_error(length: int) -> None:
     assert isinstance(client.selector.disconnected["0"].error, ProtocolError)
 
 
-def test_misuse_is_refused_as_by_the_real_one() -> None:
+def test_misuse_is_refused_like_by_the_selector() -> None:
     client = Client().connected()
     with pytest.raises(IllegalStateError, match="already"):
         client.connect()

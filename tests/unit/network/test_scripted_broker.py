@@ -260,7 +260,7 @@ def test_list_offsets_finds_ends_and_times(cluster: ScriptedCluster) -> None:
     assert [offset(at) for at in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, 0, 101, 102)] == [0, 2, 0, 1, -1]
 
 
-def test_producer_ids_are_new_and_transactional_ones_bump(cluster: ScriptedCluster) -> None:
+def test_producer_ids_are_new_and_transactional_epochs_grow(cluster: ScriptedCluster) -> None:
     first, second = (ask(cluster, InitProducerIdRequest()) for _ in range(2))
     assert first.producer_id != second.producer_id
     epochs = [ask(cluster, InitProducerIdRequest("txn", 1000)) for _ in range(2)]

@@ -128,7 +128,7 @@ def test_fence_in_the_last_epoch_does_not_overflow() -> None:
     assert bench.commit(OpenTransaction("id", 1000, MAX_EPOCH, 2)).status is EndTxnStatus.INVALID_PID_MAPPING
 
 
-def test_two_transactions_hold_readers_up_until_both_have_ended() -> None:
+def test_readers_wait_for_the_first_open_transaction() -> None:
     bench = CoordinatorBench()
     first, second = bench.open("a", "b")
     log = bench.cluster.log("t", 0)

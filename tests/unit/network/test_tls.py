@@ -20,7 +20,7 @@ SIZES = st.one_of(st.integers(1, 200), st.integers(RECORD - 2, RECORD + 2), st.i
 
 
 @given(st.lists(SIZES, min_size=1, max_size=40), st.data())
-def test_pieces_are_the_same_bytes_and_few(sizes: list[int], data: st.DataObject) -> None:
+def test_pieces_have_the_same_bytes_and_are_few(sizes: list[int], data: st.DataObject) -> None:
     whole = bytes(number % 251 for number in range(sum(sizes)))
     view, at, buffers = memoryview(whole), 0, []
     for size in sizes:

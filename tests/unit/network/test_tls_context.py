@@ -400,7 +400,7 @@ def test_key_file_is_private_and_removed(has_memory_files: bool, monkeypatch: py
     assert not Path(path).exists()
 
 
-def test_no_program_that_is_started_meanwhile_gets_the_key() -> None:
+def test_started_programs_do_not_inherit_the_key() -> None:
     with file_in_memory("private") as path:
         assert path.startswith("/proc/self/fd/")
         assert not os.get_inheritable(int(path.rpartition("/")[2]))

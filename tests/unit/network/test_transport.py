@@ -28,7 +28,7 @@ def test_name_without_address_is_named(host: str) -> None:
 
 
 @pytest.mark.parametrize("port", [0, 9092])
-def test_host_of_a_broker_is_no_line_of_the_log(port: int) -> None:
+def test_host_with_a_line_break_stays_on_one_line(port: int) -> None:
     with pytest.raises(BootstrapResolutionError) as refused:
         resolve("evil\n2026-01-01 CRITICAL root: forged\x1b[2J", port)
     assert str(refused.value).isprintable()
@@ -43,7 +43,7 @@ def test_host_with_control_characters_is_not_asked_for(host: str, monkeypatch: p
     assert str(refused.value).isprintable()
 
 
-def test_no_name_is_not_this_machine() -> None:
+def test_empty_host_is_refused() -> None:
     with pytest.raises(BootstrapResolutionError, match="there is no host"):
         resolve("", 9092)
 
@@ -76,6 +76,6 @@ def test_address_without_reverse_dns_stands_for_itself(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".\u00e9"])
-def test_canonical_names_of_no_host_name_it(host: str) -> None:
+def test_unresolvable_canonical_name_is_named(host: str) -> None:
     with pytest.raises(BootstrapResolutionError, match=f"{host} cannot be resolved"):
         canonical_names(host)

@@ -340,7 +340,7 @@ def test_error_of_the_iterator_passes_and_keeps_the_rows_before() -> None:
 
 
 @pytest.mark.parametrize("given", [[], (), None, 5, object()], ids=repr)
-def test_rows_that_are_no_iterator_are_a_type_error(given: Any) -> None:
+def test_rows_without_an_iterator_raise_type_error(given: Any) -> None:
     with pytest.raises(TypeError, match="iterator"):
         Columns().taker.take(given, 1, 1)
 
@@ -385,7 +385,7 @@ class Lookalike:
 
 
 @pytest.mark.parametrize("text", ["key", "value"])
-def test_error_of_a_header_key_is_raised_and_nothing_stays(text: str) -> None:
+def test_error_of_a_header_key_leaves_no_row(text: str) -> None:
     other = "key" if text == "value" else "other"
     lookalike: dict[Any, Any] = {other: "a", Lookalike(text, raising(HarmError())): 1}
     columns = Columns(("value", "key", "headers"))
@@ -517,7 +517,7 @@ def test_wrong_arguments_of_a_taker_are_refused(arguments: Any) -> None:
         RowTaker(R, ("key",), (), 1, 1, header_bytes=1)
 
 
-def test_every_object_is_given_back() -> None:
+def test_every_reference_is_released() -> None:
     text, number = "text " * 10, 10**20
     names = ["key", "value", "headers", "partition"]
     headers = [("a" * 50, text), ["b" * 50, text], {"key": text, "value": text}, row(["value", "key"], text, text)]

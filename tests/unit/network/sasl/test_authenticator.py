@@ -122,7 +122,7 @@ class Rig:
         self.answer(now_ms, auth_bytes=message, **values)
 
 
-def test_versions_then_the_mechanism_then_its_messages() -> None:
+def test_login_sends_versions_mechanism_and_messages() -> None:
     mechanism = Mechanism([b"one", b"two", None])
     rig = Rig(mechanism)
     rig.shake_hands()
@@ -342,7 +342,7 @@ def test_node_without_the_framed_exchange_gets_no_message() -> None:
     assert rig.authenticator.take_outgoing() is None
 
 
-def test_versions_that_are_refused() -> None:
+def test_refused_versions_request_raises() -> None:
     rig = Rig(Mechanism([b"one"]))
     rig.authenticator.begin()
     rig.take()
@@ -350,7 +350,7 @@ def test_versions_that_are_refused() -> None:
         rig.answer(error_code=ErrorCode.not_controller)
 
 
-def test_another_id_and_an_answer_to_nothing() -> None:
+def test_answer_with_another_id_or_without_request_raises() -> None:
     rig = Rig(Mechanism([b"one", None]))
     rig.authenticator.begin()
     rig.take()

@@ -51,7 +51,7 @@ def test_extensions_follow_the_token() -> None:
         ("a", "\u00e9"),
     ],
 )
-def test_extensions_that_would_break_out(name: str, value: str) -> None:
+def test_malformed_extension_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="extension"):
         OAuthBearerMechanism(lambda: Secret(TOKEN), {name: value})
 

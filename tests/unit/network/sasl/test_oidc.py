@@ -49,7 +49,7 @@ def test_keys_of_a_connection_are_written_to_no_file(
     assert "SECRET" not in (keys.read_text() if keys.exists() else "")
 
 
-def test_scope_and_credentials_that_are_encoded(endpoint: Endpoint) -> None:
+def test_scope_and_credentials_are_url_encoded(endpoint: Endpoint) -> None:
     endpoint.provider(client_id="me:you", scope="kafka read", url_encodes_header=True)()
     ((_, headers, body),) = endpoint.requests
     assert body == "grant_type=client_credentials&scope=kafka+read"
@@ -102,7 +102,7 @@ def test_expiry_comes_from_the_answer_or_the_token(endpoint: Endpoint, answer: d
         {"access_token": "opaque", "expires_in": "9" * 5_000},
     ],
 )
-def test_answers_that_make_no_sense(endpoint: Endpoint, answer: object) -> None:
+def test_malformed_answer_is_a_retriable_error(endpoint: Endpoint, answer: object) -> None:
     endpoint.respond = answering(200, answer)
     with pytest.raises(RetriableError, match="The token endpoint localhost:"):
         endpoint.provider()()
