@@ -1,6 +1,5 @@
-"""The rooms of the package: arrows point down, nobody goes in a circle, and what only one room may use, only it uses.
-
-Reads the imports with `ast`; nothing is run.
+"""The rooms of the package: imports point down, there is no circle, and some libraries have one room. The tests read
+the imports with `ast` and run nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "spark_kafka_sink"
 
 LAYERS = {"common": 0, "record": 1, "protocol": 1, "network": 2, "client": 3, "producer": 4, "admin": 4, "sink": 5}
-"""`local` stands beside: it may use `common` alone, and no room may use it."""
+"""`local` stands beside: it may use only `common`, and no room may use it."""
 ABOVE_ALL = 6
 """The package itself, which imports its public names, and its commands."""
 
@@ -34,9 +33,9 @@ ONLY_ROOMS = {
 }
 ROOM_THAT_STARTS_THREADS = "producer"
 BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.login"
-"""Slow steps of an authentication: each a thread that ends with it."""
+"""Slow steps of an authentication: each is a thread that ends with its step."""
 METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
-"""Listens for Prometheus in a thread of its own; no connection of Kafka's goes through it."""
+"""Serves Prometheus in its own thread, without a connection to Kafka."""
 MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_A_FUNCTION = 60
 """Ruff limits the complexity (pyproject.toml)."""
@@ -49,7 +48,7 @@ CRUMBS = {
     "network.acknowledgements": "only network/ may use sockets, and this one is Spark's, not the producer's",
     "network.sasl.plain": "each mechanism of SASL has a file",
 }
-"""Short files with one importer, and why each does not move in with its importer."""
+"""Short files with one importer, and why each stands apart from its importer."""
 
 
 def modules() -> list[Path]:
@@ -67,7 +66,7 @@ def room(module: str) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(module imported, whether only for type checking)."""
+    """(imported module, whether only for type checking)."""
     tree = ast.parse(path.read_text())
     typing_only: set[ast.AST] = set()
     for node in ast.walk(tree):
@@ -174,7 +173,7 @@ def test_only_the_producer_starts_a_thread_but_for_slow_logins() -> None:
 
 
 def test_only_loop_owners_read_the_clock() -> None:
-    """`time` is read in common/clock.py alone; everyone else is handed a Clock or `now_ms`."""
+    """Only common/clock.py reads `time`. All other code gets a Clock or `now_ms`."""
     readers = [
         dotted(path)
         for path in modules()
@@ -185,7 +184,7 @@ def test_only_loop_owners_read_the_clock() -> None:
 
 
 def definitions() -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, int]]:
-    """(its module and name, the definition, its lines) for each class and function."""
+    """Return (module and name, definition, lines) of each class and function."""
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -212,7 +211,7 @@ def test_functions_have_at_most_60_lines() -> None:
 
 
 def test_file_of_more_than_700_lines_says_why() -> None:
-    """Its docstring has a sentence with "700 lines"."""
+    """Its docstring must have a sentence with "700 lines"."""
     unexplained = []
     for path in modules():
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""constraints.txt: the versions that make installs, one for each package of setup.cfg and within its range."""
+"""constraints.txt has the versions that make installs: one for each package of setup.cfg, within its range."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("local", "test", "engine", "benchmark")
-"""Those of make setup and make benchmark."""
+"""The extras of make setup and make benchmark."""
 NEWEST = {"test-pyspark", "constraints"}
-"""Targets that take the newest versions: what goes with another PySpark, and what the file is made of."""
+"""Targets that take the newest versions: with another PySpark, and to make the file."""
 
 
 def requirements() -> list[Requirement]:

@@ -31,7 +31,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def settings_table(prefixes: tuple[str, ...], *, inside: bool) -> str:
-    """Of the settings whose names begin with one of `prefixes`, or of all others."""
+    """Return the table of settings whose names begin with one of `prefixes`, or of all others."""
     return table(
         ("option", "type", "default", "meaning"),
         [
@@ -82,7 +82,7 @@ def test_every_option_of_the_sink_has_its_row() -> None:
 
 
 def settings_of_librdkafka() -> Iterator[tuple[str, list[str]]]:
-    """A setting of librdkafka, and what the page says it is here; not those that have the same name."""
+    """Yield a setting of librdkafka and its names here by the page, without those of the same name."""
     section = (DOCS / "migrating-from-confluent-kafka.md").read_text().split("## Settings")[1]
     for there, here in re.findall(r"^\| (`.+?) \| (.+) \|$", section, re.MULTILINE):
         if names := re.findall(r"`(kafka\.[a-z][a-z0-9.]*)`", here):
@@ -101,7 +101,7 @@ def test_librdkafka_setting_is_refused_with_the_name_of_its_page(there: str, her
 
 
 def texts_of(source: str) -> Iterator[str]:
-    """Every string of a module, with … for what an f-string fills in."""
+    """Yield every string of a module, with … for the values of an f-string."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
@@ -110,12 +110,12 @@ def texts_of(source: str) -> Iterator[str]:
 
 
 def texts_below(folder: Path) -> list[str]:
-    """Without the backquotes that mark settings: the errors show none."""
+    """Return texts without the backquotes that mark settings, because errors show none."""
     return [text.replace("`", "") for path in sorted(folder.rglob("*.py")) for text in texts_of(path.read_text())]
 
 
 def quoted(section: str) -> list[str]:
-    """What the headings of a section of troubleshooting.md quote."""
+    """Return the quotes in the headings of a section of troubleshooting.md."""
     body = TROUBLESHOOTING.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     return [text for line in re.findall(r"^### (.*)$", body, re.MULTILINE) for text in re.findall(r"`([^`]+)`", line)]
 
@@ -152,13 +152,13 @@ def test_every_quoted_text_of_spark_is_in_a_test() -> None:
 
 
 def redaction(name: str) -> str:
-    """A setting of Spark's that the page gives."""
+    """Return a setting of Spark that the page gives."""
     (value,) = re.findall(rf"^{re.escape(name)}=(.+)$", (DOCS / "security.md").read_text(), re.MULTILINE)
     return str(value)
 
 
 PEM = "-----BEGIN ENCRYPTED PRIVATE KEY-----\\nMIICANARY+/=\\nCANARY"
-"""As Spark writes it, up to the place where it may cut it off."""
+"""As Spark writes it, up to where it may be cut."""
 
 
 @pytest.mark.parametrize(

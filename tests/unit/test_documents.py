@@ -1,6 +1,5 @@
-"""Documents: how long they may be, and that what they name is there. Not whether they are well written.
-
-`python tests/unit/test_documents.py` writes spark_kafka_sink/FILES.md again.
+"""The lengths of documents, and that files, options and commands in them exist. `python tests/unit/test_documents.py`
+writes spark_kafka_sink/FILES.md again.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(d
 FILE = re.compile(r"[\w./-]*\w\.(?:py|md|c|cfg|toml|properties)(?![\w.(])")
 MISSPELT = {"kafka.lingr.ms"}
 ELSEWHERE = {"job.py", "conftest.py", "requirements.txt"}
-"""Files of the reader."""
+"""Files of the reader, not of the project."""
 
 
 def spans(document: Path) -> list[str]:
-    """What stands between backticks, and the lines of code blocks."""
+    """Return the texts between backticks, and the lines of code blocks."""
     text = document.read_text()
     blocks = re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL)
     rest = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
@@ -47,7 +46,7 @@ def spans(document: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def files() -> set[str]:
-    """Every file of the project, and each end of its path."""
+    """Return every file of the project, and each end of its path."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -60,7 +59,7 @@ def files() -> set[str]:
 
 
 @pytest.mark.parametrize(("document", "most"), LONGEST.items(), ids=lambda value: getattr(value, "name", ""))
-def test_document_is_no_longer_than_it_may_be(document: Path, most: int) -> None:
+def test_document_is_within_its_limit(document: Path, most: int) -> None:
     assert len(document.read_text().splitlines()) <= most
 
 
@@ -109,7 +108,7 @@ def test_options_that_a_document_names_are_known(document: Path) -> None:
 
 
 def first_sentence(path: Path) -> str:
-    """Of the module's docstring, up to the first full stop before a blank or its end."""
+    """Return the first sentence of the module's docstring: up to a full stop before a blank or the end."""
     head = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
     return re.match(r".*?(?:\.(?= [A-Z`])|$)", head)[0]  # type: ignore[index]
 

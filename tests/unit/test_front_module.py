@@ -1,4 +1,4 @@
-"""`pyspark_kafka_sink`: Spark loses all Python data sources where such a module raises on import."""
+"""`pyspark_kafka_sink`: Spark loses all Python data sources if such a module raises on import."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for use in (
 
 
 def use_without(name: str, error: str) -> list[str]:
-    """The lines that each use prints where importing `name` raises `error`."""
+    """Return the lines that each use prints if the import of `name` raises `error`."""
     done = run_strictly(f"{BLOCK}\nsys.meta_path.insert(0, Blocked({name!r}, {error}))\n{USE}")
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""What the package says of itself, and what a process that only produces does not load."""
+"""The version of the package, and the modules that a process with only a producer does not import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ print({"http.client", "urllib.request", "pyspark", "pandas"} & sys.modules.keys(
 """
 
 
-def test_its_version_is_the_installed_ones() -> None:
+def test_version_is_that_of_the_installed_package() -> None:
     assert spark_kafka_sink.__version__ == importlib.metadata.version("spark-kafka-sink")
 
 
@@ -38,6 +38,6 @@ except ImportError as error:
 
 
 def test_pyspark_too_old_for_the_data_source_is_named() -> None:
-    """Where the package was installed without its dependencies, as for clusters that bring PySpark."""
+    """The package may be installed without its dependencies, for clusters that have PySpark."""
     done = run_strictly(OLDER_SPARK)
     assert "needs PySpark 4.1 or newer, and this is 4.0.1: " in done.stdout

@@ -18,7 +18,7 @@ def test_cluster_has_the_transaction_version_of_its_brokers(version: int) -> Non
     assert bench.coordinator.transaction_version(bench.timer()) == version
 
 
-def test_brokers_without_that_feature_have_version_0() -> None:
+def test_brokers_without_the_feature_have_version_0() -> None:
     bench = CoordinatorBench()
     bench.cluster.finalized_features.clear()
     assert bench.coordinator.transaction_version(bench.timer()) == 0
@@ -32,7 +32,7 @@ def test_without_any_broker_the_version_is_not_guessed() -> None:
     assert bench.rig.now_ms <= 1_002_200
 
 
-def test_leaving_it_closes_its_connections() -> None:
+def test_leaving_the_context_closes_connections() -> None:
     bench = CoordinatorBench()
     with bench.coordinator as entered:
         assert entered is bench.coordinator

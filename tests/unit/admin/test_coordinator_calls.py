@@ -1,4 +1,4 @@
-"""Calls to coordinators, and the lookups before them, over scripted nodes."""
+"""Calls to coordinators and their lookups, over scripted nodes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def begin(bench: Bench, ids: Sequence[str]) -> dict[str, Outcome[ProducerIdAndEp
 
 
 def coordinators(bench: Bench) -> dict[str, int]:
-    """By transactional id, the node that `begin` has asked last."""
+    """Return the node that `begin` asked last, by transactional id."""
     return {exchange.request.transactional_id: exchange.node_id for exchange in bench.asked(ApiKey.INIT_PRODUCER_ID)}
 
 
@@ -191,7 +191,7 @@ def test_transactions_of_several_coordinators_end_in_parallel(bench: Bench) -> N
     outcomes = bench.end(opened)
     assert [outcome.transaction for outcome in outcomes] == opened
     assert {outcome.status for outcome in outcomes} == {EndTxnStatus.DONE}
-    assert bench.rig.now_ms - started_ms <= 2 * 2 * 50  # two round trips: five in flight a node, and four each
+    assert bench.rig.now_ms - started_ms <= 2 * 2 * 50  # two round trips of four requests a node, five may be in flight
     assert [exchange.node_id for exchange in bench.asked(ApiKey.END_TXN)].count(1) == 4
 
 
@@ -269,7 +269,7 @@ def test_silent_node_is_disconnected_after_the_request_timeout(bench: Bench) -> 
     assert REQUEST_TIMEOUT_MS <= second.now_ms - first.now_ms <= REQUEST_TIMEOUT_MS * 1.1
 
 
-def test_unknown_server_error_on_end_is_no_outcome(bench: Bench) -> None:
+def test_unknown_server_error_on_end_is_retried(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(UnknownServerError), times=2)
     assert bench.commit(open_).status is EndTxnStatus.DONE
@@ -286,7 +286,7 @@ def test_without_an_answer_the_outcome_is_unresolved_at_the_limit(bench: Bench) 
     for part in ("Commit of transactional id 'id'", "3000 ms", "connection was lost"):
         assert part in str(outcome.error)
     assert "None" not in str(outcome.error)
-    assert bench.state("id") == "CompleteCommit"  # which nobody could tell us
+    assert bench.state("id") == "CompleteCommit"  # the client does not see this
 
 
 @pytest.mark.parametrize("is_stalled", [True, False], ids=["not sent", "not connected"])
@@ -395,15 +395,15 @@ def test_refused_login_ends_the_call_for_every_item(bench: Bench) -> None:
         bench.rig.metadata.fatal_error(SaslAuthenticationError("no such user"))
         done.append(None)
 
-    bench.rig.selector.at(bench.rig.now_ms + 2, refuse)  # as the other's answer comes
+    bench.rig.selector.at(bench.rig.now_ms + 2, refuse)  # while the answer of the other comes
     started_ms = bench.rig.now_ms
     a, b = bench.end(opened)
     assert done
     assert a.status is EndTxnStatus.DONE
-    assert b.status is EndTxnStatus.UNRESOLVED  # its request was on its way
+    assert b.status is EndTxnStatus.UNRESOLVED  # its request is in flight
     assert isinstance(b.error, SaslAuthenticationError)
     assert "'b'" in str(b.error)
-    assert "None" not in str(b.error)  # no node has said it
+    assert "None" not in str(b.error)  # no node has reported it
     assert bench.rig.now_ms - started_ms < 6_000
 
 
@@ -472,8 +472,8 @@ def test_many_transactions_end_a_limited_number_at_a_time(monkeypatch: pytest.Mo
 def test_unreachable_coordinator_does_not_delay_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, stuck: str, error_code: int
 ) -> None:
-    """Bug: behind the first thousand items none was asked about while one of them had no answer: all but them stayed
-    open, at each restart anew.
+    """Bug: only the first thousand items were asked about while one of them had no answer. All others stayed open,
+    again at each restart.
     """
 
     def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:

@@ -42,7 +42,7 @@ def committed(bench: CoordinatorBench) -> list[bytes | None]:
 def test_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     write(bench, open_, "first")
-    # From version 2 on the partition's leader adds it to the transaction.
+    # From version 2 on the leader of the partition adds it to the transaction.
     assert len(bench.asked(ApiKey.ADD_PARTITIONS_TO_TXN)) == 2 - open_.transaction_version
     assert committed(bench) == []
     outcome = bench.commit(open_)
@@ -82,7 +82,7 @@ def test_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
 
 
 def test_fenced_writer_writes_nothing_and_raises(bench: CoordinatorBench) -> None:
-    """Bug: under version 2 it was a leader's InvalidProducerEpochError, of the place and not of the id."""
+    """Bug: under version 2 the error was the leader's InvalidProducerEpochError, without the id."""
     open_ = begin(bench)
     bench.raw.begin("driver")
     with pytest.raises(ProducerFencedError, match=r"'driver'.*newer producer with the same transactional id"):
@@ -90,7 +90,7 @@ def test_fenced_writer_writes_nothing_and_raises(bench: CoordinatorBench) -> Non
     assert bench.cluster.log("t", 0).batches == []
 
 
-def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorBench) -> None:
+def test_silent_broker_ends_at_the_timer_with_the_partition(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.on(ApiKey.PRODUCE, faults.lose_request(), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"t-0: No record was written within 3000 ms"):
@@ -180,7 +180,7 @@ def test_start_offset_moved_by_compaction_is_asked_for_again(bench: CoordinatorB
     assert len(bench.asked(ApiKey.FETCH)) == 2
 
 
-def test_another_partition_is_not_looked_at(bench: CoordinatorBench) -> None:
+def test_record_of_another_partition_is_not_found(bench: CoordinatorBench) -> None:
     bench.cluster.create_topic("u", 2)
     open_ = bench.raw.begin("driver")
     bench.raw.write(open_, TopicPartition("u", 1), "elsewhere")

@@ -90,7 +90,7 @@ ASK = InitProducerIdRequest()
 
 
 class Bench:
-    """A consumer client whose metadata has come."""
+    """A client whose metadata has arrived."""
 
     def __init__(self, node_count: int = 1) -> None:
         self.rig = ClientRig(node_count, ["t"])
@@ -150,7 +150,7 @@ def test_request_goes_in_the_poll_that_makes_its_node_ready(bench: Bench) -> Non
     assert bench.rig.client.in_flight_request_count("0") == 1
 
 
-def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
+def test_node_without_unsent_requests_is_forgotten(bench: Bench) -> None:
     bench.finish(bench.client.send(bench.rig.node(0), ASK))
     assert bench.client._unsent._queues == {}
 
@@ -278,7 +278,7 @@ def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None
 def test_reconnect_backoff_of_a_node_with_unsent_requests_bounds_poll(bench: Bench) -> None:
     bench.rig.connect(0)
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
-    bench.client.send(bench.rig.node(0), ASK)  # in flight: else the retry backoff would bound the poll
+    bench.client.send(bench.rig.node(0), ASK)  # in flight: otherwise the retry backoff would limit the poll
     bench.client.poll(bench.timer(0))
     down = Node(7, "broker-7", 9092)
     bench.rig.states.connecting("7", down.host, down.port, bench.rig.now_ms)
@@ -287,7 +287,7 @@ def test_reconnect_backoff_of_a_node_with_unsent_requests_bounds_poll(bench: Ben
     assert 0 < left_ms < 100
     bench.rig.client.connection_failed = lambda node: False  # type: ignore[method-assign]  # it is to stay queued
     bench.client.send(down, ASK)
-    bench.client.poll(bench.timer(0))  # takes the wake-up of the send
+    bench.client.poll(bench.timer(0))  # consumes the wake-up of the send
     assert waited(bench, 60_000) == left_ms
 
 
@@ -337,7 +337,7 @@ def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, cap
     assert again.error is error
 
 
-def test_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
+def test_poll_does_not_wait_for_a_completed_future(bench: Bench) -> None:
     done: RequestFuture[ClientResponse] = RequestFuture()
     done.fail(DisconnectError())
     assert waited(bench, 60_000, done) == 0

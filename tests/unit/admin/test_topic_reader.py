@@ -1,4 +1,4 @@
-"""Topics read whole, the newest records of a partition, and which batches a reader sees."""
+"""Reads of whole topics and of the newest records of a partition, and which batches a reader sees."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_batch_larger_than_the_limit_is_read_too() -> None:
     assert len(bench.fetches()) == 2
 
 
-def test_offsets_are_those_of_the_log() -> None:
+def test_offsets_are_found_by_time() -> None:
     bench = Bench(2)
     bench.append(0, "a", "b")
     bench.append(0, "c")
@@ -176,7 +176,7 @@ def test_read_committed_leaves_out_aborted_transactions() -> None:
     assert bench.rig.cluster.requests_of(ApiKey.LIST_OFFSETS)[0].request.isolation_level == 1
 
 
-def test_read_uncommitted_sees_them() -> None:
+def test_read_uncommitted_has_aborted_transactions() -> None:
     bench = Bench()
     write_transactions(bench)
     assert bench.read() == {0: ["kept", "dropped", "plain"]}
@@ -278,8 +278,7 @@ def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
 @pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
 def test_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.reader._timeout_ms = 60_000
+    bench = Bench(timeout_ms=60_000)
     bench.append(0, "a")
     bench.rig.cluster.on(api, fault)
     with caplog.at_level("CRITICAL"):
@@ -386,7 +385,7 @@ def test_fetch_response_without_records_is_empty() -> None:
     assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
 
 
-def test_partitions_that_were_not_asked_for_are_passed_over() -> None:
+def test_unrequested_partitions_are_ignored() -> None:
     bench = Bench()
     bench.append(0, "a")
 
@@ -437,7 +436,7 @@ def append(bench: CoordinatorBench, *values: str, key: bytes | None = None) -> N
 
 
 def newest(bench: CoordinatorBench, timeout_ms: int = 60_000) -> bytes | None:
-    """The value of the newest record with the key b"mine"."""
+    """Return the value of the newest record with the key b"mine"."""
     found = bench.coordinator.topics.last_of_keys(PLACE, [b"mine"], bench.timer(timeout_ms))[b"mine"]
     return None if found is None else found.value
 
@@ -446,7 +445,7 @@ def fetched_from(bench: CoordinatorBench) -> list[int]:
     return [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(ApiKey.FETCH)]
 
 
-def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
+def test_search_fetches_only_the_tail(bench: CoordinatorBench) -> None:
     append(bench, "decided", key=b"mine")
     assert newest(bench) == b"decided"
     assert fetched_from(bench) == [41 - 32]

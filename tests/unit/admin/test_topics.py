@@ -1,4 +1,4 @@
-"""The metadata of named topics, when a topic counts as gone, and how one is created, over scripted nodes."""
+"""The metadata of named topics, when a topic counts as gone, and how a topic is created, over scripted nodes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_topic_that_comes_back_is_not_gone(bench: CoordinatorBench) -> None:
 
 
 def test_topic_is_not_gone_while_no_node_answers(bench: CoordinatorBench) -> None:
-    """The client has begun again with its bootstrap addresses, and knows no topic."""
+    """Start the client again with its bootstrap addresses, without topics."""
     absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
     bench.rig.metadata.bootstrap([("broker-0", 9092)])
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_topic_is_not_gone_while_no_node_answers(bench: CoordinatorBench) -> Non
 
 
 @pytest.mark.parametrize("api_key", [ApiKey.LIST_OFFSETS, ApiKey.FETCH])
-def test_topic_deleted_while_it_is_read_is_not_waited_for(bench: CoordinatorBench, api_key: ApiKey) -> None:
+def test_topic_deleted_during_a_read_is_not_awaited(bench: CoordinatorBench, api_key: ApiKey) -> None:
     def delete(cluster: ScriptedCluster, _: Exchange, proceed: Proceed) -> Answer:
         if "t" in cluster.topics:
             cluster.delete_topic("t")
@@ -141,7 +141,7 @@ def ensure(bench: CoordinatorBench, topic: str, limit_ms: int = 60_000) -> int:
     return bench.coordinator.creation.ensure(topic, 5, 3, {"cleanup.policy": "compact"}, bench.timer(limit_ms))
 
 
-def test_missing_topic_is_created_with_one_replica_a_node() -> None:
+def test_missing_topic_has_one_replica_per_node() -> None:
     bench = CoordinatorBench(node_count=2)
     assert ensure(bench, "decisions") == 5
     assert ensure(bench, "decisions") == 5
@@ -180,8 +180,8 @@ def test_refused_creation_is_raised_with_the_topic() -> None:
         ensure(bench, "decisions")
 
 
-def test_earlier_refused_topic_does_not_affect_others() -> None:
-    """A client serves all queries of its process: one under the wrong decision.topic, and the same corrected."""
+def test_refused_topic_does_not_affect_later_ones() -> None:
+    """One client serves all queries of its process: a query with a wrong decision.topic, and the corrected query."""
     bench = CoordinatorBench()
     with pytest.raises(InvalidTopicError, match="my decisions"):
         ensure(bench, "my decisions")
@@ -192,7 +192,7 @@ def test_earlier_refused_topic_does_not_affect_others() -> None:
 
 
 def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
-    """Brokers with ZooKeeper pass nothing on."""
+    """Brokers with ZooKeeper forward no request."""
     bench = CoordinatorBench()
     for controller in range(3):
         bench.cluster.controller_id = controller
@@ -205,7 +205,7 @@ def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
 
 
 def test_quota_on_topic_creation_is_waited_for() -> None:
-    """KIP-599: a broker refuses what goes beyond it, and says for how long."""
+    """KIP-599: a broker refuses requests above the quota, and returns the time to wait."""
     bench = CoordinatorBench(node_count=1)
     exceeded = faults.fail_with(ErrorCode.throttling_quota_exceeded)
 
@@ -257,7 +257,7 @@ def test_failing_topic_creation_ends_at_the_limit_with_its_cause() -> None:
 
 
 @pytest.mark.parametrize("limit_ms", [3 * 10**9, 2**63 - 1], ids=["beyond 32 bits", "Long.MAX_VALUE"])
-def test_topic_is_created_however_long_that_may_take(limit_ms: int) -> None:
+def test_slow_topic_creation_is_awaited(limit_ms: int) -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "decisions", limit_ms) == 5
 

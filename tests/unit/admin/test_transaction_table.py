@@ -1,5 +1,5 @@
-"""The scripted broker answers the driver as real ones do (tests/integration/admin/test_cluster_client.py runs the same
-cases there).
+"""The scripted broker answers like real brokers. tests/integration/admin/test_cluster_client.py runs the same cases
+there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("marker_delay_ms", [0, 30])
 @pytest.mark.parametrize("run", CASES, ids=lambda run: run.__name__)
-def test_scripted(run: Case, version: int, marker_delay_ms: int) -> None:
+def test_scripted_broker_answers_like_a_real_one(run: Case, version: int, marker_delay_ms: int) -> None:
     rig = ClientRig(3)
     rig.cluster.finalized_features["transaction.version"] = version
     rig.cluster.transactions.marker_delay_ms = marker_delay_ms

@@ -203,7 +203,7 @@ def test_only_the_broker_that_is_loading_is_asked_again(bench: CoordinatorBench,
 
 
 def test_listing_skips_a_dead_broker_and_finds_its_transactions_elsewhere(bench: CoordinatorBench) -> None:
-    """By the others, which have answered before they had it."""
+    """The other brokers, which answered before, report it."""
 
     def notice() -> None:
         bench.cluster.live_node_ids.discard(1)
@@ -240,7 +240,7 @@ def test_without_any_broker_the_list_ends_at_its_limit(bench: CoordinatorBench) 
 
 
 def test_listing_after_rebootstrap_asks_all_brokers(bench: CoordinatorBench) -> None:
-    """Not those addresses, which may be one of many."""
+    """Not the bootstrap addresses, which may all be one broker."""
     bench.open("a", "b", "c")
     bench.cluster.on(ApiKey.METADATA, faults.delay(50))
     bench.rig.selector.at(bench.rig.now_ms + 10, bench.rig.metadata.rebootstrap)

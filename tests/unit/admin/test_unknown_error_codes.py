@@ -1,4 +1,4 @@
-"""An error code that this client does not know is told with its number, the request, and the partition or node."""
+"""An error code that is new to this client is shown with its number, the request, and the partition or node."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CALLS: dict[ApiKey, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("api_key", CALLS, ids=lambda api_key: api_key.name)
-def test_its_number_request_and_place_are_in_the_error(api_key: ApiKey) -> None:
+def test_error_has_number_request_and_place(api_key: ApiKey) -> None:
     bench = CoordinatorBench(version=1 if api_key is ApiKey.ADD_PARTITIONS_TO_TXN else 2)
     call, place = CALLS[api_key]
     bench.coordinator.creation.ensure("t", 1, 1, {}, bench.timer())

@@ -1,4 +1,4 @@
-"""What jobs that measure refuse on their command lines, before they begin."""
+"""Arguments that benchmarks refuse before they begin."""
 
 from __future__ import annotations
 

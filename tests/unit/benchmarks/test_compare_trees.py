@@ -1,4 +1,4 @@
-"""Which tree takes which turn, and the ratios of the turns. Nothing is built or measured."""
+"""The order of the trees in turns, and the ratios of the turns. No tree is built or measured."""
 
 from __future__ import annotations
 

@@ -71,13 +71,13 @@ def test_negative_claim_is_version_0() -> None:
     assert discovery.take_version("1") == 0
 
 
-def test_any_other_error_gives_the_node_up() -> None:
+def test_other_error_of_api_versions_raises() -> None:
     with pytest.raises(KafkaError) as caught:
         VersionDiscovery(ApiVersions()).on_response("1", LATEST, response(42))
     assert caught.value.error_code == ErrorCode.invalid_request
 
 
-def test_range_upside_down_leaves_the_node_known() -> None:
+def test_inverted_range_keeps_the_node_known() -> None:
     registry = ApiVersions()
     assert VersionDiscovery(registry).on_response("1", LATEST, response(ranges=[(3, 0, 9), (23, 3, 0)]))
     known = registry.get("1")

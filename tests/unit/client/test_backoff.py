@@ -5,12 +5,12 @@ import random
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 
 
-def test_doubles_with_each_attempt_up_to_the_maximum() -> None:
+def test_backoff_doubles_with_each_attempt_to_the_maximum() -> None:
     backoff = ExponentialBackoff(100, 2, 1_000, 0.0, random.Random(1))
     assert [backoff.backoff_ms(attempts) for attempts in range(6)] == [100, 200, 400, 800, 1_000, 1_000]
 
 
-def test_jitter_spreads_by_its_share_and_never_beyond_the_maximum() -> None:
+def test_jitter_stays_within_its_share_and_the_maximum() -> None:
     backoff = ExponentialBackoff(100, 2, 1_000, 0.2, random.Random(1))
     first = {backoff.backoff_ms(0) for _ in range(500)}
     assert min(first) in range(80, 85)

@@ -20,7 +20,7 @@ NODE = "7"
 
 
 class Names:
-    """A resolver that counts, whose answers a test may change."""
+    """A resolver that counts its calls. A test may change its answers."""
 
     def __init__(self, *hosts: str) -> None:
         self.hosts = list(hosts)
@@ -56,7 +56,7 @@ def test_node_never_tried_may_connect_at_once() -> None:
     assert not states.is_disconnected(NODE)
 
 
-def test_states_follow_one_another_from_connecting_to_ready() -> None:
+def test_states_go_from_connecting_to_ready() -> None:
     states = make()
     connect(states, 0)
     assert states.is_connecting(NODE)

@@ -26,7 +26,7 @@ def canonical_names(host: str) -> Sequence[str]:
     return [f"one.{host}", f"two.{host}"]
 
 
-def test_names_that_resolve_stay_as_they_are() -> None:
+def test_resolvable_names_are_not_changed() -> None:
     servers = [("a", 1), ("b", 2)]
     assert bootstrap_addresses(servers, ALL, resolve, canonical_names) == servers
 

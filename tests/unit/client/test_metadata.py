@@ -29,7 +29,7 @@ T0 = TopicPartition("t", 0)
 
 
 class SomeTopics(Metadata):
-    """Follows `wanted`; those in `new` are asked for in partial updates."""
+    """Requests the topics in `wanted`. Those in `new` are requested in partial updates."""
 
     def __init__(self, wanted: Iterable[str] = ("t", "u")) -> None:
         super().__init__(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
@@ -115,7 +115,7 @@ def test_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
 
 
 def test_replicas_that_partitions_have_in_common_are_looked_up_once(metadata: SomeTopics) -> None:
-    """They are half of the work of a new view, and every new topic and change of a leader makes one."""
+    """They are half of the work of a new view, and each new topic and each leader change makes a view."""
     update(metadata, response(topic("t", partition(), partition(number=1, leader=1))))
     first, second = metadata.fetch().partitions_for_topic("t")
     assert first.replicas is second.replicas
@@ -146,7 +146,7 @@ def test_update_request_waits_for_the_backoff(metadata: SomeTopics) -> None:
     assert metadata.update_requested()
     wait_ms = metadata.time_to_next_update(1_000)
     assert 80 <= wait_ms <= 120
-    assert metadata.time_to_next_update(1_000) == wait_ms, "asking twice gives the same answer"
+    assert metadata.time_to_next_update(1_000) == wait_ms, "a second call gives the same answer"
     assert metadata.time_to_next_update(1_000 + wait_ms) == 0
 
 
@@ -164,7 +164,7 @@ def test_update_backoff_grows_and_resets_after_a_success(metadata: SomeTopics) -
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopics) -> None:
+def test_updates_without_changes_slow_down(metadata: SomeTopics) -> None:
     waits = []
     for _ in range(6):
         update(metadata, response(topic("t", partition())))
@@ -173,7 +173,7 @@ def test_updates_that_bring_nothing_new_come_ever_more_slowly(metadata: SomeTopi
     assert waits[0] <= 120, "the first brought the partition's epoch"
     assert waits[-1] >= 800
     metadata.request_update()
-    assert metadata.time_to_next_update(1_000) <= 120, "a new interest starts over"
+    assert metadata.time_to_next_update(1_000) <= 120, "a new request starts over"
 
 
 @pytest.mark.parametrize("stale", [topic("t", error=5), topic("t", partition(error=5))], ids=["topic", "partition"])
@@ -198,7 +198,7 @@ def test_newer_epoch_is_reported_as_a_change(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
+def test_failure_restarts_the_wait_for_changes(metadata: SomeTopics) -> None:
     for _ in range(6):
         update(metadata, response(topic("t", partition())))
     metadata.failed_update(1_000)
@@ -206,7 +206,7 @@ def test_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
+def test_update_for_age_does_not_wait_for_changes(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     now_ms = 1_000 + EXPIRE_MS
     for _ in range(6):
@@ -336,8 +336,8 @@ def test_partial_update_drops_topics_that_are_not_retained(metadata: SomeTopics)
     assert metadata.fetch().invalid_topics == frozenset()
 
 
-def test_new_topics_are_added_to_the_view_that_there_is(metadata: SomeTopics) -> None:
-    """Made anew for each topic, as one send after the other brings them, views took most of its time."""
+def test_new_topics_are_added_to_the_view(metadata: SomeTopics) -> None:
+    """Made again for each topic, as consecutive sends bring topics, views took most of the time."""
     metadata.wanted = {"t", "u", "v"}
     of_t = topic("t", partition(), partition(number=1, leader=None), topic_id=ID_A)
     of_u = topic("u", partition("u", leader=1), topic_id=ID_B)
@@ -407,7 +407,7 @@ def test_partition_without_leader_asks_for_a_full_update(metadata: SomeTopics) -
 @pytest.mark.parametrize(
     "code", [ErrorCode.invalid_topic_exception, ErrorCode.topic_authorization_failed, ErrorCode.unknown_server_error]
 )
-def test_other_errors_of_a_topic_ask_for_nothing(metadata: SomeTopics, code: int) -> None:
+def test_other_topic_errors_request_no_update(metadata: SomeTopics, code: int) -> None:
     update(metadata, response(topic("t", error=code)))
     assert not metadata.update_requested()
 
@@ -456,38 +456,35 @@ def test_topic_created_again_starts_from_a_lower_epoch(metadata: SomeTopics) -> 
     assert metadata.cache.topic_ids == {"t": ID_B}
 
 
-def test_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
-    update(metadata, response(topic("t", partition(leader=1, epoch=2), topic_id=ID_B)))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 2)
-    assert metadata.current_leader(T0).epoch == 2
-
-
-def test_without_topic_ids_epochs_still_only_grow(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
-    update(metadata, response(topic("t", partition(leader=1, epoch=2))))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
+@pytest.mark.parametrize(
+    ("old_id", "new_id", "new_epoch", "leader", "epoch"),
+    [
+        (ID_A, ID_B, 2, 1, 2),
+        (None, None, 2, 0, 9),
+        (ID_A, None, 2, 0, 9),
+        (None, None, None, 1, None),
+    ],
+    ids=["another topic id", "no topic ids", "no id in the second answer", "no epoch in the second answer"],
+)
+def test_leader_after_an_answer_with_lower_or_no_epoch(
+    metadata: SomeTopics,
+    old_id: UUID | None,
+    new_id: UUID | None,
+    new_epoch: int | None,
+    leader: int,
+    epoch: int | None,
+) -> None:
+    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=old_id)))
+    update(metadata, response(topic("t", partition(leader=1, epoch=new_epoch), topic_id=new_id)))
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[leader], epoch)
 
 
 def test_unreliable_epochs_are_not_used(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9))))
     update(metadata, response(topic("t", partition(leader=1, epoch=2)), reliable=False))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
-    assert metadata.current_leader(T0).epoch is None
     update(metadata, response(topic("t", partition(leader=2, epoch=3))))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 3)
-
-
-def test_response_without_topic_id_keeps_the_topic(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
-    update(metadata, response(topic("t", partition(leader=1, epoch=2))))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
-
-
-def test_answer_without_epoch_is_accepted(metadata: SomeTopics) -> None:
-    update(metadata, response(topic("t", partition(leader=0, epoch=9))))
-    update(metadata, response(topic("t", partition(leader=1, epoch=None))))
-    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
 
 
 # ---- leader hints ------------------------------------------------------------------------------------------------
@@ -562,7 +559,7 @@ def test_invalid_topics_are_named_with_their_blanks(metadata: SomeTopics) -> Non
 
 
 def test_error_of_one_topic_does_not_concern_another(metadata: SomeTopics) -> None:
-    """Threads that wait for other topics are woken by the same update, and may look first."""
+    """The same update wakes threads that wait for other topics, and they may look first."""
     update(metadata, response(topic("t", error=29), topic("u", error=17)))
     metadata.maybe_raise_error_for_topic("other")
     with pytest.raises(InvalidTopicError):
@@ -613,7 +610,7 @@ def test_update_after_close_raises(metadata: SomeTopics) -> None:
         update(metadata, response())
 
 
-def test_why_connections_fail_is_kept_until_metadata_comes(metadata: SomeTopics) -> None:
+def test_cause_of_failed_connections_is_kept_until_metadata_arrives(metadata: SomeTopics) -> None:
     assert metadata.connection_failure is None
     metadata.note_connection_failure("refused")
     assert metadata.connection_failure == "refused"
@@ -633,7 +630,7 @@ def test_leader_of_a_newer_epoch_ends_with_its_broker(metadata: SomeTopics) -> N
     assert metadata.current_leader(T0).leader is None
 
 
-def test_leader_named_by_a_response_changes_that_partition_only(metadata: SomeTopics) -> None:
+def test_leader_hint_changes_only_its_partition(metadata: SomeTopics) -> None:
     update(
         metadata,
         response(
@@ -651,7 +648,7 @@ def test_leader_named_by_a_response_changes_that_partition_only(metadata: SomeTo
 
 
 class SeenByReaders(SomeTopics):
-    """Keeps every view that a reader beside the writer could have seen: readers take no lock."""
+    """Keeps every view that a reader beside the writer could have seen, because readers take no lock."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -660,8 +657,8 @@ class SeenByReaders(SomeTopics):
 
 
 def test_readers_beside_the_writer_see_whole_views_only() -> None:
-    """MetadataTest.testConcurrentUpdateAndFetchForSnapshotAndCluster: no view is of two updates, or lacks a leader's
-    broker.
+    """MetadataTest.testConcurrentUpdateAndFetchForSnapshotAndCluster: each view is of one update, and has the broker of
+    each leader.
     """
     metadata = SeenByReaders()
     both = [T0, TopicPartition("t", 1)]

@@ -24,7 +24,7 @@ def test_first_poll_connects_and_asks_for_the_topics() -> None:
     assert set(rig.metadata.fetch().nodes) == {rig.node(node_id) for node_id in range(3)}
     assert rig.metadata.fetch().partition_count_for_topic("t") == 3
     assert updates(rig) == 1
-    assert len(rig.selector.connection_ids) == 1, "no second connection is begun while one is being made"
+    assert len(rig.selector.connection_ids) == 1, "a second connection begins only after the first one ended"
 
 
 def test_only_one_update_is_in_flight() -> None:
@@ -109,7 +109,7 @@ def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixtur
     assert "'t2'" in caplog.text
 
 
-def test_text_of_brokers_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_brokers_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, ["t"])
     forged = "x\n2026-01-01 CRITICAL root: forged\x1b[2J"
 
@@ -159,7 +159,7 @@ def test_metadata_request_waits_for_the_nodes_backoff() -> None:
 
 
 def move_cluster(rig: ClientRig) -> None:
-    """Every broker now listens elsewhere, but for the name that bootstrap.servers has."""
+    """Let every broker listen elsewhere, except under the name in bootstrap.servers."""
     rig.metadata.bootstrap([("seed", 9092)])
     rig.await_metadata()
     for node in rig.cluster.nodes.values():
@@ -169,7 +169,7 @@ def move_cluster(rig: ClientRig) -> None:
 
 
 class Seeds(ClientRig):
-    """`seed` leads to whatever node 0 is now."""
+    """Let `seed` lead to the present address of node 0."""
 
     def __init__(self, recovery_strategy: str, reconnect_backoff_ms: int = 5_000) -> None:
         super().__init__(2, ["t"], recovery_strategy=recovery_strategy, reconnect_backoff_ms=reconnect_backoff_ms)
@@ -185,7 +185,7 @@ def test_no_available_node_starts_a_rebootstrap() -> None:
 
 
 def test_rebootstrap_makes_a_new_connection_to_a_bootstrap_address() -> None:
-    """The one that is there may lead to where nobody is any more: it would cost another request.timeout.ms."""
+    """The existing connection may lead to a dead address, which would cost another request.timeout.ms."""
     rig = Seeds("rebootstrap")
     rig.metadata.bootstrap([("seed", 9092)])
     rig.await_metadata()
@@ -224,7 +224,7 @@ def test_busy_connection_prevents_a_rebootstrap() -> None:
 
 
 def test_throttled_nodes_prevent_a_rebootstrap() -> None:
-    """A quota throttles all brokers alike: what is in flight to them would be lost with the connections."""
+    """A quota throttles all brokers. A rebootstrap would lose their in-flight requests with the connections."""
     rig = ClientRig(1, ["t"])
     rig.await_metadata()
     rig.connect(0)
@@ -281,7 +281,7 @@ def test_stale_metadata_triggers_a_rebootstrap() -> None:
     version = rig.metadata.update_version
     for _ in range(20):
         rig.poll(50)
-    assert rig.metadata.update_version == version  # the time begins anew: else nothing would be asked ever after
+    assert rig.metadata.update_version == version  # the time begins again: otherwise no request would ever follow
 
 
 def test_trigger_time_starts_over_with_each_answer() -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a client's connections, by Kafka's names."""
+"""The metrics of a client's connections, with Kafka's names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OF_NODE_1 = {
 
 
 def counted() -> NetworkMetrics:
-    """Three requests and two answers of node 1, a request of node 2 without an answer."""
+    """Three requests and two answers of node 1, and one request of node 2 without an answer."""
     metrics = NetworkMetrics()
     for size in (100, 200, 50):
         metrics.request_sent("1", size, START_MS)
@@ -90,7 +90,7 @@ def test_metrics_of_a_node_are_made_from_its_own_frames() -> None:
     by_node = counted().by_node(LATER_MS)
     assert by_node["node-1"] == pytest.approx(OF_NODE_1)
     assert by_node["node-2"]["outgoing-byte-total"] == 50
-    assert math.isnan(by_node["node-2"]["request-latency-avg"]), "it answered nothing"
+    assert math.isnan(by_node["node-2"]["request-latency-avg"]), "it has not answered"
 
 
 def test_totals_outlive_the_windows_of_rates() -> None:

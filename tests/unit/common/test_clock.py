@@ -1,4 +1,4 @@
-"""The machine's own clock, as far as it takes what the settings allow."""
+"""The system clock takes every time that a setting allows."""
 
 from __future__ import annotations
 

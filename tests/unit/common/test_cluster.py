@@ -1,4 +1,4 @@
-"""The cluster view: frozen, indexed, and believed in nothing before the first answer."""
+"""The cluster view: frozen, indexed, and empty before the first answer."""
 
 from __future__ import annotations
 

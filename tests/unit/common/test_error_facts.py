@@ -1,4 +1,4 @@
-"""Errors carry facts: a copy with more words keeps the class, the code, and what is known of the place."""
+"""Errors carry facts: a copy with more words keeps the class, the code, and the facts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_error_marked_fatal_stays_fatal_in_a_copy() -> None:
 
 
 def test_error_marked_not_retriable_is_not_retriable() -> None:
-    """Bug: a caller that wrote a batch again after a retriable error had each row twice."""
+    """Bug: a caller that wrote a batch again after a retriable error wrote each row twice."""
     assert KafkaTimeoutError().reworded("late").retriable
     told = KafkaTimeoutError().reworded("late", retriable=False)
     for carried in (told, pickle.loads(pickle.dumps(told)), told.reworded("at node 1: late")):
@@ -87,7 +87,7 @@ def test_topic_partition_is_a_fact_and_begins_the_text_once() -> None:
     assert error.at(topic="t") is error
 
 
-def test_places_that_are_added_later_stand_before() -> None:
+def test_place_added_later_stands_first() -> None:
     error = KafkaError("no").at(node="3").at(topic="t")
     assert (error.node, error.topic, error.text, str(error)) == ("3", "t", "no", "Topic t: Node 3: no")
 

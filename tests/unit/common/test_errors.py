@@ -1,4 +1,4 @@
-"""The error tree: every error keeps its text through a pickle, and every code finds its class."""
+"""The error tree: every error keeps its text in a pickle, and every code has its class."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ def test_each_code_has_one_class() -> None:
 
 
 def test_retriable_codes_are_those_of_kafka() -> None:
-    """kio knows from Kafka's own table which codes are retriable. Out-of-order sequences are for the producer alone to
-    judge.
-    """
+    """kio has Kafka's own table of retriable codes. Only the producer decides on out-of-order sequences."""
     ours = {each.error_code: each.retriable for each in classes() if each.error_code is not None}
     theirs = {int(code.value): code.retriable for code in ErrorCode}
     assert {code for code, retriable in ours.items() if retriable != theirs[code]} == set()

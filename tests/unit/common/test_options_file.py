@@ -25,7 +25,7 @@ def test_line_without_equals_is_named_by_number_only(tmp_path: Path) -> None:
 
 
 def test_comment_ends_with_its_line_despite_a_backslash(tmp_path: Path) -> None:
-    """As java.util.Properties has it; the setting below it would be lost silently."""
+    """As in java.util.Properties. Otherwise the next setting would be lost silently."""
     file = tmp_path / "job.properties"
     file.write_text("# such as C:\\data\\\n# or\\\na = 1\nb = one, \\\n  two\nc = x\\\n#y\n")
     assert read_properties(file) == {"a": "1", "b": "one, two", "c": "x#y"}

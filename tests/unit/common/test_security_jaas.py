@@ -1,4 +1,4 @@
-"""sasl.jaas.config is read as Java reads it, as text, and no refusal repeats what is in it."""
+"""sasl.jaas.config is read as text like in Java, and no refusal repeats its contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The type of a TLS store against what its file holds."""
+"""The type of a TLS store compared with the contents of its file."""
 
 from __future__ import annotations
 

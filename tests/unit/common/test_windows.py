@@ -1,4 +1,4 @@
-"""Samples over two windows of 30 s: what counts, for how long, and over which time a rate is."""
+"""Samples over two windows of 30 s: which samples count, for how long, and the time of a rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count(windows: Windows[Counts], now_ms: int, things: int, size: int = 0) -> 
 
 
 def seen(windows: Windows[Counts], now_ms: int) -> tuple[int, int, int]:
-    """(total, recent, recent peak)."""
+    """Return (total, recent, recent peak)."""
     reading = windows.read(now_ms)
     return reading.total.things, reading.recent.things, reading.recent.max_size
 

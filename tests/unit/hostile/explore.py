@@ -1,4 +1,4 @@
-"""Looks for inputs that break a target, led by coverage, and keeps what it finds in the corpus.
+"""Search for inputs that break a target, guided by coverage, and keep them in the corpus.
 
 pip install atheris; python tests/unit/hostile/explore.py TARGET [-max_total_time=60 and other flags of libFuzzer]
 """

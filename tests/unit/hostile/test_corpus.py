@@ -1,7 +1,4 @@
-"""Every input of the corpus, and inputs near it: an error of ours or none, in bounded memory.
-
-What explore.py finds is kept as a file and is tried here ever after.
-"""
+"""Every input of the corpus, and inputs near it, raise only our errors, in bounded memory. explore.py adds files."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from support.fuzz_targets import TARGETS, mutations, run
 
 CORPUS = Path(__file__).with_name("corpus")
 MOST_MEMORY = 8 << 20
-"""Of inputs of a few KiB. A decompressed batch may take 1 MiB, and is held twice."""
+"""For inputs of a few KiB. A decompressed batch may take 1 MiB, and is held twice."""
 NEIGHBOURS = int(os.environ.get("FUZZ_NEIGHBOURS", "20"))
 
 

@@ -1,4 +1,4 @@
-"""What jobs/read_topic.py shows of a topic."""
+"""The output of jobs/read_topic.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_narrow_screen_shows_every_column_and_cuts_the_widest() -> None:
 
 
 def test_time_after_year_9999_is_shown_as_its_number(tmp_path: Path) -> None:
-    """Bug: one record with microseconds for milliseconds ended the job in an OverflowError."""
+    """Bug: one record with microseconds instead of milliseconds ended the job in an OverflowError."""
     times = pa.array([1_356_998_400_007, 1_356_998_400_007_000], pa.timestamp("ms", tz="UTC"))
     records = pa.Table.from_pylist([ROW] * 2, SCHEMA).set_column(3, SCHEMA.field(3), times)
     screen = io.StringIO()
@@ -46,7 +46,7 @@ def test_time_after_year_9999_is_shown_as_its_number(tmp_path: Path) -> None:
 
 
 def test_cut_text_ends_in_an_ellipsis() -> None:
-    """Bug: of 61 letters of four bytes 60 were shown as if they were all."""
+    """Bug: 60 of 61 letters of four bytes were shown without an ellipsis."""
     assert as_text("\U0001f600".encode() * 60) == "\U0001f600" * 60
     assert as_text("\U0001f600".encode() * 61) == "\U0001f600" * 59 + "…"
     assert as_text(b"x" * 60) == "x" * 60
@@ -56,7 +56,7 @@ def test_cut_text_ends_in_an_ellipsis() -> None:
 
 
 def test_record_cannot_control_the_terminal() -> None:
-    """Bug: a value could clear the screen, or write lines over those of the records before it."""
+    """Bug: a value could clear the screen, or overwrite the lines of earlier records."""
     headers = [{"key": "h\x1b[2J", "value": b"\x9b\r"}]
     row = ROW | {"timestamp": 0, "key": b"\x1b]0;title\x07", "value": "a\nb\u202ec é".encode(), "headers": headers}
     screen = io.StringIO()

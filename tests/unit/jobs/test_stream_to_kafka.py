@@ -30,7 +30,9 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
 def test_example_with_the_rate_source_writes_rows() -> None:
-    """Bug: with the default trigger, availableNow, there are none yet when the query begins: it wrote 0 and ended."""
+    """Bug: with the default trigger, availableNow, there were no rows yet when the query began: it wrote 0 rows and
+    ended.
+    """
     text = (stream_to_kafka.__doc__ or "").replace("\\\n", " ")
     (line,) = (line for line in text.splitlines() if "--source rate" in line)
     assert parse_arguments(shlex.split(line)[2:]).get("trigger") == "1 second"
@@ -159,7 +161,7 @@ def test_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixtur
 
 
 class FakeQuery:
-    """Runs batch after batch, each for `looks` of follow's looks; ends by itself after `ends_after` of them."""
+    """Runs one batch after the other, each for `looks` looks of `follow`. It ends after `ends_after` looks."""
 
     def __init__(self, looks: int, ends_after: int = 99, *, is_active: bool = True) -> None:
         self.looks = looks
@@ -204,8 +206,8 @@ def followed(query: FakeQuery, *, is_asked: bool, grace_s: float = 60.0) -> Prog
 
 def test_query_is_followed_to_its_end() -> None:
     query = FakeQuery(looks=2, ends_after=7)
-    assert followed(query, is_asked=False).batches == 4, "the batch that ended with the query too"
-    assert query.asked == 4, "a query that rests is not asked for all its batches five times a second"
+    assert followed(query, is_asked=False).batches == 4, "including the batch that ended with the query"
+    assert query.asked == 4, "an idle query is not asked for all its batches five times a second"
     assert query.stopped_after is None
 
 
@@ -223,7 +225,7 @@ def test_query_without_a_running_batch_stops_at_once() -> None:
 
 
 def test_query_that_failed_while_stopping_raises() -> None:
-    """Bug: after its failure no batch is under way either, and the job ended with code 0."""
+    """Bug: after a failure no batch runs either, and the job ended with code 0."""
     query = FakeQuery(looks=5, is_active=False)
     query.error = StreamingQueryException("no more")
     with pytest.raises(StreamingQueryException, match="no more"):

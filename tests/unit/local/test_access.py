@@ -1,4 +1,4 @@
-"""What is asked for when somebody may do something or log in, and which servers must show it before it is done."""
+"""The requests for permissions and passwords, and which servers must confirm them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED = SimpleNamespace(error_code=ErrorCode.topic_authorization_failed, error
 
 
 class Servers:
-    """Of two servers what is asked, and their answers by what was asked; a list holds one answer after the other."""
+    """Keeps the requests to two servers, and answers by the type of request. A list has one answer for each request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -43,7 +43,7 @@ class Servers:
         return answer
 
     def shown_by(self) -> list[str]:
-        """Which server was asked what it shows, in order."""
+        """Return the servers that were asked for their state, in order."""
         return [server for server, _ in self.asked if server]
 
 

@@ -14,7 +14,7 @@ from spark_kafka_sink.local.admin import Admin
 
 
 class Servers:
-    """What each server answers, by what it is asked: an error, an answer, or several one after the other."""
+    """The answers of each server by the type of request: an error, an answer, or a list of answers in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -27,7 +27,7 @@ class Servers:
     def _exchange(self, server: str, payload: Any, _type: object, _timeout_s: float) -> Any:
         kind = type(payload).__name__.removesuffix("Request")
         self.asked.append((server, kind))
-        assert not getattr(payload, "allow_auto_topic_creation", False), "who asks for a topic would create it"
+        assert not getattr(payload, "allow_auto_topic_creation", False), "metadata for a topic would create it"
         answer = self._answers[kind][server]
         if isinstance(answer, list):
             answer = answer.pop(0) if len(answer) > 1 else answer[0]
@@ -94,7 +94,7 @@ def test_server_that_never_shows_a_topic_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 class Pieces:
-    """A connection that gives what the peer sent in pieces, and then its end."""
+    """A connection that returns the peer's bytes in pieces, and then its end."""
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = [*pieces, b""]

@@ -1,4 +1,4 @@
-"""Which archive of classes a broker's JVM gets, when one is made, and what is left where that fails."""
+"""Which class archive a broker's JVM gets, when one is made, and what is left after a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_kafka_sink.local.watchdog import Watchdog
 
 
 class Maker:
-    """A Node's part in the making, its JVM a file that is written, or not; each step is written down."""
+    """Stands for a Node that makes an archive. Its JVM is a file that is written, or not. It keeps each step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[str] = []
@@ -142,7 +142,7 @@ def test_java_that_makes_no_archive_starts_without_one(
 def test_failed_archive_is_retried_with_a_capable_java(
     maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], can_say: bool
 ) -> None:
-    """Bug: one full disk, and this Java's brokers started without their classes for ever."""
+    """Bug: after one full disk the brokers of this Java never had an archive again."""
     jvm.java.path.write_text("#!/bin/sh\nexit 0\n")
     jvm.java.path.chmod(0o755 if can_say else 0o644)
     maker.error = LocalBrokerError("No space left on device")
@@ -154,10 +154,10 @@ def test_failed_archive_is_retried_with_a_capable_java(
 
 
 @pytest.mark.parametrize("way", ["fails", "writes nothing"])
-def test_want_of_room_for_the_archive_itself_is_not_noted(
+def test_full_disk_for_the_archive_is_not_recorded(
     maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    """Bug: a Java that cannot write it ends with 1, as one that cannot make it does, when it is only asked too."""
+    """Bug: a Java that cannot write the archive ends with 1, like a Java that cannot make one."""
 
     def full(path: Path, _: bytes) -> None:
         path.touch()
@@ -223,14 +223,14 @@ def test_read_only_cache_starts_without_an_archive(
     assert maker.steps == []
     made = with_class_archive(jvm, cache)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert with_class_archive(jvm, cache) == made, "one that is there is used"
+    assert with_class_archive(jvm, cache) == made, "an existing archive is used"
 
 
 @pytest.mark.parametrize("damage", ["classeZ", "cla", None])
 def test_damaged_archive_is_made_again(
     maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], damage: str | None
 ) -> None:
-    """Bug: the broker's JVM crashed at every start."""
+    """Bug: the JVM of the broker crashed at every start."""
     archive = with_class_archive(jvm, cache).archive
     assert archive is not None
     if damage is None:

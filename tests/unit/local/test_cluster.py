@@ -1,4 +1,4 @@
-"""A cluster in a child that was forked while it ran; one whose node ends as it starts."""
+"""Clusters in a forked child, and clusters with a node that ends during its start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_forked_child_that_leaves_the_block_ends_no_broker(monkeypatch: pytest.M
 
 
 def test_node_that_ends_before_the_cluster_forms_shows_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Bug: "The cluster's files cannot be written: Connection refused", and no log."""
+    """Bug: the error was "The cluster's files cannot be written: Connection refused", without a log."""
 
     def refuse(_admin: Admin, _server: str) -> set[int]:
         raise ConnectionRefusedError("Connection refused")
@@ -92,7 +92,7 @@ def test_archive_that_cannot_be_dropped_is_named(tmp_path: Path) -> None:
 
 
 def test_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
-    """Bug: it holds the file open as well, and with it the lock."""
+    """Bug: the child also has the file open, and so the lock."""
     kafka, next_ = EmbeddedKafka(data_dir=tmp_path), EmbeddedKafka(data_dir=tmp_path)
     kafka._claim_data()
     assert kafka._claim is not None

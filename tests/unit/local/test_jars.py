@@ -1,4 +1,4 @@
-"""Lock files, and the cache of jars that is filled by them."""
+"""Lock files, and the cache of jars that they fill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTENT = {"org.example:a:1": b"first jar", "org.example:b:2": b"second jar"}
 
 
 class Source:
-    """Serves CONTENT unless told otherwise, and remembers what it was asked for."""
+    """Serves CONTENT by default, and keeps the requests."""
 
     def __init__(self) -> None:
         self.content = dict(CONTENT)
@@ -156,7 +156,7 @@ def test_cache_that_cannot_be_made_is_refused_by_its_variable(tmp_path: Path, fe
 def test_full_disk_while_fetching_is_a_cache_error(
     fetch: Callable[[], list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: a bare OSError, and so a traceback of `python -m spark_kafka_sink.local`."""
+    """Bug: a plain OSError gave a traceback of `python -m spark_kafka_sink.local`."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -185,7 +185,7 @@ def test_cache_folder_follows_the_environment(environment: dict[str, str], expec
 def test_user_without_a_home_gets_the_name_of_the_variable(
     environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: RuntimeError, Could not determine home directory, under a container's user id that nobody knows."""
+    """Bug: a container's user id without an account raised RuntimeError: Could not determine home directory."""
 
     def unknown(_: int) -> NoReturn:
         raise KeyError("uid not found")

@@ -74,7 +74,7 @@ def test_java_home_without_java_is_named(tmp_path: Path) -> None:
 
 
 def test_java_output_may_have_another_encoding(tmp_path: Path) -> None:
-    """Bug: it repeats JAVA_TOOL_OPTIONS as they are, and a Latin-1 letter there was a UnicodeDecodeError."""
+    """Bug: it repeats JAVA_TOOL_OPTIONS unchanged, and a Latin-1 letter there raised UnicodeDecodeError."""
     picked_up = r"printf 'Picked up JAVA_TOOL_OPTIONS: -Duser.name=Andr\351\n' >&2"
     java = install(tmp_path / "path", f"{picked_up}\n{says('17.0.1')}")
     assert find_java({"PATH": str(java.parent)}).version == "17.0.1"
@@ -113,7 +113,7 @@ def test_jvm_flags_favour_a_quick_start_by_default() -> None:
     assert "-Xmx512m" in command()
 
 
-def test_for_throughput_nothing_is_left_out_of_the_compiler() -> None:
+def test_throughput_uses_the_full_compiler() -> None:
     flags = command(tuned_for="throughput")
     assert not [flag for flag in flags if "Tiered" in flag or "SerialGC" in flag]
     assert {"-Xmx1g", "-XX:+UseG1GC"} < set(flags)

@@ -1,6 +1,4 @@
-"""One node's life: what counts as started, what is told where it is not, and how it ends; a shell, or nothing at all,
-in the JVM's place.
-"""
+"""The life of one node: when it counts as started, its errors, and how it ends. A shell or a fake is the JVM."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ STARTED = "INFO [KafkaRaftServer nodeId=3] Kafka Server started (kafka.server.Ka
 
 
 class Process:
-    """Ends when it is killed, or when it is told what its end is."""
+    """Ends when it is killed, or when its exit code is set."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -52,7 +50,7 @@ class Process:
 
 
 class Bench:
-    """A node that has been launched as often as there are processes; time passes where it is slept."""
+    """A node that was started once for each process. Time passes only in sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.processes: list[Process] = []
@@ -119,7 +117,7 @@ def test_started_broker_is_up_once_it_is_a_live_member(bench: Bench) -> None:
     bench.living = {3}
     bench.node.await_start(10)
     bench.node.kill()
-    bench.start("starting\n")  # what the log says of the start before does not count
+    bench.start("starting\n")  # the log of the start before does not count
     steps: Iterator[Callable[[], None]] = iter(
         [
             lambda: setattr(bench, "living", {1}),
@@ -230,7 +228,7 @@ def test_suspended_node_has_stopped_and_can_be_killed(monkeypatch: pytest.Monkey
         node.begin_start()
         assert not node.suspended
         node.suspend()
-        node.suspend()  # bug: it waited for ever, as a stop is told of once
+        node.suspend()  # bug: it waited for ever, because a stop is reported once
         assert state_of(node.pid) == "T"
         assert node.running
         assert node.suspended
@@ -250,7 +248,7 @@ def test_suspended_node_has_stopped_and_can_be_killed(monkeypatch: pytest.Monkey
 
 
 def test_files_of_a_node_are_for_its_user_only(bench: Bench) -> None:
-    """Bug: the passwords of PLAIN were readable by everybody on the machine."""
+    """Bug: every user of the machine could read the passwords of PLAIN."""
     for _ in range(2):
         bench.node.folder.chmod(0o755)
         bench.node.write_files({"node.id": "3"})

@@ -1,4 +1,4 @@
-"""A node's server.properties and its ports."""
+"""The server.properties of a node, and its ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THREE = [NodeAddress(node_id, 9090 + node_id, 9190 + node_id) for node_id in (1,
 
 
 def parse(text: str) -> dict[str, str]:
-    """Reads the subset of java.util.Properties that `render` writes: a line per property, = as separator."""
+    """Read the subset of java.util.Properties that `render` writes: one property a line, with = as separator."""
     properties = {}
     for line in text.split("\n")[:-1]:
         separator = re.match(r"(?:[^\\=]|\\.)*", line)
@@ -50,13 +50,13 @@ def test_single_node_is_broker_controller_and_only_replica() -> None:
     assert properties["log.dirs"] == "data"
     assert properties["transaction.state.log.replication.factor"] == "1"
     assert properties["transaction.state.log.min.isr"] == "1"
-    assert "auto.create.topics.enable" not in properties, "Kafka's own default holds"
+    assert "auto.create.topics.enable" not in properties, "Kafka's own default is used"
 
 
 def test_comma_in_the_data_path_stays_one_folder() -> None:
     folder = Path("/tests, all/node")
     properties = server_properties(ONE[0], ONE, [folder / "data", folder / "data-2"], {})
-    assert properties["log.dirs"] == "data,data-2", "as the node sees them from its folder, in which it runs"
+    assert properties["log.dirs"] == "data,data-2", "relative to the node's folder, in which it runs"
 
 
 def test_proxied_listener_advertises_the_proxy_only_to_clients() -> None:

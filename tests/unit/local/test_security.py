@@ -1,4 +1,4 @@
-"""What a secured node is told; a real one is tests/integration/local's."""
+"""The settings of a secured node. tests/integration/local has a real one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_client_certificates_and_logins_are_set_for_their_listeners_only() -> No
 
 
 def test_plain_users_may_have_any_characters() -> None:
-    """Java's reader of such texts knows no \\u, and takes an @ outside quotes for no part of a name."""
+    r"""Java's parser of such texts knows no \u, and does not accept an @ outside quotes in a name."""
     security = BrokerSecurity(
         listeners={"SASL": "SASL_PLAINTEXT"}, mechanisms=("PLAIN",), users={"bob@example.com": "pässwörd €"}
     )
@@ -84,7 +84,7 @@ def test_users_of_scram_are_formatted_with_salted_passwords() -> None:
     assert found is not None
     salt, salted = map(b64decode, found.groups())
     assert salted == hashlib.pbkdf2_hmac("sha256", b'p,"=\\', salt, SCRAM_ITERATIONS)
-    assert credential != SECURITY.format_arguments()[1], "salted anew"
+    assert credential != SECURITY.format_arguments()[1], "a new salt"
 
 
 def test_authorizer_allows_all_to_broker_and_super_users() -> None:
@@ -149,6 +149,6 @@ def test_listener_properties_cannot_be_overridden(name: str) -> None:
         ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "mechanisms": ("GSSAPI",)}, "needs `kerberos`"),
     ],
 )
-def test_security_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
+def test_contradicting_security_is_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(LocalBrokerError, match=text):
         BrokerSecurity(**arguments)

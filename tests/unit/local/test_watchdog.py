@@ -1,4 +1,4 @@
-"""What happens to guarded processes, with a sleeping shell in the JVM's place."""
+"""What happens to guarded processes, with a sleeping shell for the JVM."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def test_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(read_end) as lines, os.fdopen(write_end, "wb") as output:
         stranger = watchdog.spawn(["sh", "-c", "echo up; exec sleep 60"], folder=tmp_path, output=output)
-        assert lines.readline() == "up\n"  # the guard was told of it before
+        assert lines.readline() == "up\n"  # the guard had its pid before this line
     watchdog.forget(reaped.pid)
-    watchdog.forget(stranger.pid)  # as if its pid were another's by now
+    watchdog.forget(stranger.pid)  # as if another process had its pid by now
     watchdog.close()
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait(10)
-    assert (tmp_path / "out").exists(), "a folder that was not given is not removed"
+    assert (tmp_path / "out").exists(), "only a given folder is removed"
 
 
 def test_forked_child_that_lives_on_delays_no_close(tmp_path: Path) -> None:
-    """Bug: it held the guard's pipe open, as a pool of processes does: `stop` waited 30 s and raised TimeoutExpired."""
+    """Bug: it kept the guard's pipe open, as a pool of processes does: `stop` waited 30 s and raised TimeoutExpired."""
     folder = tmp_path / "doomed"
     folder.mkdir()
     watchdog = Watchdog(folder)
@@ -73,7 +73,7 @@ def test_forked_child_that_lives_on_delays_no_close(tmp_path: Path) -> None:
     if child == 0:
         os.close(write_end)
         is_closed = watchdog._pipe.closed
-        watchdog.forget(1)  # as where `running` is asked for there
+        watchdog.forget(1)  # as `running` does there
         os.read(read_end, 1)
         os._exit(0 if is_closed else 1)
     os.close(read_end)
@@ -95,7 +95,7 @@ def test_killed_guard_does_not_prevent_a_close(tmp_path: Path) -> None:
         process = watchdog.spawn(["true"], folder=folder, output=output)
     assert process.wait(10) == 0
     guard.kill()
-    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)  # it stays a child, for the watchdog to wait for
+    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)  # it stays a child, which the watchdog waits for
     watchdog.forget(process.pid)
     watchdog.close()
     assert not folder.exists()
@@ -112,7 +112,7 @@ def test_pid_is_that_of_the_command_and_output_is_kept(tmp_path: Path) -> None:
 
 
 def test_c_locale_process_has_utf_8_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java took a folder's name for ASCII, and the broker could not be started in it."""
+    """Java read a folder's name as ASCII, and the broker could not start in it."""
     monkeypatch.setenv("LC_ALL", "C")
     for encoding, expected in (("utf-8", "C.UTF-8"), ("iso8859-1", "C")):
         monkeypatch.setattr(sys, "getfilesystemencoding", lambda encoding=encoding: encoding)

@@ -1,4 +1,4 @@
-"""One connection's frames, over a scripted transport."""
+"""The frames of one connection, over a scripted transport."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = b""
 
 
 class ScriptedTransport:
-    """`incoming` are the pieces that recv_into meets, None where it would block; `room` what each sendmsg takes."""
+    """`incoming` are the pieces for recv_into, None to block. `room` is the number of bytes that each sendmsg takes."""
 
     def __init__(self, incoming: Sequence[bytes | None] = (), room: Sequence[int] = ()) -> None:
         self.incoming = list(incoming)
@@ -179,7 +179,7 @@ def test_partial_writes_leave_exactly_the_rest(pieces: list[bytes], steps: list[
     assert send.completed is (taken == len(whole))
 
 
-def test_no_more_buffers_are_offered_than_asked_for() -> None:
+def test_head_offers_at_most_the_requested_buffers() -> None:
     send = NetworkSend("1", [memoryview(b"a"), memoryview(b""), memoryview(b"b"), memoryview(b"c")])
     assert [bytes(buffer) for buffer in send.head(2)] == [b"a", b"b"]
 
@@ -191,11 +191,11 @@ def test_wide_buffer_items_count_as_bytes() -> None:
     assert [buffer.nbytes for buffer in send.head(1)] == [13]
 
 
-def test_buffers_are_let_go_when_all_is_sent() -> None:
+def test_buffers_are_released_when_sent() -> None:
     data = bytearray(10)
     send = NetworkSend("1", [memoryview(data)])
     send.advance(10)
-    data.extend(b"x")  # a buffer still exported could not grow
+    data.extend(b"x")  # a buffer that is still exported could not grow
     assert send.completed
 
 
@@ -205,6 +205,6 @@ def test_repr_shows_the_progress() -> None:
     assert repr(send) == "NetworkSend(to 'node', 3 of 4 bytes left)"
 
 
-def test_more_than_was_offered_cannot_have_been_taken() -> None:
+def test_advance_beyond_the_send_raises() -> None:
     with pytest.raises(IndexError):
         NetworkSend("1", [memoryview(b"ab")]).advance(3)

@@ -1,4 +1,4 @@
-"""The fake selector is held to the real one's methods, so that what runs on it runs on sockets."""
+"""The fake selector keeps the contract of the real one, so that code that runs on it runs on sockets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Client:
         return found
 
 
-def test_it_has_the_real_ones_methods_with_the_same_arguments() -> None:
+def test_methods_and_arguments_are_those_of_the_selector() -> None:
     for name, method in inspect.getmembers(Selector, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(FakeSelector, name)) == inspect.signature(method), name
@@ -153,7 +153,7 @@ def test_stalled_socket_takes_its_bytes_later() -> None:
     client.selector.send(NetworkSend("0", [memoryview(frame)]))
     client.selector.poll(100)
     assert client.selector.completed_sends == []
-    frame[8:12] = struct.pack(">i", 99)  # what is reused before it is sent goes out changed
+    frame[8:12] = struct.pack(">i", 99)  # a buffer reused before it is sent goes out changed
     client.network.stalled.clear()
     assert client.answers() == [99]
 
@@ -181,7 +181,7 @@ def test_impossible_frame_length_is_a_protocol_error(length: int) -> None:
     assert isinstance(client.selector.disconnected["0"].error, ProtocolError)
 
 
-def test_misuse_is_refused_as_by_the_real_one() -> None:
+def test_misuse_is_refused_like_by_the_selector() -> None:
     client = Client().connected()
     with pytest.raises(IllegalStateError, match="already"):
         client.connect()

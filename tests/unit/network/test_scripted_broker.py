@@ -1,4 +1,4 @@
-"""The scripted broker keeps a real one's rules; what is tested against it stands on them."""
+"""The scripted broker follows the rules of a real one, because other tests rely on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def zigzag(value: int) -> bytes:
 
 
 def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1), timestamp_ms: int = 5) -> bytes:
-    """An uncompressed batch, from the specification and by no code of the package."""
+    """An uncompressed batch, made from the specification without code of the package."""
     records = b""
     for index, value in enumerate(values):
         header = zigzag(1) + b"h" + zigzag(-1)
@@ -50,7 +50,7 @@ def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1), timesta
 def ask(
     cluster: ScriptedCluster, request: Request, *, node_id: int = 0, version: int | None = None, now_ms: int = 0
 ) -> Any:
-    """The response, None where there is none, or "closed"."""
+    """Return the response, None if there is none, or "closed"."""
     entity = request.build(request.latest_version if version is None else version)
     payload = b"".join(encode_request(entity, 1, "test"))[4:]
     replies = cluster.handle_frame(node_id, payload, now_ms)
@@ -108,7 +108,7 @@ def test_batch_sent_again_is_kept_once_at_its_offset(cluster: ScriptedCluster) -
     offsets = [produce(cluster, data).base_offset for data in batches]
     assert offsets == [0, 2, 4, 6, 8, 10]
     assert [produce(cluster, data).base_offset for data in batches[1:]] == offsets[1:]
-    # Only the last five are remembered.
+    # Only the last five batches are remembered.
     assert produce(cluster, batches[0]).error_code == ErrorCode.out_of_order_sequence_number
     assert cluster.log("t", 0).next_offset == 12
     assert cluster.log("t", 0).duplicates == 5
@@ -260,7 +260,7 @@ def test_list_offsets_finds_ends_and_times(cluster: ScriptedCluster) -> None:
     assert [offset(at) for at in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, 0, 101, 102)] == [0, 2, 0, 1, -1]
 
 
-def test_producer_ids_are_new_and_transactional_ones_bump(cluster: ScriptedCluster) -> None:
+def test_producer_ids_are_new_and_transactional_epochs_grow(cluster: ScriptedCluster) -> None:
     first, second = (ask(cluster, InitProducerIdRequest()) for _ in range(2))
     assert first.producer_id != second.producer_id
     epochs = [ask(cluster, InitProducerIdRequest("txn", 1000)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The scripted broker's transactions, where tests/support/transaction_table.py does not reach."""
+"""The scripted broker's transactions beyond the cases of tests/support/transaction_table.py."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_delayed_marker_leaves_the_transaction_prepared() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_end_before_the_markers_is_answered_as_in_kafka(version: int) -> None:
-    """As Kafka 4.3 answers while the leader of a partition is frozen; under version 1 ids and epochs count."""
+    """As Kafka 4.3 answers while the leader of a partition is frozen. Version 1 checks ids and epochs first."""
     bench = CoordinatorBench(version=version)
     coordinator = bench.cluster.transactions
     coordinator.marker_delay_ms = 10_000
@@ -102,7 +102,7 @@ def test_end_before_the_markers_is_answered_as_in_kafka(version: int) -> None:
         return coordinator.end("id", producer_id, epoch, committed, version, bench.rig.now_ms)
 
     concurrent = ErrorCode.concurrent_transactions
-    for epoch in {open_.producer_epoch, held.epoch}:  # the same again, and the next transaction's
+    for epoch in {open_.producer_epoch, held.epoch}:  # the same request again, and a request of the next transaction
         assert [code(open_.producer_id, epoch, committed=committed) for committed in (True, False)] == [concurrent] * 2
     fenced, unknown = (concurrent, concurrent)
     if version == 1:
@@ -128,7 +128,7 @@ def test_fence_in_the_last_epoch_does_not_overflow() -> None:
     assert bench.commit(OpenTransaction("id", 1000, MAX_EPOCH, 2)).status is EndTxnStatus.INVALID_PID_MAPPING
 
 
-def test_two_transactions_hold_readers_up_until_both_have_ended() -> None:
+def test_readers_wait_for_the_first_open_transaction() -> None:
     bench = CoordinatorBench()
     first, second = bench.open("a", "b")
     log = bench.cluster.log("t", 0)

@@ -1,4 +1,4 @@
-"""Which connections have been idle too long."""
+"""Which connections have been idle for too long."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_forgotten_connection_does_not_expire() -> None:
     assert idle.time_to_next(1000, at_most_ms=9) == 9
 
 
-def test_below_zero_nothing_expires() -> None:
+def test_negative_limit_means_no_expiry() -> None:
     idle = IdleConnections(-1)
     idle.touch("a", 0)
     assert idle.expired(10**12) == []

@@ -1,4 +1,4 @@
-"""What TLS makes of bytes before they are sent, and of failures after; sockets are tests/loopback/network's."""
+"""How bytes are cut for TLS, and how its failures become errors. tests/loopback/network has the sockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = st.one_of(st.integers(1, 200), st.integers(RECORD - 2, RECORD + 2), st.i
 
 
 @given(st.lists(SIZES, min_size=1, max_size=40), st.data())
-def test_pieces_are_the_same_bytes_and_few(sizes: list[int], data: st.DataObject) -> None:
+def test_pieces_have_the_same_bytes_and_are_few(sizes: list[int], data: st.DataObject) -> None:
     whole = bytes(number % 251 for number in range(sum(sizes)))
     view, at, buffers = memoryview(whole), 0, []
     for size in sizes:
@@ -28,8 +28,8 @@ def test_pieces_are_the_same_bytes_and_few(sizes: list[int], data: st.DataObject
         at += size
     pieces = list(_pieces(buffers))
     assert b"".join(pieces) == whole
-    assert all(piece.nbytes >= RECORD for piece in pieces[:-1]), "none but the last is smaller than a record"
-    # What OpenSSL has begun to write it wants again: from any piece on, the rest is cut as it was.
+    assert all(piece.nbytes >= RECORD for piece in pieces[:-1]), "only the last one is smaller than a record"
+    # OpenSSL needs a begun write again: from any piece on, the rest is cut as before.
     first = data.draw(st.integers(0, len(pieces) - 1))
     skip = sum(piece.nbytes for piece in pieces[:first])
     rest = []
@@ -117,7 +117,7 @@ def test_after_the_handshake_only_a_certificate_refused_is_final(
 
 
 def alert(number: int) -> ssl.SSLError:
-    """What OpenSSL makes of a peer that answers our hello with a fatal alert (numbered in RFC 8446, 6.2)."""
+    """Return OpenSSL's error for a peer that answers our hello with a fatal alert (numbers of RFC 8446, 6.2)."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(incoming, outgoing, server_hostname="h.example")
     with pytest.raises(ssl.SSLWantReadError):
@@ -155,7 +155,7 @@ def test_later_alerts_name_a_setting_and_are_retriable(number: int, kind: type[K
 
 
 class BrokenAfterThree:
-    """In an SSLContext's place, and in its socket's: three good bytes, then a record that is none."""
+    """Stands for an SSLContext and for its socket: three good bytes, then a bad record."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -183,13 +183,13 @@ def test_failure_behind_good_bytes_is_raised_by_the_next_read() -> None:
     transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", BrokenAfterThree()))
     buffer = bytearray(10)
     assert transport.recv_into(memoryview(buffer)) == 3
-    assert transport.has_buffered(), "there is something to be had of which the socket tells nothing"
+    assert transport.has_buffered(), "bytes are left that the socket does not report"
     with pytest.raises(DisconnectError, match="Node 1: TLS failed"):
         transport.recv_into(memoryview(buffer)[3:])
 
 
 class WantsAfterThree(BrokenAfterThree):
-    """Three bytes go either way, then OpenSSL wants something of the socket first."""
+    """Moves three bytes, then needs the socket first."""
 
     def __init__(self, wanted: type[ssl.SSLError]) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class WantsAfterThree(BrokenAfterThree):
 @pytest.mark.parametrize("wanted", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
 @pytest.mark.parametrize("is_sending", [True, False])
 def test_openssl_that_needs_the_socket_first_is_not_a_failure(wanted: type[ssl.SSLError], is_sending: bool) -> None:
-    """To write in order to read, and the other way round, where a peer asks for other keys."""
+    """To write in order to read, and the reverse, when a peer changes keys."""
     address = Address(socket.AF_INET, ("127.0.0.1", 1), "localhost")
     transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", WantsAfterThree(wanted)))
     buffer = memoryview(bytearray(10))

@@ -1,4 +1,4 @@
-"""What the settings of TLS become: versions, suites, stores of every form, and refusals that show no secret."""
+"""How the settings of TLS are used: versions, suites, stores of every form, and refusals that show no secret."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSWORD = "hunter2"
 
 
 def settings_of(**settings: Any) -> ProducerConfig:
-    """With underscores for dots, over those that trust AUTHORITY; None leaves one out."""
+    """Return settings with underscores for dots, added to those that trust AUTHORITY. None removes a setting."""
     given = {key.replace("_", "."): value for key, value in settings.items()}
     return ProducerConfig.from_mapping(
         {
@@ -132,7 +132,7 @@ def test_versions_are_those_enabled_for_which_a_suite_is_left(
     ],
 )
 def test_suites_standard_name_is_that_suite(suite: str, number: int) -> None:
-    """By IANA's numbers, which go over the wire."""
+    """By IANA's numbers, which are sent."""
     ciphers = context_of(ssl_cipher_suites=suite).get_ciphers()
     assert [each["id"] & 0xFFFF for each in ciphers if each["protocol"] != "TLSv1.3"] == [number]
 
@@ -254,7 +254,7 @@ MIGwMBsGCSqGSIb3DQEFAzAOBAhTbISDhMyPMwICCAAEgZAZOvXWU+XXlxWlWtu/
 aMrAukUOWTR0difzAMEwWHCGno1DFkym6CjuDpjMU0fnq+g=
 -----END ENCRYPTED PRIVATE KEY-----
 """
-"""Encrypted by `openssl pkcs8 -v1 PBE-MD5-DES -passout pass:pw`, which OpenSSL 3 has given up, and Java reads."""
+"""Encrypted by `openssl pkcs8 -v1 PBE-MD5-DES -passout pass:pw`, which OpenSSL 3 no longer reads, but Java does."""
 
 
 def test_old_key_encryption_is_named_as_a_possible_cause() -> None:
@@ -400,7 +400,7 @@ def test_key_file_is_private_and_removed(has_memory_files: bool, monkeypatch: py
     assert not Path(path).exists()
 
 
-def test_no_program_that_is_started_meanwhile_gets_the_key() -> None:
+def test_started_programs_do_not_inherit_the_key() -> None:
     with file_in_memory("private") as path:
         assert path.startswith("/proc/self/fd/")
         assert not os.get_inheritable(int(path.rpartition("/")[2]))

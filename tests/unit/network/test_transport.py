@@ -1,4 +1,4 @@
-"""Names into addresses."""
+"""Resolution of names into addresses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_name_without_address_is_named(host: str) -> None:
 
 
 @pytest.mark.parametrize("port", [0, 9092])
-def test_host_of_a_broker_is_no_line_of_the_log(port: int) -> None:
+def test_host_with_a_line_break_stays_on_one_line(port: int) -> None:
     with pytest.raises(BootstrapResolutionError) as refused:
         resolve("evil\n2026-01-01 CRITICAL root: forged\x1b[2J", port)
     assert str(refused.value).isprintable()
@@ -36,14 +36,14 @@ def test_host_of_a_broker_is_no_line_of_the_log(port: int) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1\nforged", "h\x1b[2J", "h\u202e"])
 def test_host_with_control_characters_is_not_asked_for(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old C library gives it an address. Errors and log lines about the connection would then show it."""
+    """An old C library gives a number an address. Errors and log lines about the connection would then show it."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it was asked for"))
     with pytest.raises(BootstrapResolutionError, match="a host has no control characters") as refused:
         resolve(host, 9092)
     assert str(refused.value).isprintable()
 
 
-def test_no_name_is_not_this_machine() -> None:
+def test_empty_host_is_refused() -> None:
     with pytest.raises(BootstrapResolutionError, match="there is no host"):
         resolve("", 9092)
 
@@ -66,7 +66,7 @@ def test_canonical_names_are_names_of_the_hosts_addresses() -> None:
 
 
 def test_address_without_reverse_dns_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """glibc gives the address where there is no name, but fails where the DNS does, as many do backwards."""
+    """glibc returns the address itself if there is no name, but fails if the DNS fails, as reverse lookups often do."""
 
     def fail(*_: object) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -76,6 +76,6 @@ def test_address_without_reverse_dns_stands_for_itself(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".\u00e9"])
-def test_canonical_names_of_no_host_name_it(host: str) -> None:
+def test_unresolvable_canonical_name_is_named(host: str) -> None:
     with pytest.raises(BootstrapResolutionError, match=f"{host} cannot be resolved"):
         canonical_names(host)

@@ -1,4 +1,4 @@
-"""Frames out and in."""
+"""Frames that are sent and received."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_error_code_unknown_to_kio_is_kept_and_logged(
 
 
 def places_of_codes(entity: Any) -> Iterator[tuple[Any, str]]:
-    """The fields of an entity that hold an error code, in order, but for those inside tags."""
+    """Return the error code fields of an entity in order, without those inside tags."""
     for declared in dataclasses.fields(entity):
         value = getattr(entity, declared.name)
         if declared.metadata.get("kafka_type") == "error_code":
@@ -168,7 +168,7 @@ def places_of_codes(entity: Any) -> Iterator[tuple[Any, str]]:
 
 @pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
 def test_codes_unknown_to_kio_keep_their_places(api_key: int, version: int) -> None:
-    """Beside codes that it knows, UNKNOWN_SERVER_ERROR among them."""
+    """In addition to known codes, also UNKNOWN_SERVER_ERROR."""
     for seed in range(20):
         random = Random(seed)
         entity = random_entity(response_type(api_key, version), random)
@@ -181,7 +181,7 @@ def test_codes_unknown_to_kio_keep_their_places(api_key: int, version: int) -> N
 
 
 def test_response_with_many_unknown_codes_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Bug: a response of 2 MiB was 69,905 warnings."""
+    """Bug: a response of 2 MiB was logged in 69,905 warnings."""
     partition = struct.pack(">ihqq", 0, 999, 7, -1)
     payload = struct.pack(">iih", 1, 1, 1) + b"t" + struct.pack(">i", 50) + partition * 50 + struct.pack(">i", 0)
     parse_response(request_type(ApiKey.PRODUCE, 3), payload)
@@ -203,7 +203,7 @@ def test_tags_unknown_to_kio_are_skipped_on_every_level() -> None:
 
 
 def test_unknown_error_code_in_a_tag_changes_its_size() -> None:
-    """No response of today holds a code in a tag: the features of ApiVersions stand in, with an unknown tag inside."""
+    """No response has a code in a tag yet: the features of ApiVersions stand in, with an unknown tag inside."""
     feature = varint(3) + b"tv" + struct.pack(">hh", 2, 2) + b"\x01" + varint(40) + varint(1) + b"?"
     content = varint(2) + feature
     tags = b"\x01" + varint(2) + varint(len(content)) + content

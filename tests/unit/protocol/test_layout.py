@@ -1,4 +1,4 @@
-"""The walk before kio reads: it passes all that the schema allows, and stops what kio would not survive."""
+"""The check before kio reads: it accepts all that the schema allows, and refuses what kio would not survive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_valid_message_passes_unedited_to_its_last_byte(api_key: int, vers
         edits: list[Edit] = []
         at = layout_of(entity_type.__header_schema__)(payload, 0, edits)
         assert layout_of(entity_type)(payload, at, edits) == len(payload)
-        assert {edit.code for edit in edits} <= {-1}, "UNKNOWN_SERVER_ERROR, noted and left as it is"
+        assert {edit.code for edit in edits} <= {-1}, "UNKNOWN_SERVER_ERROR is noted and not changed"
         assert apply_edits(payload, edits) == payload
         assert entity_reader(entity_type)(payload, at) == (entity, len(payload) - at)
 
@@ -73,7 +73,7 @@ def test_count_below_null_is_refused() -> None:
 
 @pytest.mark.parametrize(("sent_ms", "read_ms"), [(-1, 0), (0, 0), (1_700_000_000_123, 1_700_000_000_123)])
 def test_missing_time_is_read_as_the_epoch(sent_ms: int, read_ms: int) -> None:
-    """A transaction that was never begun has no start time; kio takes no negative one."""
+    """A transaction that never began has no start time, and kio takes no negative one."""
     state = b"\0\0" + b"\x02t" + b"\x06Empty" + struct.pack(">iqqh", 60_000, sent_ms, 7, 3) + b"\x01\0"
     payload = struct.pack(">i", 9) + b"\0" + struct.pack(">i", 0) + b"\x03" + state * 2 + b"\0"
     _, response = parse_response(request_type(65, 0), payload)

@@ -1,4 +1,4 @@
-"""The Produce request that is written without kio, held against what kio writes."""
+"""The Produce request that is written without kio, compared with that of kio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every request in every version it claims, read back by kio."""
+"""Every request in every version that it supports, read back by kio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version to use with a node, and the release that brought a version, against what brokers of some releases say."""
+"""The version to use with a node, and the release that introduced a version, compared with brokers of some releases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_highest_common_version_is_used() -> None:
     assert versions_of({0: (3, 3)}).usable_version(ProduceRequest(-1, 1, {})) == 3
 
 
-def test_requests_own_limits_count() -> None:
+def test_limits_of_the_request_count() -> None:
     assert versions_of({26: (0, 5)}).usable_version(EndTxnRequest("t", 1, 1, True, transaction_version=1)) == 4
     with pytest.raises(UnsupportedVersionError, match=r"speaks versions 0 to 5 of PRODUCE.* needs versions 7 to 12"):
         versions_of({0: (0, 5)}).usable_version(ProduceRequest(-1, 1, {}, has_zstd=True))

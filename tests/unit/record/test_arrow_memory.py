@@ -1,4 +1,4 @@
-"""Where the memory of what is sent comes from: a pool that keeps little of what was freed."""
+"""The memory of what is sent: a pool that keeps little of the freed memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from spark_kafka_sink.record.arrow import LARGE_RECORD, SENT_POOL, pool_for
 from spark_kafka_sink.record.codecs import codec_for
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""The names of malloc.h."""
+"""The names in malloc.h."""
 
 
 def test_zstd_batch_is_in_the_pool_for_sent_batches() -> None:
     assert SENT_POOL is not None, "the wheels of pyarrow for Linux have jemalloc"
-    gc.collect()  # what other tests left to it goes now, not between two looks
+    gc.collect()  # memory of other tests goes now, not between two measurements
     plain = memoryview(os.urandom(200_000))
     default = pa.default_memory_pool().bytes_allocated()
     before = SENT_POOL.bytes_allocated()

@@ -1,4 +1,4 @@
-"""Python values as Arrow arrays: what pyarrow itself makes of them is the second opinion."""
+"""Python values as Arrow arrays, compared with those of pyarrow itself."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ENCODERS = {"numpy": encode_by_numpy} | ({"kernel": encode_by_kernel} if has_ker
 
 @pytest.fixture(scope="module", params=ENCODERS, autouse=True)
 def encoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test of this file by the compiled kernel and by its twin."""
+    """Run every test of this file with the compiled kernel and with its twin."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_module, "encode_runs", ENCODERS[request.param])
         yield
@@ -50,7 +50,7 @@ def bytes_of(chunks: list[memoryview], count: int, base_timestamp_ms: int, max_t
 
 
 def with_last_offset_delta(data: bytes, delta: int) -> bytes:
-    """The batch with this last offset delta: for records that others were to stand before."""
+    """Return the batch with this last offset delta, as if other records stood before."""
     covered = data[21:23] + delta.to_bytes(4, "big") + data[27:]
     return data[:17] + crc32c(covered).to_bytes(4, "big") + covered
 
@@ -113,7 +113,7 @@ def test_bound_of_a_block_covers_the_bounds_of_rows(nulls: bool) -> None:
         columns = RecordColumns.from_rows(contents, contents, some_headers)
         for part in (columns, columns.slice(7, 11), columns.slice(0, 0)):
             assert columns_size_upper_bound(part) == int(record_size_upper_bounds(part).sum())
-    # Bytes under a null are counted: that is the price of not looking at each row.
+    # Bytes under a null are counted, because no row is read for the bound.
     offsets = pa.py_buffer(np.array([0, 5, 9], np.int32))
     column = pa.BinaryArray.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x01"), offsets, pa.py_buffer(b"firstjunk")])
     columns = RecordColumns(column)
@@ -137,7 +137,7 @@ def test_only_records_near_the_limit_are_measured_exactly() -> None:
         near = Block(columns, 0, NOW, max(exact))
         assert near.largest_record == max(exact)
         assert [near.size(row, row + 1) for row in range(len(exact))] == exact
-        encoded_runs(near, [(0, near.num_rows, 0, 0)])  # there is room
+        encoded_runs(near, [(0, near.num_rows, 0, 0)])  # raises unless there is room
         far = Block(columns, 0, NOW, 2**31)
         assert [far.size(row, row + 1) for row in range(len(exact))] == record_size_upper_bounds(columns).tolist()
 

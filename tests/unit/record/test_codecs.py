@@ -69,7 +69,7 @@ def test_truncated_or_longer_bytes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["snappy", "lz4"])
-def test_no_bytes_at_all_are_refused(name: str) -> None:
+def test_empty_bytes_are_refused(name: str) -> None:
     with pytest.raises(CorruptBatchError, match=f"do not decompress as {name}"):
         codec_for(name).decompress(b"", 100)
 
@@ -158,7 +158,7 @@ def test_wrong_setting_is_refused_by_name(name: str, level: int | None, message:
         codec_for(name, level)
 
 
-def test_ids_are_kafkas() -> None:
+def test_codec_ids_are_those_of_kafka() -> None:
     assert [codec_by_id(codec_id).name for codec_id in range(5)] == ["none", *COMPRESSING]
     assert all(codec_for(name).id == codec_id for codec_id, name in enumerate(["none", *COMPRESSING]))
     with pytest.raises(CorruptBatchError, match="compression codec 5"):
@@ -170,7 +170,7 @@ def test_codec_pickles() -> None:
 
 
 def test_gzip_stream_of_many_members_is_refused() -> None:
-    """Bug: each member cost a copy of what followed it: 3.3 s for 2 MiB of empty members."""
+    """Bug: each member cost a copy of the rest: 3.3 s for 2 MiB of empty members."""
     codec = codec_for("gzip")
     member = bytes(codec.compress([b"a"]))
     assert codec.decompress(member * 64, 1_000) == b"a" * 64

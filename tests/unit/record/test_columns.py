@@ -126,7 +126,7 @@ def test_column_of_another_length_is_refused_with_its_name(column: str) -> None:
 
 
 def large_column(*ends: int) -> pa.LargeBinaryArray:
-    """Rows that end at these bytes of a buffer that is never touched, so that it takes address space only."""
+    """Return rows that end at these bytes of a buffer that is never touched, so it takes only address space."""
     offsets = pa.py_buffer(np.array([0, *ends], np.int64))
     data = pa.py_buffer(np.zeros(ends[-1], np.uint8))
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, offsets, data])
@@ -160,11 +160,11 @@ def test_small_slice_far_into_a_large_column_is_accepted() -> None:
 
 def test_small_slice_far_into_a_fixed_size_column_is_accepted() -> None:
     row = 2**27 - 1
-    data = np.zeros(16 * (row + 2), np.uint8)  # of which one page is touched
+    data = np.zeros(16 * (row + 2), np.uint8)  # only one page of it is touched
     data[-16:] = 7
     column = pa.Array.from_buffers(pa.binary(16), row + 2, [None, pa.py_buffer(data)])
     made = RecordColumns(column.slice(row)).value
-    assert value_offsets(made).tolist() == [0, 16, 32]  # looked at first: offsets that wrapped are a crash
+    assert value_offsets(made).tolist() == [0, 16, 32]  # checked first, because wrapped offsets are a crash
     assert made.to_pylist() == [bytes(16), b"\7" * 16]
 
 
@@ -194,7 +194,7 @@ def test_headers_of_any_layout_become_lists_without_nulls() -> None:
 
 @pytest.mark.parametrize("of_lists", [pa.list_, pa.large_list])
 def test_chunks_of_headers_need_not_fit_into_one_dictionary(of_lists: Any) -> None:
-    """Bug: 200 headers, or two with a null among them, were said to hold more than 2147483647 bytes."""
+    """Bug: 200 headers, or two with a null between them, were refused as more than 2147483647 bytes."""
 
     def chunk(first: int) -> pa.Array:
         indices = pa.array(range(100), pa.int8())
@@ -212,7 +212,7 @@ def test_chunks_of_headers_need_not_fit_into_one_dictionary(of_lists: Any) -> No
 
 @pytest.mark.parametrize("data_type", [*STRING_TYPES, *BINARY_TYPES, pa.binary(2)], ids=str)
 def test_dictionaries_of_chunks_of_headers_have_any_layout(data_type: pa.DataType) -> None:
-    """Bug: of views it was ArrowNotImplementedError, for Arrow has no cast from such a dictionary."""
+    """Bug: views raised ArrowNotImplementedError, because Arrow has no cast from such a dictionary."""
     entries = pa.array([b"aa", b"bb"], data_type if data_type == pa.binary(2) else pa.binary()).cast(data_type)
     texts = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), entries)
     chunk = pa.ListArray.from_arrays(
@@ -225,7 +225,7 @@ def test_dictionaries_of_chunks_of_headers_have_any_layout(data_type: pa.DataTyp
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_dictionary_headers_above_2_gib_are_refused_by_name(chunks: int) -> None:
-    """Bug: it was a bare ArrowInvalid, after 2 GiB had been written."""
+    """Bug: it was a plain ArrowInvalid, after 2 GiB had been written."""
     indices = pa.array(np.zeros(2048, np.int32))
     texts = pa.DictionaryArray.from_arrays(indices, pa.array([bytes(1 << 20)], pa.binary()))
     chunk = pa.ListArray.from_arrays(
@@ -263,7 +263,7 @@ def test_header_without_a_key_is_refused_in_the_final_layout() -> None:
     array = pa.array([[{"key": b"a", "value": b""}], [{"key": None, "value": b""}], []], arrow_header_type())
     with pytest.raises(SerializationError, match="Row 1"):
         columns(headers=array)
-    fields = [pa.array([b"a", b"b"]), pa.array([b"1", b"2"])]  # a null header may stand on a name
+    fields = [pa.array([b"a", b"b"]), pa.array([b"1", b"2"])]  # a null header may have a key
     structs = pa.StructArray.from_arrays(fields, ["key", "value"], mask=pa.array([False, True]))
     with pytest.raises(SerializationError, match="Row 2"):
         columns(headers=pa.ListArray.from_arrays(pa.array([0, 1, 1, 2], pa.int32()), structs))
@@ -273,7 +273,7 @@ def test_header_without_a_key_is_refused_in_the_final_layout() -> None:
 def test_header_key_beyond_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
     names = [b"\xfe", b"b", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
     keys = pa.array(names, pa.binary())
-    if pa.types.is_string(key_type):  # as Spark may hand it over: its strings are not looked at
+    if pa.types.is_string(key_type):  # as Spark may pass it: its strings are not checked
         keys = pa.StringArray.from_buffers(len(keys), *keys.buffers()[1:])
     else:
         keys = keys.cast(key_type)
@@ -284,7 +284,7 @@ def test_header_key_beyond_utf_8_is_refused_with_its_row(key_type: pa.DataType) 
     ):
         RecordColumns(pa.array([b"v"] * 5), headers=array.slice(1))
     assert columns(headers=array.slice(1, 3)).headers.to_pylist()[0] == [{"key": "größe".encode(), "value": b"1"}]
-    with pytest.raises(SerializationError, match="Row 0 "):  # half a letter, which with its neighbour's half is whole
+    with pytest.raises(SerializationError, match="Row 0 "):  # half a character, valid only with its neighbour's half
         columns(
             headers=pa.array(
                 [[{"key": b"\xc3", "value": b""}, {"key": b"\x9f", "value": b""}]] * 3, arrow_header_type()
@@ -345,7 +345,7 @@ def test_headers_above_32_bit_offsets_are_refused_by_name() -> None:
 
 
 def test_headers_of_no_rows_need_no_offsets() -> None:
-    """As empty lists come from other Arrow libraries."""
+    """Other Arrow libraries make empty lists like this."""
     final = RecordColumns(pa.array([b"v"]), headers=pa.array([[]], HEADER_TYPE)).headers.type
     column = pa.Array.from_buffers(final, 0, [None, pa.py_buffer(b"")], children=[pa.array([], final.value_type)])
     made = RecordColumns(pa.array([], pa.binary()), headers=column)

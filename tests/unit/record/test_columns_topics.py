@@ -1,4 +1,4 @@
-"""Rows of many topics, brought together."""
+"""Rows of many topics, grouped by topic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_null_topic_is_refused_with_the_given_text() -> None:
 
 @pytest.mark.parametrize("others", [[], [b"orders"]])
 def test_topic_that_is_not_utf_8_becomes_an_impossible_name(others: list[bytes]) -> None:
-    """Spark takes any bytes for a string; the producer refuses the name as it does any that is not valid."""
+    """Spark accepts any bytes as a string. The producer refuses the name like any other invalid name."""
     names = [b"\xffa", *others]
     topics = pa.array(names, pa.binary()).view(pa.string())
     columns = RecordColumns(pa.array(names, pa.binary()))

@@ -22,7 +22,7 @@ def batch_bytes(values: list[bytes | None], codec: str = "none", base_offset: in
 
 
 def with_records(body: bytes, count: int, last_delta: int | None = None, attributes: int = 0) -> bytes:
-    """A batch of these bytes with a true length and checksum, whatever the bytes are."""
+    """Return a batch of any bytes with a valid length and checksum."""
     last_delta = count - 1 if last_delta is None else last_delta
     covered = struct.pack(">hiqqqhii", attributes, last_delta, 0, 0, -1, -1, -1, count) + body
     return struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered
@@ -133,12 +133,9 @@ def test_records_that_contradict_the_header_are_refused(body: bytes, count: int,
     refused(with_records(body, count, last_delta=0), message)
 
 
-def test_unknown_codec_is_refused() -> None:
-    refused(with_records(RECORD, 1, attributes=6), "compression codec 6")
-
-
-def test_records_that_do_not_decompress_are_refused() -> None:
-    refused(with_records(RECORD, 1, attributes=4), "do not decompress as zstd")
+@pytest.mark.parametrize(("codec", "message"), [(6, "compression codec 6"), (4, "do not decompress as zstd")])
+def test_unknown_codec_or_undecodable_records_are_refused(codec: int, message: str) -> None:
+    refused(with_records(RECORD, 1, attributes=codec), message)
 
 
 def test_count_is_checked_against_the_decompressed_bytes() -> None:
@@ -182,7 +179,9 @@ def test_changed_batch_with_valid_checksum_decodes_or_is_corrupt() -> None:
 
 @pytest.mark.parametrize(("records", "headers"), [(11, ()), (1, (10,)), (5, (6,)), (5, (3, 3))])
 def test_more_objects_than_are_read_are_refused(records: int, headers: tuple[int, ...]) -> None:
-    """Bug: a compressed batch of 51 KB became 612 MB of records. `headers`: of the first records, one number each."""
+    """Bug: a compressed batch of 51 KB became 612 MB of records. `headers`: the number of headers of each of the first
+    records.
+    """
     some: list[list[tuple[str, bytes | None]]] = [[] for _ in range(records)]
     for index, count in enumerate(headers):
         some[index] = [("h", None)] * count

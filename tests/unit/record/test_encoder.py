@@ -108,7 +108,7 @@ def test_few_rows_of_text_without_keys_encode_like_columns() -> None:
 def test_short_lengths_are_written_as_bytes_and_not_packed() -> None:
     made = to_binary(varint_fields(zigzag(np.array([-1, 0, 5, 63]))), 4)
     assert made.to_pylist() == [b"\1", b"\0", b"\x0a", b"\x7e"]
-    assert made.buffers()[2].size == 4, "packed words have room behind them"
+    assert made.buffers()[2].size == 4, "packed words have space behind them"
     assert to_binary(varint_fields(zigzag(np.array([5, 64]))), 2).to_pylist() == [b"\x0a", b"\x80\1"]
     assert to_binary([MINUS_ONE], 2).to_pylist() == [b"\1", b"\1"]
 

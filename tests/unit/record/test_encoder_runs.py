@@ -1,5 +1,5 @@
-"""The compiled kernel against its numpy twin, and against what must never reach it. Without a C compiler there is no
-kernel, and nothing to compare.
+"""The compiled kernel compared with its numpy twin, and with input that must never reach it. Without a C compiler there
+is no kernel, and these tests check nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def some(rng: random.Random, rows: int, longest: int, nulls: float) -> list[byte
 
 
 def table_of(rng: random.Random, rows: int) -> Int64Array:
-    """Runs with gaps, of any base offset and time."""
+    """Return runs with gaps, of any base offset and time."""
     bounds = sorted(rng.sample(range(rows + 1), min(rows + 1, 2 * rng.randint(1, 4))))
     pairs = list(zip(bounds[::2], bounds[1::2], strict=False))
     return np.array(
@@ -138,7 +138,7 @@ def runs(*rows: tuple[int, int, int, int]) -> Int64Array:
         pytest.param(
             RunInput(values(b"a", b"b"), np.array([0], np.intp), None, NOW, 300), runs((0, 2, 0, NOW)), id="short order"
         ),
-        *(  # the kernel looks at the rows of the next places before it comes to them
+        *(  # the kernel reads the rows of the next places in advance
             pytest.param(
                 RunInput(values(*[b"a"] * 10), np.array([*range(9), far], np.intp), None, NOW, 900),
                 runs((0, 10, 0, NOW)),
@@ -186,7 +186,7 @@ GIVEN: dict[str, Any] = {
 
 
 def call_kernel(given: dict[str, Any], out: Any) -> Any:
-    """Eight rows, of which the first has its bit behind another row's."""
+    """Return eight rows. The null bit of the first one stands behind another row's."""
     offsets = [given[f"{column} offsets"] for column in ("key", "value", "header")]
     return KERNEL.encode(
         ROWS,
@@ -226,7 +226,7 @@ COLUMN = (np.arange(ROWS + 1, dtype=np.int32), b"abcdefgh")
 def test_rows_whose_bytes_overflow_are_refused_before_a_read(
     rows: int, run: tuple[int, int, int, int], order: Any, valid_from: int, is_key: bool
 ) -> None:
-    """Bug: counted in bytes they came out small, or below nothing, and what lies outside of a buffer was read."""
+    """Bug: their size in bytes was small or negative, so bytes outside of a buffer were read."""
     if not has_kernel():
         return
     odd = (*COLUMN, np.full(ROWS, 255, np.uint8)[4:], valid_from)
@@ -259,7 +259,7 @@ NONE = (None, None, None, 0)
 
 
 def test_offsets_changed_during_the_call_do_no_harm() -> None:
-    """The room for the records is also the values' offsets. Bug: they were read again after their check, and bytes
+    """The buffer for the records is also that of the offsets. Bug: they were read again after the check, and bytes
     behind the values were copied.
     """
     if not has_kernel():
@@ -287,7 +287,7 @@ def test_offsets_changed_during_the_call_do_no_harm() -> None:
 
 
 def test_runs_changed_during_the_call_do_no_harm() -> None:
-    """The room for the records is also the table of runs. Bug: places behind the last row were read."""
+    """The buffer for the records is also the table of runs. Bug: places behind the last row were read."""
     if not has_kernel():
         return
     room = bytearray(4_000)
@@ -301,7 +301,7 @@ def test_runs_changed_during_the_call_do_no_harm() -> None:
 
 
 def test_buffers_at_odd_addresses_give_the_same_bytes() -> None:
-    """Bug: numbers were read as if their addresses were multiples of their size, which some processors need."""
+    """Bug: numbers were read as if they were aligned, which some processors need."""
     if not has_kernel():
         return
 
@@ -323,7 +323,7 @@ def test_buffers_at_odd_addresses_give_the_same_bytes() -> None:
 
 
 def test_base_offset_past_the_last_one_wraps() -> None:
-    """Bug: the sum was signed, which C leaves undefined."""
+    """Bug: the sum was signed, and its overflow is undefined in C."""
     if not has_kernel():
         return
     last = np.iinfo(np.int64).max

@@ -54,7 +54,7 @@ def columns_of(rows: list[Record]) -> RecordColumns:
 
 
 def total(rows: list[Record]) -> int:
-    """As the tasks of a batch make it: topic by topic."""
+    """As the tasks of a batch compute it: topic by topic."""
     by_topic: dict[str, list[Record]] = {}
     for row in rows:
         by_topic.setdefault(row.topic, []).append(row)
@@ -193,7 +193,7 @@ def test_offsets_beyond_the_bytes_are_an_error() -> None:
 
 
 def test_fingerprint_of_known_rows_never_changes() -> None:
-    """Decisions in Kafka hold it: another number would stop every query that was decided by an older release."""
+    """Decisions in Kafka contain it: another value would stop every query that an older release decided."""
     rows = [
         Record("orders", b"value of more than eight bytes", b"key", (("a", b"1"), ("b", None)), 1_700_000_000_000, 3),
         Record("orders", None),
@@ -233,7 +233,7 @@ def test_kernel_accepts_missing_data_and_validity() -> None:
     KERNEL.fingerprint(np.zeros(4, np.int32), None, None, 0, 9, sums)
     assert sums.tolist() == [hash_of(b"", 9)] * 3
     KERNEL.fingerprint(np.full(4, 99, np.int32), None, b"\0", 0, 9, sums)
-    assert sums.tolist() == [(hash_of(b"", 9) + hash_of(None, 9)) & MASK] * 3, "a null's offsets are not read"
+    assert sums.tolist() == [(hash_of(b"", 9) + hash_of(None, 9)) & MASK] * 3, "offsets of a null are not read"
     KERNEL.fingerprint(np.zeros(1, np.int32), None, None, 0, 9, None)
 
 

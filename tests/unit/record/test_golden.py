@@ -1,4 +1,4 @@
-"""Our bytes and the Java client's, for the same input."""
+"""Our bytes compared with those of the Java client, for the same input."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_compressed_batch_has_javas_records_byte_for_byte(entry: dict[str, Any])
     codec = codec_for(entry["codec"])
     ours, javas = sealed(entry), bytes.fromhex(entry["batch"])
     assert codec.decompress(ours[61:], 1 << 20) == codec.decompress(javas[61:], 1 << 20)
-    # All of the header but length and checksum, which depend on the compressed bytes.
+    # Compare the header except length and checksum, which depend on the compressed bytes.
     assert ours[:8] == javas[:8]
     assert ours[12:17] == javas[12:17]
     assert ours[21:61] == javas[21:61]

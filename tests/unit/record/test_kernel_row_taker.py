@@ -1,4 +1,4 @@
-"""The kernel's way of taking rows: what it takes, what it leaves, and rows that try to do harm."""
+"""How the kernel takes rows: which rows it takes, which it leaves, and rows that try to do harm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADER_BYTES = 32
 
 
 class R(tuple[Any, ...]):
-    """A row, as PySpark's is."""
+    """A row like that of PySpark."""
 
     __fields__: Any
 
@@ -41,7 +41,7 @@ def row(names: Any, *cells: Any) -> R:
 
 
 class Columns:
-    """Lists for a value, a key, a partition and headers, with a taker into them."""
+    """Lists for values, keys, partitions and headers, with a taker that fills them."""
 
     def __init__(self, names: tuple[Any, ...] = ("key", "value"), rows: int = MANY, size: int = MANY) -> None:
         self.value: list[Any] = []
@@ -75,7 +75,7 @@ NAMES = ["key", "value"]
 
 
 def leaves(given: Any, names: tuple[Any, ...] = ("key", "value")) -> bool:
-    """Whether a row is left to the caller, by both ways, with nothing of it in a column."""
+    """Return whether both ways leave a row to the caller without a part of it in a column."""
     columns = Columns(names)
     rest = columns.take([given])
     assert rest is None or rest[0] is given
@@ -217,7 +217,7 @@ def test_value_without_names_is_not_taken(given: Any) -> None:
 
 
 def test_row_of_a_subclass_is_not_taken() -> None:
-    """It may show other names or cells than it holds."""
+    """Its names or cells may differ from its contents."""
     given = Row2(["k", "v"])
     given.__fields__ = NAMES
     assert leaves(given)
@@ -340,7 +340,7 @@ def test_error_of_the_iterator_passes_and_keeps_the_rows_before() -> None:
 
 
 @pytest.mark.parametrize("given", [[], (), None, 5, object()], ids=repr)
-def test_rows_that_are_no_iterator_are_a_type_error(given: Any) -> None:
+def test_rows_without_an_iterator_raise_type_error(given: Any) -> None:
     with pytest.raises(TypeError, match="iterator"):
         Columns().taker.take(given, 1, 1)
 
@@ -371,7 +371,7 @@ def test_names_that_raise_skip_the_row_or_pass_the_error(error: Exception) -> No
 
 
 class Lookalike:
-    """A key of a dict that lies where a text would, and acts when it is compared."""
+    """A key of a dict in the place of a text, with its own comparison."""
 
     def __init__(self, text: str, act: Any) -> None:
         self.text, self.act = text, act
@@ -385,7 +385,7 @@ class Lookalike:
 
 
 @pytest.mark.parametrize("text", ["key", "value"])
-def test_error_of_a_header_key_is_raised_and_nothing_stays(text: str) -> None:
+def test_error_of_a_header_key_leaves_no_row(text: str) -> None:
     other = "key" if text == "value" else "other"
     lookalike: dict[Any, Any] = {other: "a", Lookalike(text, raising(HarmError())): 1}
     columns = Columns(("value", "key", "headers"))
@@ -517,7 +517,7 @@ def test_wrong_arguments_of_a_taker_are_refused(arguments: Any) -> None:
         RowTaker(R, ("key",), (), 1, 1, header_bytes=1)
 
 
-def test_every_object_is_given_back() -> None:
+def test_every_reference_is_released() -> None:
     text, number = "text " * 10, 10**20
     names = ["key", "value", "headers", "partition"]
     headers = [("a" * 50, text), ["b" * 50, text], {"key": text, "value": text}, row(["value", "key"], text, text)]

@@ -1,7 +1,5 @@
-"""Much of pyarrow imports pandas where that is installed, 40 MB in each of Spark's workers: nothing of it is on the
-paths of a task.
-
-Each test runs in a process of its own, because one import anywhere in this one would stay.
+"""Much of pyarrow imports pandas if it is installed, 40 MB in each of Spark's workers. A task must not reach it. Each
+test runs in its own process, because one import anywhere in this process would stay.
 """
 
 from __future__ import annotations
@@ -125,8 +123,8 @@ def imports_pandas(code: str, stdin: bytes = b"") -> bool:
 
 
 def arrow_stream() -> bytes:
-    """Batches as Spark sends them, every column with nulls."""
-    import pyarrow as pa  # here, as what it imports must not matter to the other tests
+    """Return batches as Spark sends them, with nulls in every column."""
+    import pyarrow as pa  # imported here, so that its imports do not affect the other tests
 
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     count = 500

@@ -1,4 +1,4 @@
-"""The partition of a row: its own, that of its key by murmur2 (by the kernel and by its twin), or any."""
+"""The partition of a row: given, of its key by murmur2 (by the kernel and by its twin), or any."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(keys: list[bytes]) -> list[int]:
 
 @pytest.fixture(params=HASHERS)
 def hashes_of(request: pytest.FixtureRequest) -> HashesOf:
-    """The hashes of a column, by the kernel and by its twin."""
+    """Return the hashes of a column, by the kernel and by its twin."""
 
     def hashes(column: pa.Array | pa.ChunkedArray) -> list[int]:
         found: list[int] = request.param(as_binary(combine(column, "key"), "key")).view(np.int32).tolist()
@@ -49,7 +49,7 @@ def hashes_of(request: pytest.FixtureRequest) -> HashesOf:
 
 
 def test_kernel_hashes_if_it_is_loaded() -> None:
-    """With its twin keys of 20 to 200 bytes took 0.3 us of a row's 0.4 until it is encoded."""
+    """The twin took 0.3 us of the 0.4 us until a row was encoded, for keys of 20 to 200 bytes."""
     expected_one = hash_by_kernel if has_kernel() else hash_by_numpy
     assert import_module("spark_kafka_sink.record.partitioning")._hash is expected_one
 
@@ -90,7 +90,7 @@ def test_keys_above_2_gib_when_padded_are_not_padded(monkeypatch: pytest.MonkeyP
     data = pa.py_buffer(np.zeros(int(offsets[-1]), np.uint8))  # 442 MB of address space, never touched
     keys = pa.BinaryArray.from_buffers(pa.binary(), 27_000, [None, pa.py_buffer(offsets), data])
     hashes = np.full(27_000, 7, np.uint32)
-    monkeypatch.setattr("spark_kafka_sink.record.partitioning._hash_uneven", lambda *_: hashes)  # seconds of work
+    monkeypatch.setattr("spark_kafka_sink.record.partitioning._hash_uneven", lambda *_: hashes)  # it would take seconds
     assert hash_by_numpy(keys).tolist() == hashes.tolist()
 
 
@@ -113,7 +113,7 @@ def test_every_layout_of_strings_hashes_to_the_same(hashes_of: HashesOf) -> None
 def test_null_does_not_change_the_hashes_around_it(hashes_of: HashesOf) -> None:
     hashes = hashes_of(pa.array([b"first", None, b"third key"], pa.binary()))
     assert (hashes[0], hashes[2]) == (murmur2(b"first"), murmur2(b"third key"))
-    # The null's slot may even hold bytes.
+    # The slot of a null may even have bytes.
     offsets = pa.py_buffer(np.array([0, 5, 9, 14], np.int32))
     column = pa.BinaryArray.from_buffers(
         pa.binary(), 3, [pa.py_buffer(b"\x05"), offsets, pa.py_buffer(b"firstjunkthird")]

@@ -1,4 +1,4 @@
-"""Varints of one number, and of whole columns, at every number where their width changes."""
+"""Varints of single numbers and of whole columns, for every number where their width changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EDGES = sorted(
 
 
 def expected(number: int) -> bytes:
-    """As the protocol describes it, seven bits at a time."""
+    """As the protocol describes varints, seven bits at a time."""
     left = 2 * number if number >= 0 else -2 * number - 1
     septets = [left >> shift & 0x7F for shift in range(0, max(1, left.bit_length()), 7)]
     return bytes(0x80 | septet for septet in septets[:-1]) + bytes(septets[-1:])
@@ -48,7 +48,7 @@ def test_columns_at_every_width(width: int) -> None:
     column = np.array(numbers, np.int64)
     fields = varint_fields(zigzag(column))
     assert to_binary(fields, len(numbers)).to_pylist() == [expected(number) for number in numbers]
-    assert sum(field.max_width for field in fields) == width, "room for more bytes than there are makes more words"
+    assert sum(field.max_width for field in fields) == width, "space for more bytes than needed makes more words"
     assert np.broadcast_to(total_width(fields), len(numbers)).tolist() == [len(expected(each)) for each in numbers]
     assert varint_widths(column).tolist() == [len(expected(number)) for number in numbers]
 

@@ -1,4 +1,4 @@
-"""The frames of a login: their order, what each refusal becomes, slow steps, and when a session is renewed."""
+"""The frames of a login: their order, the error of each refusal, slow steps, and when a session is renewed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Answer = bytes | None | Exception
 
 
 class Mechanism:
-    """Answers as it was told to."""
+    """Gives `answers` in order. Raises those that are exceptions."""
 
     name: ClassVar[str] = "TEST"
     is_slow: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class SlowMechanism(Mechanism):
 
 
 class LaterStep:
-    """A step that ends when the test says so."""
+    """A step that ends when the test calls `finish`."""
 
     def __init__(self, run: Callable[[], Any], on_done: Callable[[], None]) -> None:
         self.run = run
@@ -79,7 +79,7 @@ class LaterStep:
 
 
 class Rig:
-    """An authenticator and the node's side of it."""
+    """An authenticator, and the requests and responses of its node."""
 
     def __init__(self, *mechanisms: Mechanism, seed: int = 1) -> None:
         self.mechanisms = list(mechanisms)
@@ -89,7 +89,7 @@ class Rig:
             "Node 7 at there:1", lambda: self.mechanisms.pop(0), "client", random.Random(seed), self._later, self._wake
         )
         self.asked: list[tuple[int, int, int]] = []
-        """(api key, version, correlation id) of every request."""
+        """(api key, version, correlation id) of each request."""
 
     def _later(self, run: Callable[[], Any], on_done: Callable[[], None]) -> LaterStep:
         self.steps.append(LaterStep(run, on_done))
@@ -103,7 +103,7 @@ class Rig:
         assert frame is not None
         data = b"".join(frame)
         self.asked.append(struct.unpack_from(">hhi", data, 4))
-        assert data[12:20] == struct.pack(">h", 6) + b"client", "every request of a login has the client.id"
+        assert data[12:20] == struct.pack(">h", 6) + b"client", "each request of a login has the client.id"
         return data
 
     def answer(self, now_ms: int = 0, **values: Any) -> None:
@@ -122,7 +122,7 @@ class Rig:
         self.answer(now_ms, auth_bytes=message, **values)
 
 
-def test_versions_then_the_mechanism_then_its_messages() -> None:
+def test_login_sends_versions_mechanism_and_messages() -> None:
     mechanism = Mechanism([b"one", b"two", None])
     rig = Rig(mechanism)
     rig.shake_hands()
@@ -165,7 +165,7 @@ def test_renewal_asks_for_no_versions_and_uses_a_new_mechanism() -> None:
     assert b"again" in rig.take()
     rig.say()
     assert rig.authenticator.is_complete
-    assert not rig.authenticator.is_due(2**62), "the session without end is the one that holds"
+    assert not rig.authenticator.is_due(2**62), "the last session counts, and it has no end"
     assert [asked[0] for asked in rig.asked][3:] == [ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
 
 
@@ -342,7 +342,7 @@ def test_node_without_the_framed_exchange_gets_no_message() -> None:
     assert rig.authenticator.take_outgoing() is None
 
 
-def test_versions_that_are_refused() -> None:
+def test_refused_versions_request_raises() -> None:
     rig = Rig(Mechanism([b"one"]))
     rig.authenticator.begin()
     rig.take()
@@ -350,7 +350,7 @@ def test_versions_that_are_refused() -> None:
         rig.answer(error_code=ErrorCode.not_controller)
 
 
-def test_another_id_and_an_answer_to_nothing() -> None:
+def test_answer_with_another_id_or_without_request_raises() -> None:
     rig = Rig(Mechanism([b"one", None]))
     rig.authenticator.begin()
     rig.take()
@@ -380,7 +380,7 @@ def test_slow_step_runs_beside_and_is_awaited() -> None:
     rig.authenticator.advance(0)
     assert b"one" in rig.take()
     rig.authenticator.advance(0)
-    assert rig.authenticator.take_outgoing() is None, "what a step gave is said once"
+    assert rig.authenticator.take_outgoing() is None, "the result of a step is sent once"
     rig.say(session_lifetime=10_000)
     assert not rig.authenticator.is_complete
     rig.steps[1].finish()

@@ -1,4 +1,4 @@
-"""GSSAPI with a context that the test has written: the offer of security layers, and how errors are told."""
+"""GSSAPI with a scripted context: the offer of security layers, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
 
 @dataclass
 class Context:
-    """Complete after `rounds` tokens; wraps by putting W before."""
+    """Complete after `rounds` tokens. It wraps by putting W in front."""
 
     rounds: int = 2
     is_mutual: bool = True
@@ -42,14 +42,14 @@ class Context:
 
 
 class GSSError(Exception):
-    """As the library's own: with a minor code."""
+    """Like the library's own errors: with a minor code."""
 
     def __init__(self, text: str, min_code: int = 1) -> None:
         super().__init__(text)
         self.min_code = min_code
 
 
-def test_tokens_then_no_security_layer() -> None:
+def test_login_ends_without_a_security_layer() -> None:
     context = Context()
     mechanism = GssapiMechanism(lambda: context)
     assert mechanism.respond(b"") == b"token-1"
@@ -62,7 +62,7 @@ def test_tokens_then_no_security_layer() -> None:
 @pytest.mark.parametrize(
     "offer", [b"W\x06\x00\xff\xff", b"W\x00\x00\x00\x00", b"W\x01", b"W\x01\x00\x00\x00\x00", b"W"]
 )
-def test_layer_that_is_asked_for_is_refused(offer: bytes) -> None:
+def test_required_security_layer_is_refused(offer: bytes) -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1))
     mechanism.respond(b"")
     with pytest.raises(SaslAuthenticationError, match="security layer"):
@@ -76,7 +76,7 @@ def test_server_without_proof_is_refused() -> None:
         mechanism.respond(b"W\x01\x00\x00\x00")
 
 
-def test_no_end() -> None:
+def test_exchange_of_more_than_ten_messages_is_refused() -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1000))
     for _ in range(10):
         mechanism.respond(b"x")
@@ -84,7 +84,7 @@ def test_no_end() -> None:
         mechanism.respond(b"x")
 
 
-def test_it_does_not_go_on_after_the_end() -> None:
+def test_message_after_the_end_is_refused() -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1))
     mechanism.respond(b"")
     mechanism.respond(b"W\x01\x00\x00\x00")
@@ -108,7 +108,7 @@ def test_unreachable_kdc_and_replay_errors_are_retriable(text: str, code: int) -
 
 
 class Library(types.ModuleType):
-    """As much of the package gssapi as a login uses, each call written down; what a peer says is upper case here."""
+    """The part of the package gssapi that a login uses. It keeps each call. Messages of the peer are in upper case."""
 
     class RequirementFlag(enum.Flag):
         mutual_authentication = 2
@@ -164,7 +164,9 @@ def test_context_of_the_library_wraps_and_unwraps(monkeypatch: pytest.MonkeyPatc
         (KerberosLogin("kafka", None, "/k", "/t"), None, {"client_keytab": "/k", "ccache": "MEMORY:/k"}),
     ],
 )
-def test_whose_ticket_is_used(monkeypatch: pytest.MonkeyPatch, login: KerberosLogin, name: Any, store: Any) -> None:
+def test_ticket_comes_from_the_configured_credentials(
+    monkeypatch: pytest.MonkeyPatch, login: KerberosLogin, name: Any, store: Any
+) -> None:
     library = Library(has_proof=True)
     monkeypatch.setitem(sys.modules, "gssapi", library)
     login.open_context("host")

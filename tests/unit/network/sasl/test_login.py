@@ -37,7 +37,7 @@ def mechanism(name: str, jaas: str | None = None, servers: str = "localhost:9092
     return mechanism_factory(config, FakeClock(), random.Random(1))("host.example")
 
 
-def test_plain() -> None:
+def test_plain_login_is_made_from_the_settings() -> None:
     made = mechanism("PLAIN", "org.apache.kafka.common.security.plain.PlainLoginModule required username=a password=b;")
     assert made.respond(b"") == b"\0a\0b"
 
@@ -58,7 +58,7 @@ def test_nul_in_a_password_is_refused_before_any_connection() -> None:
 
 @pytest.mark.parametrize("name", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize(("flag", "is_token"), [("", False), ('tokenauth="true"', True), ("tokenauth=false", False)])
-def test_scram(name: str, flag: str, is_token: bool) -> None:
+def test_scram_login_is_made_from_the_settings(name: str, flag: str, is_token: bool) -> None:
     made = mechanism(name, f"ScramLoginModule required username=a password=b {flag};")
     assert made.name == name
     first = made.respond(b"")
@@ -167,7 +167,7 @@ def test_token_endpoint_gets_the_credentials_and_timeouts(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("is_by_jaas", [False, True])
-def test_kerberos_for_the_host_that_is_connected_to(monkeypatch: pytest.MonkeyPatch, is_by_jaas: bool) -> None:
+def test_kerberos_ticket_is_for_the_connected_host(monkeypatch: pytest.MonkeyPatch, is_by_jaas: bool) -> None:
     opened: list[tuple[KerberosLogin, str]] = []
 
     def open_context(login: KerberosLogin, host: str) -> Any:
@@ -197,7 +197,7 @@ def test_auth_extension_is_refused_before_any_connection() -> None:
 
 
 class Signer:
-    """AWS's signer, as far as it is used."""
+    """The part of AWS's signer that is used."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -237,7 +237,7 @@ def signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
         ),
     ],
 )
-def test_msk_by_iam_is_a_signed_token(signer: Signer, jaas: str | None, call: tuple[str, ...]) -> None:
+def test_aws_msk_iam_sends_a_signed_token(signer: Signer, jaas: str | None, call: tuple[str, ...]) -> None:
     made = mechanism("AWS_MSK_IAM", jaas, MSK)
     assert made.name == "OAUTHBEARER"
     assert signer.calls == []
@@ -263,7 +263,7 @@ def test_signer_without_credentials_says_where_to_look(signer: Signer, monkeypat
         ("b-1.x.y.c1.kafka.cn-north-1.amazonaws.com.cn", "cn-north-1"),
     ],
 )
-def test_region_is_in_the_brokers_names(host: str, region: str) -> None:
+def test_region_comes_from_the_names_of_brokers(host: str, region: str) -> None:
     assert region_of(["other.example", host]) == region
 
 
@@ -311,7 +311,7 @@ def test_step_raises_its_error(kind: type[BaseException]) -> None:
 
 
 def test_step_without_a_thread_fails_only_its_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: at a limit of threads the RuntimeError was the whole turn's, and other nodes' answers were lost with it."""
+    """Bug: at a limit of threads the RuntimeError ended the whole turn, and the answers of other nodes were lost."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

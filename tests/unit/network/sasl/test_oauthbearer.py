@@ -51,7 +51,7 @@ def test_extensions_follow_the_token() -> None:
         ("a", "\u00e9"),
     ],
 )
-def test_extensions_that_would_break_out(name: str, value: str) -> None:
+def test_malformed_extension_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="extension"):
         OAuthBearerMechanism(lambda: Secret(TOKEN), {name: value})
 
@@ -112,7 +112,7 @@ CANARY = "canary-secret"
 
 
 class Provider:
-    """Hands out token-1, token-2, ..., each of `life_ms`, or raises."""
+    """Returns token-1, token-2, ..., each valid for `life_ms`, or raises."""
 
     def __init__(self, clock: FakeClock, life_ms: int = HOUR_MS) -> None:
         self.clock = clock
@@ -185,7 +185,7 @@ def test_refresh_time_follows_the_rule(rule: RefreshRule, at_ms: int) -> None:
 
 @pytest.mark.parametrize("life_ms", [300_000, 7 * 60_000])
 def test_expired_token_is_not_returned_for_any_window(provider: Provider, clock: FakeClock, life_ms: int) -> None:
-    """The largest factor and jitter that the settings take are together more than a life."""
+    """The largest allowed factor and jitter add up to more than a lifetime."""
     provider.life_ms = life_ms
     cache = TokenCache(provider, RefreshRule(window_factor=1.0, window_jitter=0.25), clock, random.Random(1))
     assert cache.get().reveal() == "token-1"
@@ -248,7 +248,7 @@ def test_pause_begins_at_the_failure_of_the_provider(cache: TokenCache, provider
 def test_token_that_ends_during_a_failed_fetch_is_not_returned(
     cache: TokenCache, provider: Provider, clock: FakeClock
 ) -> None:
-    """A broker refuses it, and that is final."""
+    """A broker refuses an expired token, and the refusal is final."""
     cache.get()
     provider.error = RetriableError("the endpoint is away")
     provider.takes_ms = 20_000
@@ -279,7 +279,7 @@ def test_foreign_error_shows_only_its_type(
 def test_base_exception_of_a_provider_is_retriable(
     cache: TokenCache, provider: Provider, clock: FakeClock, error: type[BaseException]
 ) -> None:
-    """It would pass through the step and end the Sender's thread, and with it the producer."""
+    """It would end the Sender's thread, and so the producer."""
     provider.error = error(CANARY)
     with pytest.raises(RetriableError, match=f"failed with {error.__name__}"):
         cache.get()

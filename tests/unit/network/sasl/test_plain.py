@@ -1,4 +1,4 @@
-"""PLAIN: the one message, and what must not be put into it."""
+"""PLAIN: its one message, and what the message must not contain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.network.sasl.plain import PlainMechanism
 
 
-def test_name_and_password_between_nuls() -> None:
+def test_message_has_name_and_password_after_nuls() -> None:
     mechanism = PlainMechanism("Jörg", Secret("tanz=a,b"))
     assert mechanism.respond(b"") == b"\0J\xc3\xb6rg\0tanz=a,b"
     assert mechanism.respond(b"") is None
@@ -25,7 +25,7 @@ def test_challenge_is_refused_before_credentials_are_sent() -> None:
     ("username", "password"),
     [("", "canary"), ("user", ""), ("us\0er", "canary"), ("user", "can\0ary"), ("user\0", "canary")],
 )
-def test_fields_that_would_move_their_bounds(username: str, password: str) -> None:
+def test_empty_fields_and_nul_are_refused(username: str, password: str) -> None:
     with pytest.raises(ConfigError, match="PLAIN") as caught:
         PlainMechanism(username, Secret(password))
     assert "canary" not in str(caught.value)

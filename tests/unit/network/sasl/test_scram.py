@@ -1,4 +1,4 @@
-"""SCRAM: the RFCs' own exchanges, and every server that must not be believed."""
+"""SCRAM: the examples of the RFCs, and servers that must be refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HASHES = {ScramSha256Mechanism: "sha256", ScramSha512Mechanism: "sha512"}
 
 
 class ScramSha1Mechanism(ScramSha256Mechanism):
-    """For RFC 5802's example alone."""
+    """Only for the example of RFC 5802."""
 
     name: ClassVar[str] = "SCRAM-SHA-1"
     _hash: ClassVar[str] = "sha1"
@@ -203,7 +203,7 @@ def test_invalid_final_server_message_is_refused(server_final: str, why: str) ->
 
 
 def test_signature_of_another_exchange_is_refused() -> None:
-    """A man in the middle who has heard one exchange cannot play it again."""
+    """A man in the middle who has recorded one exchange cannot replay it."""
     heard = ScramServer("sha256", {"user": PASSWORD})
     first = client(nonce="one")
     proof = servers_proof(first, heard)
